@@ -26,13 +26,13 @@ from fedshift.data.fingerprint import scan_fingerprint
 from fedshift.data.prepared import image_files, read_images, read_labels
 from fedshift.data.scans import read_scan
 from fedshift.federation.reference import reference_of
-from fedshift.federation.survey.merge import merge
-from fedshift.inference.drift.compare import FALSE_ALARMS, Compared, judged, limits
 from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
 from fedshift.inference.segment import outline
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reference import Reference
+from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, judged, limits
+from fedshift_survey.merge import merge
 
 RESULTS = Path(__file__).parent / "results" / "drift"
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedshift.reporting.comparison.leaderboard import Leaderboard, make_leaderboard, not_ranked
-from fedshift.reporting.comparison.leaderboard_tables import notes, p_text, table_lines
-from fedshift.reporting.comparison.rank_figure import rank_svg
-from fedshift.reporting.comparison.ranks import ALPHA
-from fedshift.reporting.comparison.record import FILE_NAME, Comparison, read_comparison
-from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.tables import heading
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
+from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked
+from fedshift_bench.leaderboard_tables import notes, p_text, table_lines
+from fedshift_bench.rank_figure import rank_svg
+from fedshift_bench.ranks import ALPHA
+from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
+from fedshift_bench.spec import read_spec
+from fedshift_bench.tables import heading
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "leaderboard"

@@ -41,9 +41,9 @@ from benchmarks.performance.many_rounds import memory
 from benchmarks.performance.server_memory import copy_site, job_of, listener, resident
 from data_prep.phantom import make_phantom
 from fedshift.flare.export import write_job
-from fedshift.flare.patches.patch import SKIP
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
+from flare_armour.patches.patch import SKIP
 
 ALL = "all patches"
 NONE = "no patch"

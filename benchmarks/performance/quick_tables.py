@@ -15,11 +15,11 @@ from math import prod
 from pathlib import Path
 
 from benchmarks.performance import record
-from fedshift.reporting.comparison import runner
-from fedshift.reporting.comparison.cells import Cell, make_cells
-from fedshift.reporting.comparison.estimate import Estimator
-from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.store import Store
+from fedshift_bench import runner
+from fedshift_bench.cells import Cell, make_cells
+from fedshift_bench.estimate import Estimator
+from fedshift_bench.spec import read_spec
+from fedshift_bench.store import Store
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SCALE = "quick"

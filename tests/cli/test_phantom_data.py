@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from bench.conftest import START, run_here
 from conftest import SHAPES, make_image_site
-from reporting.comparison.conftest import START, run_here
 
 from fedshift.cli import main
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.comparison import estimate, runner
 from fedshift.schema.manifest import FILE_NAME
+from fedshift_bench import estimate, runner
 
 TITLE = "PHANTOM, no patients:"
 SHORT = ("--set", "schedule.rounds=1")

@@ -101,7 +101,7 @@ PARSED: dict[str, str] = {
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
     r"python benchmarks/": "a quarter of an hour",
-    r"fedshift drift ": "tests/inference/test_drift.py runs it, on scans by month",
+    r"fedshift drift ": "tests/survey/test_drift.py runs it, on scans by month",
     r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",
     r"fedshift report scores ": "tests/cli/test_evaluate.py runs it, of such scores",
     r"fedshift predict BUNDLE ": "tests/inference/test_monai_bundle.py runs it, on a bundle as the model zoo has them",

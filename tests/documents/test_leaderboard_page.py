@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from benchmarks import leaderboard_page
-from fedshift.reporting.comparison.leaderboard import make_leaderboard
+from fedshift_bench.leaderboard import make_leaderboard
 
 
 def test_the_page_and_its_picture_are_made_from_the_committed_results() -> None:

@@ -8,14 +8,14 @@ from statistics import fmean
 
 import pytest
 
-from fedshift.reporting.comparison.columns import blocks
-from fedshift.reporting.comparison.guess import below_guess
-from fedshift.reporting.comparison.record import read_comparison
-from fedshift.reporting.comparison.significance import paired_tests
-from fedshift.reporting.comparison.tables import LAST_ROUND, make_tables
-from fedshift.reporting.comparison.verdict import judged
 from fedshift.reporting.differences import signed
 from fedshift.reporting.known_scores import GUESS
+from fedshift_bench.columns import blocks
+from fedshift_bench.guess import below_guess
+from fedshift_bench.record import read_comparison
+from fedshift_bench.significance import paired_tests
+from fedshift_bench.tables import LAST_ROUND, make_tables
+from fedshift_bench.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -17,8 +17,6 @@ from fedshift.federation.reference import reference_of, site_reference
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
-from fedshift.federation.survey.merge import merge
-from fedshift.federation.survey.shift import OF_A_SCAN, from_site
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
@@ -27,6 +25,8 @@ from fedshift.schema.policy import Policy
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+from fedshift_survey.merge import merge
+from fedshift_survey.shift import OF_A_SCAN, from_site
 
 SURE = [0.9, 0.8, None, 0.95]
 

@@ -21,8 +21,8 @@ from nvflare.fuel.utils.fobs.lobs import get_datum_dir
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.flare.patches.party_shares import CONNECTIONS
 from fedshift.schema.results import LAST
+from flare_armour.patches.party_shares import CONNECTIONS
 
 from .attacks import connections, messages, orders
 from .attacks.hostile import ANSWERS

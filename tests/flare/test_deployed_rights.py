@@ -19,10 +19,10 @@ from nvflare.fuel.flare_api.flare_api import Session
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.flare.console_commands import COMMANDS
 from fedshift.inference.model import open_model
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
+from flare_armour.console_commands import COMMANDS
 
 from .conftest import image_sites
 from .deployed import LEAD, OWNER, SERVER, Deployed, DeployedRun, wait_for

@@ -14,10 +14,10 @@ from conftest import small_image_job
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.weights import read_weights
-from fedshift.flare.pieces.arrays_file import LARGE
-from fedshift.flare.pieces.wire import MOST
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+from flare_armour.pieces.arrays_file import LARGE
+from flare_armour.pieces.wire import MOST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, Line, wait_for

@@ -8,8 +8,8 @@ from conftest import small_image_job
 
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare.disabled_clients import KEY, DisabledClients
-from fedshift.flare.disabled_sites import Disabling
 from fedshift.flare.round_answers import RoundAnswers
+from flare_armour.disabled_sites import Disabling
 
 TOLD = Disabling("admin@hub.org", "2026-01-02 03:04:05 UTC")
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from armour.pieces.messages import answer as large_answer
+from armour.pieces.messages import ends, read_answer, same, site, weights
+from armour.pieces.messages import task as large_task
 from conftest import small_job
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -21,16 +24,13 @@ from fedshift.federation.weights import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
-from fedshift.flare.pieces.site_end import SiteEnd
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
+from flare_armour.pieces.site_end import SiteEnd
 
 from .conftest import Context
-from .pieces.messages import answer as large_answer
-from .pieces.messages import ends, read_answer, same, site, weights
-from .pieces.messages import task as large_task
 
 
 def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> codec.Answer:

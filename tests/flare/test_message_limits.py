@@ -9,9 +9,9 @@ from nvflare.apis.fl_constant import ServerCommandNames
 
 from fedshift.federation.weights import read_weights
 from fedshift.flare.message_limits import SLACK, TASK, MessageLimits
-from fedshift.flare.patches import incoming_streams
-from fedshift.flare.patches.incoming_streams import USUAL
 from fedshift.tasks.kinds import build_task
+from flare_armour.patches import incoming_streams
+from flare_armour.patches.incoming_streams import USUAL
 
 
 def network_bytes(job: object) -> int:

@@ -17,10 +17,10 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import ServerState, load_state
 from fedshift.flare.export import write_job
-from fedshift.flare.patches.spooled_answers import LARGE
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
+from flare_armour.patches.spooled_answers import LARGE
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
 

@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
+from armour.pieces.messages import answer as large_answer
+from armour.pieces.messages import ends, read_answer, same, site, weights
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
@@ -14,12 +16,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from fedshift.flare import codec
-from fedshift.flare.pieces.arrays_file import file_of, take_out
-from fedshift.flare.pieces.server_end import ServerEnd
 from fedshift.flare.workflow import FedshiftWorkflow
-
-from .pieces.messages import answer as large_answer
-from .pieces.messages import ends, read_answer, same, site, weights
+from flare_armour.pieces.arrays_file import file_of, take_out
+from flare_armour.pieces.server_end import ServerEnd
 
 
 class Takes:

@@ -12,7 +12,7 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.lobs import MARKER_MAIN
 
-from fedshift.flare.patches import numpy_arrays
+from flare_armour.patches import numpy_arrays
 
 
 def framed(body: object) -> bytes:

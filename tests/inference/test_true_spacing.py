@@ -26,13 +26,13 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.inference import bundle_patches
 from fedshift.inference.bundle import script
-from fedshift.inference.drift.own import folder_reference
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.segment import ready_for
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.results import LAST, Results
 from fedshift.tasks.segmentation import volumes
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
+from fedshift_survey.drift.own import folder_reference
 
 from .conftest import brightness_model, save_model, write_ball
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from bench.made import made
 
-from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.known_scores import SCORES, known_score, needs_voxel_size
 from fedshift.reporting.report.wording import metric
-
-from .comparison.made import made
+from fedshift_bench.measures import measure
 
 
 def test_scores_of_lengths_and_volumes_need_the_voxel_size() -> None:

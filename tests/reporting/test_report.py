@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.made import made
 from conftest import small_job
 from rich.console import Console
 from scipy import stats
@@ -21,7 +22,6 @@ from fedshift.data.locate import phantom_home
 from fedshift.federation.image_free import record_guess
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.comparison.record import write_comparison
 from fedshift.reporting.report import distributions
 from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
@@ -32,7 +32,7 @@ from fedshift.schema.manifest import PhantomOptions, manifest_sha256
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.tasks.device import processor
-from reporting.comparison.made import made
+from fedshift_bench.record import write_comparison
 from reporting.reports import HOSTILE, Page, evaluated, html_of, record, scan_sites, words_of, written
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.reporting.comparison.cells import make_cells
-from fedshift.reporting.comparison.kept import Kept
-from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
-from fedshift.reporting.comparison.significance import FEWEST
-from fedshift.reporting.comparison.spec import read_spec
+from fedshift_bench.cells import make_cells
+from fedshift_bench.kept import Kept
+from fedshift_bench.record import FILE_NAME, read_comparison
+from fedshift_bench.significance import FEWEST
+from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted(path for folder in ("claims", "recipes") for path in (BENCHMARKS / folder).glob("*.yaml"))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedshift.methods import method_set
-from fedshift.reporting.comparison.cells import make_cells
-from fedshift.reporting.comparison.every import expand
-from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
-from fedshift.reporting.comparison.spec import read_spec
+from fedshift_bench.cells import make_cells
+from fedshift_bench.every import expand
+from fedshift_bench.record import FILE_NAME, read_comparison
+from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "leaderboard").glob("*.yaml"))

@@ -16,14 +16,14 @@ import pytest
 from fedshift import cli
 from fedshift.federation import effect, resolve
 from fedshift.methods import method_set
-from fedshift.reporting.comparison import cells as comparison_cells
-from fedshift.reporting.comparison import estimate
-from fedshift.reporting.comparison.cells import Cell, WorkItem, make_cells
-from fedshift.reporting.comparison.collect import Collector
-from fedshift.reporting.comparison.published import COLUMNS
-from fedshift.reporting.comparison.significance import Paired, printed_p
-from fedshift.reporting.comparison.spec import Spec, read_spec
-from fedshift.reporting.comparison.store import Store
+from fedshift_bench import cells as comparison_cells
+from fedshift_bench import estimate
+from fedshift_bench.cells import Cell, WorkItem, make_cells
+from fedshift_bench.collect import Collector
+from fedshift_bench.published import COLUMNS
+from fedshift_bench.significance import Paired, printed_p
+from fedshift_bench.spec import Spec, read_spec
+from fedshift_bench.store import Store
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "papers").glob("*.yaml"))

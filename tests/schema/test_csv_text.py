@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from reporting.comparison.made import made
+from bench.made import made
 
-from fedshift.cli import drift, evaluate, predict
-from fedshift.inference.drift.compare import Compared, Limits
-from fedshift.inference.drift.verdict import Month
+from fedshift.cli import evaluate, predict
 from fedshift.inference.scoring import Scored
-from fedshift.reporting.comparison.curves import curves_csv
-from fedshift.reporting.comparison.leaderboard import RankedRow
-from fedshift.reporting.comparison.leaderboard_tables import leaderboard_csv
-from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.tables import long_csv
 from fedshift.schema.csv_text import csv_text, path_of, safe_cell
+from fedshift_bench.curves import curves_csv
+from fedshift_bench.leaderboard import RankedRow
+from fedshift_bench.leaderboard_tables import leaderboard_csv
+from fedshift_bench.record import Comparison
+from fedshift_bench.tables import long_csv
+from fedshift_survey.cli import drift
+from fedshift_survey.drift.compare import Compared, Limits
+from fedshift_survey.drift.verdict import Month
 
 if TYPE_CHECKING:
     from fedshift.inference.model import Model
-    from fedshift.reporting.comparison.leaderboard import Leaderboard
     from fedshift.schema.protocol_results import LabelledScans
+    from fedshift_bench.leaderboard import Leaderboard
 
-PACKAGE = Path(drift.__file__).parents[1]
+PACKAGE = Path(drift.__file__).parents[2]
 RUN = "=1+1"
 """What a cell must not begin with, in any program's idea of where a cell begins."""
 
@@ -80,7 +81,7 @@ def test_no_other_module_writes_csv() -> None:
         for file in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"csv\.(writer|DictWriter)|to_csv", file.read_text(encoding="utf-8"))
     ]
-    assert writers == ["schema/csv_text.py"]
+    assert writers == ["fedshift/schema/csv_text.py"]
 
 
 def _comparison() -> Comparison:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+from types import ModuleType
 
 import fedshift
 from fedshift.cli import (
     card,
-    compare,
     cross_site,
     data,
-    drift,
     evaluate,
     export,
     job,
-    leaderboard,
     leave_one_out,
     methods,
     pooled,
@@ -25,7 +24,6 @@ from fedshift.cli import (
     report,
     run,
     site,
-    survey,
     tasks,
     watch,
 )
@@ -34,6 +32,25 @@ from fedshift.cli.parser import Parser
 from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.names import printable
+
+COMMANDS: tuple[ModuleType, ...] = (
+    data,
+    job,
+    run,
+    watch,
+    pooled,
+    leave_one_out,
+    cross_site,
+    report,
+    evaluate,
+    predict,
+    card,
+    export,
+    site,
+    methods,
+    tasks,
+)
+"""The core's commands, as ``--help`` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +82,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except FedshiftError as error:
         if args.debug:
             raise
-        print(f"fedshift: {printable(str(error))}", file=sys.stderr)
+        print(f"fedshift: {printable(str(error))}" + f" [{error.code}]" * bool(error.code), file=sys.stderr)
         return 2
     except BrokenPipeError:
         raise
@@ -96,26 +113,12 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fedshift {fedshift.__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (
-        data,
-        survey,
-        job,
-        run,
-        watch,
-        pooled,
-        leave_one_out,
-        cross_site,
-        compare,
-        leaderboard,
-        report,
-        evaluate,
-        predict,
-        drift,
-        card,
-        export,
-        site,
-        methods,
-        tasks,
-    ):
+    for command in (*COMMANDS, *_satellites()):
         command.add_parsers(commands)
     return parser
+
+
+def _satellites() -> Iterator[ModuleType]:
+    """The commands of the packages beside the core, by their entry points."""
+    for point in sorted(entry_points(group="fedshift.commands"), key=lambda point: point.name):
+        yield point.load()

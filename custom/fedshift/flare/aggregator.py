@@ -18,12 +18,12 @@ from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.flare.ledger_heads import LedgerHeads
-from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.methods import method_set
 from fedshift.schema.errors import DiskFull
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
 from fedshift.schema.results import Rejection
+from flare_armour.patches.numpy_arrays import laid_out
 
 log = logging.getLogger("fedshift")
 

@@ -18,8 +18,6 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from pydantic import BaseModel, ValidationError
 
-from fedshift.flare import patches
-from fedshift.flare.pieces.arrays_file import KEY
 from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
@@ -30,6 +28,8 @@ from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, 
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
 from fedshift.schema.strict import first_fault, sentence
+from flare_armour import patches
+from flare_armour.pieces.arrays_file import KEY
 
 patches.install()  # every process that sends or receives a message imports this module
 

@@ -1,12 +1,12 @@
-"""Leaves sites out of a running job that the project's admin has disabled (`fedshift.flare.disabled_sites`)."""
+"""Leaves sites out of a running job that the project's admin has disabled (`flare_armour.disabled_sites`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare.disabled_sites import Disabling
 from fedshift.flare.round_answers import RoundAnswers
+from flare_armour.disabled_sites import Disabling
 
 KEY = "disabled"
 """What ``results.json`` names in place of a part of the answer."""

@@ -21,14 +21,9 @@ from nvflare.apis.signal import Signal
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.reference import site_reference
 from fedshift.federation.site.site import Site
-from fedshift.flare import codec, patches
+from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.ledger_heads import SiteLedger
-from fedshift.flare.patches.incoming_streams import USUAL, allow
-from fedshift.flare.patches.memory_release import release
-from fedshift.flare.patches.send_window import limit
-from fedshift.flare.pieces.arrays_file import NotInFileError
-from fedshift.flare.pieces.site_end import GivenUpError, SiteEnd, ask_server
 from fedshift.flare.run_folders import SITES
 from fedshift.flare.simulated import client_is_simulated
 from fedshift.flare.simulator_state import take_site_back
@@ -38,6 +33,12 @@ from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
+from flare_armour import patches
+from flare_armour.patches.incoming_streams import USUAL, allow
+from flare_armour.patches.memory_release import release
+from flare_armour.patches.send_window import limit
+from flare_armour.pieces.arrays_file import NotInFileError
+from flare_armour.pieces.site_end import GivenUpError, SiteEnd, ask_server
 
 if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption

@@ -25,12 +25,12 @@ from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file,
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
-from fedshift.flare.console_commands import ROLES, rights
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.log_lines import OneEntry
 from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
-from fedshift.flare.survey import job as survey_job
 from fedshift.schema.errors import ConfigError
+from fedshift_survey.flare import job as survey_job
+from flare_armour.console_commands import ROLES, rights
 
 Role = Literal["site", "server"]
 
@@ -44,18 +44,18 @@ ONE_JOB = 1
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
 LAUNCHERS = {
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "fedshift.flare.patches.job_restart.SiteJobLauncher"
+        "flare_armour.patches.job_restart.SiteJobLauncher"
     ),
     "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "fedshift.flare.patches.job_restart.ServerJobLauncher"
+        "flare_armour.patches.job_restart.ServerJobLauncher"
     ),
 }
 """FLARE's launchers of job processes → ours, which start killed processes again."""
-GUARD = {"id": "guard", "path": "fedshift.flare.guard.component.Guard", "args": {}}
+GUARD = {"id": "guard", "path": "flare_armour.guard.component.Guard", "args": {}}
 """Component that drops messages that a party may not get."""
-VALIDATOR = {"path": "fedshift.flare.guard.commands.AppFiles", "args": {}}
+VALIDATOR = {"path": "flare_armour.guard.commands.AppFiles", "args": {}}
 """What the server asks about a job's files; a site's guard does that itself."""
-READMISSION = {"id": "readmission", "path": "fedshift.flare.patches.readmission.Readmission", "args": {}}
+READMISSION = {"id": "readmission", "path": "flare_armour.patches.readmission.Readmission", "args": {}}
 """Server component that lets late and restarted sites into a running job."""
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""

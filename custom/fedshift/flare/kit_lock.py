@@ -3,7 +3,7 @@
 NVFlare 2.9 takes a site that registers again for the same site started anew: the last one to register counts, and the
 former goes on in vain. The lock is the operating system's and ends with the process, however that ends. A copy of the
 kit on another machine is not found here; the server then says that the site has registered again
-(`fedshift.flare.patches.readmission`).
+(`flare_armour.patches.readmission`).
 """
 
 from __future__ import annotations

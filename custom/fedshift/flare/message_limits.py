@@ -12,11 +12,11 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedshift.federation.weights import read_weights
 from fedshift.flare.hosts import hosts
-from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task
+from flare_armour.patches.incoming_streams import USUAL, allow
 
 SLACK = 32 * 1024 * 1024
 """Bytes for everything but arrays, of each site: scores of `fedshift.schema.evaluation.MOST_CASES` cases."""

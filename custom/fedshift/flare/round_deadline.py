@@ -18,7 +18,7 @@ class RoundDeadline:
     the last round get the task but are not waited for, so that a dead client delays one round and not all. ``awaited``
     clients do other work than the rest, such as scoring all images of a held-out site: they have until ``timeout``.
 
-    Where models travel in pieces (`fedshift.flare.pieces`), all this is counted from the latest piece of a client that
+    Where models travel in pieces (`flare_armour.pieces`), all this is counted from the latest piece of a client that
     is waited for, as that of a slow line is no dead one; but pieces put the end off by no more than ``transfer``.
     """
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.flare.export import read_job_folder
-from fedshift.flare.patches import simulator_workers
-from fedshift.flare.patches.fork_server import CAN_FORK, run_in_child, serve_child
 from fedshift.flare.start import MEASURE, READY, Start
 from fedshift.schema.errors import FedshiftError
+from flare_armour.patches import simulator_workers
+from flare_armour.patches.fork_server import CAN_FORK, run_in_child, serve_child
 
 
 def _simulator(fork_server: socket.socket | None) -> int:

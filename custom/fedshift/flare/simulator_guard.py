@@ -2,7 +2,7 @@
 
 ``python -m fedshift.flare.simulator_guard PID`` waits until its standard input ends, whose other end the system closes
 with the process that has started it. Then it ends process PID, the simulator's, with all that descend from it. A thread
-of the simulator cannot do that: what forks workers keeps to one thread (`fedshift.flare.patches.fork_server`).
+of the simulator cannot do that: what forks workers keeps to one thread (`flare_armour.patches.fork_server`).
 """
 
 from __future__ import annotations

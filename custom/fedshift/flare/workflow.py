@@ -26,26 +26,13 @@ from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare import codec, patches
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.disabled_clients import DisabledClients
-from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.executor import job_of
 from fedshift.flare.hosts import hosts
 from fedshift.flare.ledger_heads import heads_of
 from fedshift.flare.message_limits import MessageLimits
-from fedshift.flare.patches import return_codes
-from fedshift.flare.patches.broadcast_copy import share_data
-from fedshift.flare.patches.long_poll import LongPoll
-from fedshift.flare.patches.memory_release import collect_after_round, unmap_large_blocks
-from fedshift.flare.patches.message_exits import tell
-from fedshift.flare.patches.numpy_arrays import share
-from fedshift.flare.patches.readmission import update_clients
-from fedshift.flare.patches.send_window import limit
-from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
-from fedshift.flare.patches.spooled_answers import spool_to
-from fedshift.flare.pieces.arrays_file import NotInFileError
-from fedshift.flare.pieces.server_end import ServerEnd
 from fedshift.flare.round_answers import RoundAnswers
 from fedshift.flare.round_deadline import RoundDeadline
 from fedshift.flare.simulated import server_is_simulated
@@ -59,6 +46,20 @@ from fedshift.reporting.trackers import make_trackers
 from fedshift.schema.errors import FedshiftError, Stopped
 from fedshift.schema.results import Rejection
 from fedshift.tasks.libraries import libraries
+from flare_armour import patches
+from flare_armour.disabled_sites import DISABLED
+from flare_armour.patches import return_codes
+from flare_armour.patches.broadcast_copy import share_data
+from flare_armour.patches.long_poll import LongPoll
+from flare_armour.patches.memory_release import collect_after_round, unmap_large_blocks
+from flare_armour.patches.message_exits import tell
+from flare_armour.patches.numpy_arrays import share
+from flare_armour.patches.readmission import update_clients
+from flare_armour.patches.send_window import limit
+from flare_armour.patches.simulator_workers import use_in_bare_simulator
+from flare_armour.patches.spooled_answers import spool_to
+from flare_armour.pieces.arrays_file import NotInFileError
+from flare_armour.pieces.server_end import ServerEnd
 
 log = logging.getLogger("fedshift")
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.federation.model_files import Header, header_of, read_model_file
-from fedshift.federation.survey.shift import ASPECTS, ShiftMap, shift_map
 from fedshift.inference.plausible import expected_of
 from fedshift.reporting.report import findings, scores, setup
 from fedshift.reporting.report.runs import Run, is_of, model_file, read
@@ -31,10 +30,11 @@ from fedshift.reporting.report.section import (
     Text,
 )
 from fedshift.reporting.report.wording import counted, listed, size
-from fedshift.reporting.shift_table import site_row
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.results import FILE_NAME, Results
+from fedshift_survey.shift import ASPECTS, ShiftMap, shift_map
+from fedshift_survey.shift_table import site_row
 
 RESEARCH = "Research use only. This is not a medical device, and nothing here is for diagnosis or treatment."
 PHANTOM = "Trained on the phantom: simulated scans, no patients. It is of no use on scans of patients."

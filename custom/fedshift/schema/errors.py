@@ -1,4 +1,9 @@
-"""Errors for users: one sentence that names the file, site, round or key, and how to fix it."""
+"""Errors for users: a code, and one sentence that names the file, site, round or key, and how to fix it.
+
+Every code with its sentences is on the page docs/reference/errors.md, which is made from the lines that raise them.
+"""
+
+from __future__ import annotations
 
 AFTER_AN_END = (
     "a simulated run then goes on with 'fedshift run JOB --resume'; a job of provisioned sites has ended, and a new "
@@ -8,7 +13,16 @@ AFTER_AN_END = (
 
 
 class FedshiftError(Exception):
-    """Base of all errors that a user can fix. The command line prints the sentence and exits with code 2."""
+    """Base of all errors that a user can fix. The command line prints sentence and code and exits with code 2.
+
+    Attributes:
+        code: what is wrong, in a word or two that a user can search for, as ``mask-grid``.
+    """
+
+    def __init__(self, code: str, sentence: str = "") -> None:
+        """``str()`` of the error is the sentence."""
+        self.code, sentence = (code, sentence) if sentence else ("", code)
+        super().__init__(sentence)
 
 
 class ConfigError(FedshiftError):

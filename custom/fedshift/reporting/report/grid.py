@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from fedshift.reporting.comparison import tables
-from fedshift.reporting.comparison.footnotes import footnotes
-from fedshift.reporting.comparison.measures import measure
-from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.verdict import verdict
 from fedshift.reporting.report.section import (
     Block,
     Cell,
@@ -21,6 +16,11 @@ from fedshift.reporting.report.section import (
     Text,
 )
 from fedshift.reporting.report.wording import counted
+from fedshift_bench import tables
+from fedshift_bench.footnotes import footnotes
+from fedshift_bench.measures import measure
+from fedshift_bench.record import Comparison
+from fedshift_bench.verdict import verdict
 
 MAX_COMMANDS = 40
 """Number of cells whose commands are shown."""

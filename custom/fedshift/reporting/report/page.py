@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 import fedshift
 from fedshift.reporting import figures
-from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.report import (
     classes,
     comparison,
@@ -37,6 +36,7 @@ from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import LabelledScans, LeaveOneOut
 from fedshift.schema.strict import nearest
+from fedshift_bench.record import Comparison
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Run | Transfer], Sequence[Section]]

@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedshift.reporting.comparison.record import FILE_NAME as CELLS
-from fedshift.reporting.comparison.record import Comparison, read_comparison
 from fedshift.reporting.report.wording import listed, short
 from fedshift.reporting.table import scored_on
 from fedshift.schema.errors import ConfigError
@@ -26,6 +24,8 @@ from fedshift.schema.results import (
     new_results,
     read_results,
 )
+from fedshift_bench.record import FILE_NAME as CELLS
+from fedshift_bench.record import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec

@@ -1,1 +1,0 @@
-"""Run grids of tasks, methods, options and seeds, and make tables of their results."""

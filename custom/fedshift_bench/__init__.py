@@ -1,0 +1,1 @@
+"""Comparisons of methods: grids of runs, tables, tests of significance, leaderboards."""

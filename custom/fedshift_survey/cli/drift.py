@@ -1,0 +1,270 @@
+"""``fedshift drift``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedshift.inference.model import Model, ReadyModel
+    from fedshift.schema.reference import Reference
+    from fedshift_survey.drift.compare import Compared, Limits
+    from fedshift_survey.drift.verdict import Month
+
+TABLE, RECORD = "drift.csv", "drift.json"
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "drift",
+        help="compare scans of later months with those that a model was trained on",
+        description="Compare scans, without masks, with those that a model was trained on: their intensities and "
+        "sizes, what the model outlines in them, and how sure it is. Says in a sentence what changed, since when, and "
+        "which scans to look at. Exit code 1 if something changed, or a scan could not be read.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="scans, or a sub-folder of them for each month (2026-03); others count for the month of their file's date",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="compare with this prepared site instead of what the model file holds (repeat it)",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"write {TABLE} and {RECORD} there")
+    parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_choice(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``fedshift drift``; exit code 1 if something changed, or a scan could not be read."""
+    from fedshift.cli.display import console
+    from fedshift.data.scan_folders import not_read
+    from fedshift.inference import segment
+    from fedshift.inference.model import open_model
+    from fedshift.inference.sequences import first_files
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
+    from fedshift_survey.drift.compare import FEWEST, compare_scans, limits
+    from fedshift_survey.drift.months import scans_by_month
+    from fedshift_survey.drift.verdict import Month, sentence, since
+
+    model = open_model(args.model)
+    if not model.is_segmentation:
+        raise ConfigError(f"{model.path} classifies pictures: 'fedshift drift' compares scans")
+    written = (
+        next((args.out / name for name in (TABLE, RECORD) if (args.out / name).exists()), None) if args.out else None
+    )
+    if written is not None and not args.force:
+        raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
+    by_month = scans_by_month(args.folder)
+    for line in not_read([args.folder]):
+        print(printable(line))
+    images = {month: first_files(found, model.sequences) for month, found in by_month.items() if found}
+    for line in describe(model):
+        print(line)
+    if len(images) < len(by_month):
+        print(f"no scan yet, and left out: {', '.join(month for month in by_month if month not in images)}")
+    every, true = [one for found in images.values() for one in found], args.true_spacing
+    ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
+    print_statistics(ready)
+    references = _references(model, ready, args.reference)
+    usual = limits(list(references.values()))
+    if not usual.by_aspect:
+        raise ConfigError(
+            f"{model.path}: too few cases are known of {', '.join(references)} to tell what is usual: name prepared "
+            f"sites with --reference, with at least {FEWEST} cases together"
+        )
+    print(_compared_with(model, references, usual))
+    months = [
+        Month(name, list(compare_scans(model, ready, list(references.values()), found, true_spacing=true)))
+        for name, found in images.items()
+    ]
+    lost = sum(not scan.known_spacing for month in months for scan in month.scans)
+    if lost:
+        print(_without_spacing(model, lost, len(every)))
+    said, run = sentence(months), since(months)
+    print(f"\n{said}\n")
+    console.print(_by_month(months, run))
+    console.print(_by_scan(months))
+    if args.out is not None:
+        _write(args.out, months, run, said, model=model, sites=list(references), usual=usual)
+        print(f"every scan: {args.out / TABLE}; all of it: {args.out / RECORD}")
+    failed = sum(scan.error is not None for month in months for scan in month.scans)
+    return int(failed > 0 or bool(run) or any(month.changed for month in months))
+
+
+def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dict[str, Reference]:
+    """Site -> what it tells of its scans, from the model file or from the folders."""
+    from fedshift.schema.errors import ConfigError
+    from fedshift_survey.drift.own import folder_reference
+
+    if folders:
+        found = [folder_reference(model, ready, folder) for folder in folders]
+        return {one.fingerprint.site: one for one in found}
+    if not model.header.references:
+        raise ConfigError(
+            f"{model.path} does not say what scans it was trained on: train it with --set evaluation.reference=true, "
+            "or name a prepared site with --reference"
+        )
+    return model.header.references
+
+
+def _compared_with(model: Model, references: dict[str, Reference], usual: Limits) -> str:
+    from fedshift_survey.drift.compare import NOUNS
+
+    cases = sum(one.fingerprint.surveyed for one in references.values())
+    silent = [site for site in model.header.sites if site not in references]
+    text = f"compared with {cases} scans of {', '.join(references)}"
+    text += f"; not told by {', '.join(silent)}" if silent else ""
+    unknown = [noun for key, noun in NOUNS.items() if key not in usual.by_aspect and key != "nothing found"]
+    return text + (f"; not known of enough of them: {', '.join(unknown)}" if unknown else "")
+
+
+def _without_spacing(model: Model, lost: int, scans: int) -> str:
+    from fedshift.inference.plausible import REAL
+
+    done = ", and resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
+    return (
+        f"{lost} of {scans} headers hold no voxel size (1 x 1 x 1 mm): these scans are not compared in what needs one"
+        f"{done}; {REAL}"
+    )
+
+
+def _by_month(months: Sequence[Month], run: Sequence[Month]) -> Table:
+    from rich.table import Table
+
+    from fedshift_survey.drift.compare import NOUNS
+
+    table = Table(title="By month")
+    for name in ("month", "scans", "flagged", "changed", "mostly in"):
+        table.add_column(name, justify="right" if name in ("scans", "flagged") else "left")
+    for month in months:
+        aspects = ", ".join(NOUNS[key] for key in month.aspects[:3])
+        table.add_row(month.name, str(len(month.read)), str(len(month.flagged)), _changed(month, run), aspects)
+    return table
+
+
+def _changed(month: Month, run: Sequence[Month]) -> str:
+    if month.changed:
+        return "yes"
+    if month in run:
+        return "with others"
+    return "no" if month.tells else "too few scans"
+
+
+def _by_scan(months: Sequence[Month]) -> Table:
+    from rich.table import Table
+
+    from fedshift.schema.names import printable
+
+    table = Table(title="By scan; distance in multiples of the largest usual one")
+    for name in ("month", "scan", "distance", "differs in", "ml", "confidence"):
+        right = name in ("distance", "ml", "confidence")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for month in months:
+        for scan in month.scans:
+            name = printable(scan.image.name)
+            if scan.error is not None:
+                table.add_row(month.name, name, "", printable(f"error: {scan.error}"), "", "")
+                continue
+            sure = "" if scan.confidence is None else f"{scan.confidence:.3f}"
+            differs = ", ".join(_said(scan, key) for key in scan.differs)
+            table.add_row(month.name, name, f"{scan.distance:.2f}", differs, f"{scan.volume_ml:.1f}", sure)
+    return table
+
+
+def _said(scan: Compared, key: str) -> str:
+    """An aspect with the scan's distance in it: ``spacing 0.5 octaves``."""
+    from fedshift.schema.reference import DOUBT
+    from fedshift_survey.drift.compare import NOTHING
+    from fedshift_survey.shift import OF_A_SCAN
+
+    if key == NOTHING:
+        return NOTHING
+    if key == DOUBT:
+        return "confidence"
+    unit = next(aspect.unit for aspect in OF_A_SCAN if aspect.key == key)
+    return f"{key} {scan.distances[key]:.2g} {unit}"
+
+
+def _write(
+    out: Path,
+    months: Sequence[Month],
+    run: Sequence[Month],
+    said: str,
+    *,
+    model: Model,
+    sites: Sequence[str],
+    usual: Limits,
+) -> None:
+    """Write a row for each scan, and all of it as JSON."""
+    from fedshift.schema.csv_text import CsvWriter
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.files import write_text
+    from fedshift_survey.drift.compare import FALSE_ALARMS
+    from fedshift_survey.drift.verdict import CHANCE
+
+    aspects = list(usual.by_aspect)
+    rows = [
+        {
+            "month": month.name,
+            "file": str(scan.image),
+            "distance": None if scan.error else round(scan.distance, 4),
+            "differs": list(scan.differs),
+            **{key: round(scan.distances[key], 6) if key in scan.distances else None for key in aspects},
+            "volume_ml": None if scan.error else round(scan.volume_ml, 3),
+            "confidence": None if scan.confidence is None else round(scan.confidence, 6),
+            "error": scan.error,
+        }
+        for month in months
+        for scan in month.scans
+    ]
+    content = {
+        "schema": 1,
+        "said": said,
+        "since": run[0].name if run else None,
+        "model": model.path.name,
+        "job": model.header.job.name,
+        "kind": model.header.kind,
+        "compared_with": list(sites),
+        "false_alarms": FALSE_ALARMS,
+        "chance": CHANCE,
+        "limits": dict(usual.by_aspect),
+        "months": [
+            {
+                "month": month.name,
+                "scans": len(month.read),
+                "flagged": len(month.flagged),
+                "chance": month.chance,
+                "changed": month.changed,
+            }
+            for month in months
+        ],
+        "scans": rows,
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
+            table = CsvWriter(file, list(rows[0]))
+            for row in rows:
+                shown = {"file": Path(str(row["file"])), "differs": "; ".join(row["differs"])}  # type: ignore[arg-type]
+                table.row({**row, **shown}.values())
+        write_text(out / RECORD, json.dumps(content, indent=1))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

@@ -1,0 +1,295 @@
+"""A plan as a task file: YAML with the reason for each number in a comment above it, to be read and changed by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
+from fedshift.schema.job import TaskSpec
+from fedshift_survey.merge import add_intensities, merge
+from fedshift_survey.numbers import plain, quantile, spread
+from fedshift_survey.planning.plan import Plan
+
+WIDTH = 100
+ROUNDS = 100
+CT = frozenset({"CT", "CTA", "CCTA", "CECT", "HRCT", "LDCT", "MDCT", "NCCT", "NECT"})
+"""Words in the name of a sequence that is CT in Hounsfield units."""
+NUCLEAR = frozenset({"PET", "SPECT"})
+"""Words in the name of a sequence that is not CT, whatever else is in it."""
+LOW, HIGH = 0.005, 0.995
+"""Quantiles of intensities inside the labels to which nnU-Net clips CT."""
+FOREGROUND = 0.33
+"""nnU-Net's part of the patches that are centred on foreground."""
+SEAL, SEAL_LENGTH = "# Checksum of the lines above as they were written, so that a change by hand is seen: ", 16
+"""Beginning of the last line, and how many digits of a hash follow it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key with its value, which may be entries, and the reason for it."""
+
+    key: str
+    value: Any
+    reason: str = ""
+
+
+def task_file(plan: Plan, fingerprints: Sequence[Fingerprint], spec: SurveySpec, *, name: str) -> str:
+    """The text of the file; what it holds is a valid task.
+
+    Args:
+        plan: the plan.
+        fingerprints: of the sites that it is for.
+        spec: the survey.
+        name: the task's name.
+    """
+    pooled = merge(fingerprints)
+    text = "".join(f"{line}\n" for line in _lines(_entries(plan, fingerprints, pooled, spec, name)))
+    TaskSpec.parse(yaml.safe_load(text), where="the plan")
+    text = f"{_comment(_heading(pooled, spec))}{text}\n"
+    return f"{text}{SEAL}{_digest(text)}\n"
+
+
+def is_unchanged(path: Path) -> bool:
+    """Whether a file is as `task_file` made it."""
+    try:
+        text, seal, digest = path.read_text(encoding="utf-8").rpartition(SEAL)
+    except UnicodeDecodeError:
+        return False
+    return bool(seal) and digest.strip() == _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:SEAL_LENGTH]
+
+
+def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
+    phantom = " These are simulated data, no patients." if pooled.kind == "phantom" else ""
+    phantom += f" Simulated: {pooled.simulated}." if pooled.simulated else ""
+    return [
+        f"Planned by 'fedshift survey' from {pooled.surveyed} cases of {len(spec.sites)} sites, by nnU-Net v2's "
+        "published rules (Isensee et al., Nature Methods 2021)." + phantom,
+        "'fedshift job METHODS FILE' reads this file. Each number may be changed; its reason is above it.",
+    ]
+
+
+def _entries(
+    plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, spec: SurveySpec, name: str
+) -> list[Entry]:
+    why = plan.reasons
+    held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
+    network = plan.network.options()
+    return [
+        Entry("name", name),
+        Entry("kind", "segmentation"),
+        Entry("dataset", spec.dataset),
+        Entry("sites", list(spec.sites)),
+        *(held_out if spec.held_out else []),
+        Entry("classes", list(pooled.classes), _labels(pooled)),
+        Entry("data", _data(plan, fingerprints, pooled)),
+        Entry(
+            "network",
+            [
+                Entry("name", "monai.DynUNet", "MONAI's version of nnU-Net's network. " + _sentence(why["depth"])),
+                Entry(
+                    "options",
+                    [Entry(key, value, _sentence(why.get(key, ""))) for key, value in network.items()],
+                ),
+            ],
+        ),
+        Entry("loss", "ce_dice", "Cross-entropy and Dice, as nnU-Net."),
+        Entry(
+            "optimizer",
+            {
+                "name": "adamw",
+                "lr": 0.001,
+                "weight_decay": 0.0001,
+                "clip_norm": 12.0,
+                "lr_schedule": {"name": "cosine"},
+            },
+            "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
+        ),
+        Entry(
+            "schedule",
+            [
+                Entry(
+                    "rounds", ROUNDS, f"By hand, from the time that there is: {_steps(plan, pooled, len(spec.sites))}."
+                ),
+                Entry("local_epochs", 1),
+                Entry("batch_size", plan.batch, f"{_sentence(why['batch_size'])} {_sentence(why['memory'])}"),
+                Entry("precision", "auto"),
+                Entry("threads", "auto"),
+            ],
+        ),
+    ]
+
+
+def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
+    why = plan.reasons
+    spacing = None if plan.spacing is None else list(plan.spacing)
+    context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")] if plan.dims == 2 else []
+    sequences = [Entry("sequences", list(pooled.sequences))] if pooled.sequences else []
+    return [
+        Entry("dims", plan.dims),
+        Entry(
+            "spacing",
+            spacing,
+            f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}",
+        ),
+        Entry("patch", list(plan.patch), _sentence(why["patch"])),
+        *context,
+        *sequences,
+        *_normalisation(fingerprints, pooled),
+        Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
+        Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),
+        Entry("augmentation", "strong", "nnU-Net's list."),
+        Entry("overlap", 0.5, "Of the sliding window, as nnU-Net."),
+    ]
+
+
+def _steps(plan: Plan, pooled: Fingerprint, sites: int) -> str:
+    steps = max(1, round(pooled.surveyed / sites * plan.samples / plan.batch))
+    return f"a round is about {steps} steps at a site with the mean number of cases, nnU-Net makes 250,000 in all"
+
+
+def _labels(pooled: Fingerprint) -> str:
+    """How large each class is and how often it occurs."""
+    said = []
+    for name, volume in pooled.volumes.items():
+        size = f", median {quantile(volume.values, 0.5):g} ml" if volume.values else ""
+        said.append(f"{name} in {volume.cases} of {volume.of} cases{size}")
+    return "; ".join(said) + "." if said else ""
+
+
+def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
+    """How intensities are normalised, with what was found."""
+    found = _found(pooled)
+    fixed = _of_foreground(fingerprints) if len(pooled.channels) == 1 and is_ct(pooled.channels[0]) else None
+    if fixed is not None:
+        inside = [one.site for one in fingerprints if _foreground(one) is not None]
+        others = [one.site for one in fingerprints if one.site not in inside]
+        of = f" at {', '.join(inside)}, since {', '.join(others)} told no intensities there" if others else ""
+        why = (
+            f"CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels{of}, and "
+            f"normalised by the mean and standard deviation there (nnU-Net's rule for CT). {found}"
+        )
+        return [Entry("normalise", "fixed", why.strip()), Entry("fixed", fixed)]
+    note = ct_note(fingerprints)
+    why = "Each volume to mean 0 and standard deviation 1"
+    why += f". {note}" if note else " (nnU-Net's rule for everything but CT)."
+    return [Entry("normalise", "volume", f"{why} {found}".strip())]
+
+
+def ct_note(fingerprints: Sequence[Fingerprint]) -> str:
+    """Why the plan does not take nnU-Net's rule for CT though a sequence's name has CT in it; empty if none has."""
+    channels = fingerprints[0].channels
+    named = [name for name in channels if is_ct(name)]
+    if len(channels) > 1 and named:
+        return (
+            f"nnU-Net would clip {', '.join(named)} by its rule for CT, and fedshift has one normalisation for all "
+            "sequences of a task."
+        )
+    if named and _of_foreground(fingerprints) is None:
+        return (
+            f"nnU-Net would clip {named[0]} by what is inside the labels, and no site told enough of that: give "
+            "'normalise: fixed' and its numbers by hand."
+        )
+    like = [name for name in channels if name not in named and any(map(_like_ct, _words(name)))]
+    if like:
+        return (
+            f"{', '.join(like)} has CT in its name and is not taken for CT: if it is in Hounsfield units, name it CT "
+            "when scans are prepared, or give 'normalise: fixed' and its numbers by hand."
+        )
+    return ""
+
+
+def is_ct(sequence: str) -> bool:
+    """Whether a sequence's name says that it is CT in Hounsfield units."""
+    words = _words(sequence)
+    return bool(words & CT) and not words & NUCLEAR
+
+
+def _words(sequence: str) -> set[str]:
+    return set(re.split(r"[\W\d_]+", sequence.upper()))
+
+
+def _like_ct(word: str) -> bool:
+    return word.startswith("CT") or (word.endswith("CT") and word not in NUCLEAR)
+
+
+def _found(pooled: Fingerprint) -> str:
+    """Intensities as they are stored, inside each class and outside."""
+    said = []
+    for sequence, places in pooled.intensities.items():
+        inside = {place: of for place, of in places.items() if place in pooled.classes}
+        if inside and OUTSIDE in places:
+            of_classes = ", ".join(
+                f"{place} {plain(spread(of).mean)} ± {plain(spread(of).deviation)} (the cases' means ± "
+                f"{plain(spread(of).between)})"
+                for place, of in inside.items()
+            )
+            said.append(f"{sequence}, as stored: {of_classes}; outside {plain(spread(places[OUTSIDE]).mean)}.")
+    return " ".join(said)
+
+
+def _of_foreground(fingerprints: Sequence[Fingerprint]) -> dict[str, float] | None:
+    """Percentiles, mean and standard deviation inside the labels of all sites; None if no site told them."""
+    told = [inside for one in fingerprints if (inside := _foreground(one)) is not None]
+    if not told:
+        return None
+    inside = reduce(add_intensities, told)
+    low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)
+    found = spread(inside)
+    if low >= high or not found.deviation:
+        return None
+    numbers = {"low": low, "high": high, "mean": found.mean, "std": found.deviation}
+    return {key: float(f"{value:.4g}") for key, value in numbers.items()}
+
+
+def _foreground(one: Fingerprint) -> Intensities | None:
+    """What a site told of the inside of its labels: of all together, else of each class; None if of neither.
+
+    A site that outlines one class tells of that class alone, and so does one that withholds the sum over all labels,
+    whose difference from its classes would be that of a few cases. Nothing but what sites told is added up.
+    """
+    (places,) = one.intensities.values() or ({},)
+    classes = [of for place, of in places.items() if place in one.classes]
+    inside = places.get(INSIDE) or (reduce(add_intensities, classes) if classes else None)
+    return inside if inside is not None and inside.values else None
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:].removesuffix('.')}." if text else ""
+
+
+def _lines(entries: Sequence[Entry], indent: int = 0) -> Iterator[str]:
+    space = " " * indent
+    for entry in entries:
+        if indent == 0 and (entry.reason or _is_section(entry.value)):
+            yield ""
+        yield from (f"{space}{line}" for line in _comment([entry.reason], WIDTH - indent).splitlines())
+        if _is_section(entry.value):
+            yield f"{space}{entry.key}:"
+            yield from _lines(entry.value, indent + 2)
+        else:
+            value = yaml.safe_dump(entry.value, default_flow_style=True, width=sys.maxsize, sort_keys=False)
+            yield f"{space}{entry.key}: {value.removesuffix('...' + chr(10)).strip()}"
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Entry)
+
+
+def _comment(paragraphs: Sequence[str], width: int = WIDTH) -> str:
+    lines = [line for text in paragraphs if text for line in textwrap.wrap(text, width - 2)]
+    return "".join(f"# {line}\n" for line in lines)

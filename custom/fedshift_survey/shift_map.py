@@ -1,0 +1,279 @@
+"""The map of the shift as a chapter of a report: one self-contained HTML file, with histograms and no images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
+from fedshift.reporting.report.section import (
+    Block,
+    Cell,
+    Chapter,
+    Column,
+    Commands,
+    Facts,
+    Figures,
+    Finding,
+    Findings,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Text,
+)
+from fedshift.reporting.report.wording import short
+from fedshift.schema.fingerprint import STEP, Fingerprint
+from fedshift_survey.numbers import MIDDLES, normalised
+from fedshift_survey.shift import ASPECTS, Aspect, Pair, ShiftMap
+from fedshift_survey.shift_table import intensity_rows, number, site_row
+from fedshift_survey.suggestions import Suggestion
+
+MAX_SITES = 30
+"""With more sites than this, the squares are left out and the farthest pairs are listed."""
+MOST_PAIRS = 20
+
+
+def chapter(
+    found: ShiftMap,
+    fingerprints: Sequence[Fingerprint],
+    suggested: Sequence[Suggestion],
+    *,
+    dataset: str,
+    command: str,
+    plan: str = "",
+) -> Chapter:
+    """The chapter; ``plan`` is the text of the planned task file, ``command`` what made the survey."""
+    sections = [_summary(suggested), _sites(found, fingerprints)]
+    if found.pairs:
+        sections.append(_map(found))
+    if found.farthest is not None:
+        sections.append(_pair(found, found.farthest, fingerprints))
+    sections.append(_histograms(found, fingerprints))
+    if plan:
+        how = "The task file that was written, with the reason for each number above it. It may be changed by hand."
+        sections.append(Section("plan", "Plan", how, [Commands(plan.splitlines())]))
+    sections.append(Section("again", "How to repeat it", "The command that made this page.", [Commands([command])]))
+    return Chapter(
+        "shift",
+        "Map of the shift",
+        [section for section in sections if section.blocks],
+        about=f"How far the sites of {dataset} are from each other",
+        phantom=any(one.kind == "phantom" for one in fingerprints),
+    )
+
+
+def _summary(suggested: Sequence[Suggestion]) -> Section:
+    return Section(
+        "summary",
+        "What it suggests",
+        "Read with care: which family of methods was made for such a shift, not which will win. Distances come from "
+        "sums over each site's cases; no case's numbers left a site.",
+        [Findings([Finding(one.tone, one.text) for one in suggested])],
+    )
+
+
+def _sites(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
+    columns = [
+        Column("site", numeric=False),
+        Column("cases"),
+        Column("surveyed"),
+        Column("voxels", detail="median"),
+        Column("mm", detail="median"),
+        Column("labels", numeric=False, detail="median size"),
+    ]
+    rows: list[Row] = []
+    for one in fingerprints:
+        name = Cell(one.site, "on the map only" if one.site in found.placed else "")
+        rows.append([name, str(one.total), str(one.surveyed), *site_row(one)])
+    scanners = [
+        (one.site, ", ".join(f"{name} ({count})" for name, count in one.scanners.items()))
+        for one in fingerprints
+        if one.scanners
+    ]
+    blocks: list[Block] = [Table(columns, rows)]
+    blocks += [Text("Scanners, where the site's policy lets them be told:"), Facts(scanners)] if scanners else []
+    return Section("sites", "Sites", "Slices, rows and columns; the cases of the test part are not looked at.", blocks)
+
+
+def _map(found: ShiftMap) -> Section:
+    blocks: list[Block] = []
+    if len(found.sites) <= MAX_SITES:
+        blocks.append(_overall(found))
+        blocks.append(Tables([table for aspect in ASPECTS if (table := _square(found, aspect)) is not None]))
+    else:
+        blocks.append(_farthest_pairs(found))
+    unknown = [aspect.title.lower() for aspect in ASPECTS if found.largest(aspect) is None]
+    if unknown:
+        blocks.append(Text(f"Not known: {', '.join(unknown)}."))
+    blocks.append(_legend())
+    return Section(
+        "map",
+        "How far the sites are from each other",
+        "The darker, the farther. First all aspects together, where 1 is large in every aspect, then each aspect in "
+        "its own unit. Distances of distributions are Wasserstein's: how far the mass has to go. The limits in the "
+        "last table are rules of thumb, no tests.",
+        blocks,
+    )
+
+
+def _legend() -> Table:
+    """What each aspect's number is."""
+    columns = [
+        Column("aspect", numeric=False),
+        Column("what it is", numeric=False),
+        Column("worth a look from"),
+        Column("large from"),
+    ]
+    rows: list[Row] = [
+        [f"{aspect.title} ({aspect.unit})", aspect.means, f"{aspect.worth:g}", f"{aspect.large:g}"]
+        for aspect in ASPECTS
+    ]
+    return Table(columns, rows, caption="What the numbers are")
+
+
+def _overall(found: ShiftMap) -> Table:
+    rows: list[Row] = []
+    for site in found.sites:
+        row: list[Cell | str] = [site]
+        for other in found.sites:
+            value = None if site == other else found.overall(site, other)
+            row.append(
+                Cell("·" if site == other else "–") if value is None else Cell(f"{value:.2f}", shade=min(value, 1))
+            )
+        rows.append(row)
+    return Table(_columns(found), rows, caption="All aspects together")
+
+
+def _square(found: ShiftMap, aspect: Aspect) -> Table | None:
+    if found.largest(aspect) is None:
+        return None
+    rows: list[Row] = []
+    for site in found.sites:
+        row: list[Cell | str] = [site]
+        for other in found.sites:
+            value = None if site == other else found.between(aspect, site, other)
+            text = "·" if site == other else "–" if value is None else f"{value:.2f}"
+            row.append(Cell(text, shade=None if value is None else min(value / aspect.large, 1.0)))
+        rows.append(row)
+    return Table(_columns(found), rows, caption=f"{aspect.title} ({aspect.unit})")
+
+
+def _columns(found: ShiftMap) -> list[Column]:
+    return [Column("", numeric=False), *(Column(short(site, 12)) for site in found.sites)]
+
+
+def _farthest_pairs(found: ShiftMap) -> Table:
+    known = {pair: value for pair in found.pairs if (value := found.overall(*pair)) is not None}
+    farthest = sorted(known, key=lambda pair: -known[pair])[:MOST_PAIRS]
+    rows: list[Row] = [
+        [
+            " and ".join(pair),
+            Cell(f"{known[pair]:.2f}", shade=min(known[pair], 1.0)),
+            *(number(found.between(aspect, *pair), aspect) for aspect in ASPECTS),
+        ]
+        for pair in farthest
+    ]
+    columns = [Column("sites", numeric=False), Column("all aspects"), *(Column(aspect.title) for aspect in ASPECTS)]
+    return Table(columns, rows, caption=f"The {len(rows)} pairs that differ most of {len(found.pairs)}")
+
+
+def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Section:
+    by_name = {one.site: one for one in fingerprints}
+    one, other = (by_name[site] for site in pair)
+    rows: list[Row] = [
+        [name, *values]
+        for name, values in zip(
+            ("voxels", "mm", "labels"), zip(site_row(one), site_row(other), strict=True), strict=True
+        )
+    ]
+    rows += [[f"{sequence}, {place}", *values] for (sequence, place), values in intensity_rows(one, other).items()]
+    columns = [Column("", numeric=False), *(Column(site) for site in pair)]
+    apart: list[Row] = [
+        [
+            aspect.title,
+            Cell(
+                number(distance, aspect),
+                aspect.level(distance),
+                shade=None if distance is None else min(distance / aspect.large, 1.0),
+            ),
+        ]
+        for aspect in ASPECTS
+        if (distance := found.between(aspect, *pair)) is not None
+    ]
+    drawn = [
+        figure
+        for sequence in one.intensities
+        for place in one.intensities[sequence]
+        if place in other.intensities.get(sequence, {})
+        and (figure := _curves([one, other], sequence, place)) is not None
+    ]
+    return Section(
+        "pair",
+        f"The two that differ most: {pair[0]} and {pair[1]}",
+        "Their numbers side by side, as mean ± standard deviation over all their cases, and their histograms after "
+        "each volume was normalised. There are no images here: none left the sites.",
+        [
+            Tables(
+                [
+                    Table(columns, rows, caption="Side by side"),
+                    Table([Column("aspect", numeric=False), Column("distance")], apart),
+                ]
+            ),
+            Figures(drawn, legend=figures.legend(list(pair)), size="third"),
+        ],
+    )
+
+
+def _histograms(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
+    """All sites' histograms, a figure for each sequence and place."""
+    told = [one for one in fingerprints if one.site in found.sites][: len(figures.SERIES_COLOURS)]
+    places = {(sequence, place): None for one in told for sequence, of in one.intensities.items() for place in of}
+    with_curves = [figure for key in places if (figure := _curves(told, *key, key="all")) is not None]
+    blocks: list[Block] = []
+    if with_curves and len(told) > 2:
+        blocks.append(Figures(with_curves, legend=figures.legend([one.site for one in told]), size="third"))
+    if len(found.sites) > len(told):
+        blocks.append(Text(f"The first {len(told)} of {len(found.sites)} sites are drawn."))
+    return Section(
+        "histograms",
+        "Histograms",
+        "Intensities after each volume was brought to mean 0 and standard deviation 1: what shift is left for methods.",
+        blocks if with_curves and len(told) > 2 else [],
+    )
+
+
+def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str = "pair") -> Figure | None:
+    """The sites' histograms of one sequence in one place."""
+    found = {
+        number: normalised(one.intensities[sequence][place]) / STEP
+        for number, one in enumerate(sites)
+        if place in one.intensities.get(sequence, {})
+    }
+    found = {number: density for number, density in found.items() if density.any()}
+    if not found:
+        return None
+    title = place if sequence == "image" else f"{sequence}, {place}"
+    with figures.style():
+        drawn, (axes,) = figures.drawing(height=200)
+        for number_, density in found.items():
+            axes.plot(
+                MIDDLES,
+                density,
+                color=figures.colour(number_),
+                linestyle=figures.dashes(number_),
+                drawstyle="steps-mid",
+            )
+        shown = np.flatnonzero(np.max(list(found.values()), axis=0) > 0.002)
+        axes.set_xlim(MIDDLES[shown[0]] - STEP, MIDDLES[shown[-1]] + STEP)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("standard deviations")
+        description = f"Histogram, {title}: " + "; ".join(
+            f"{short(sites[number_].site)} mean {float((density * MIDDLES).sum() * STEP):.2f}"
+            for number_, density in found.items()
+        )
+        return figures.figure(
+            drawn, f"{key}-{sequence}-{place}".replace(" ", "-"), title=title, description=description
+        )

@@ -1,0 +1,114 @@
+"""The sites that the project's admin has disabled, in a file of the server's kit: since when, and by whom.
+
+The server's process between jobs writes it (`flare_armour.guard.disabling`), and it and the processes of jobs read
+it, so that all of them know at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import write_text
+
+log = logging.getLogger("fedshift")
+
+FILE = "disabled_sites.json"
+"""In the server's kit, beside NVFlare's ``disabled_clients.json``, which has the names alone."""
+
+
+@dataclass(frozen=True)
+class Disabling:
+    """Who has disabled a site, and when, as ``2026-11-27 21:30:05 UTC``."""
+
+    by: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"by {self.by} since {self.since}"
+
+
+class DisabledSites:
+    """The file in the server's kit. Other parties have none, and nobody is disabled for them."""
+
+    def __init__(self) -> None:
+        """Nobody is disabled until `use` names a kit."""
+        self._path: Path | None = None
+        self._lock = threading.Lock()
+        self._read: tuple[int, ...] = ()
+        self._sites: Mapping[str, Disabling] = {}
+
+    def use(self, kit: Path) -> None:
+        """Keep to the file of this kit from now on.
+
+        Raises:
+            ConfigError: the file is damaged: a site that was disabled would take part again.
+        """
+        self._path, self._read, self._sites = kit / FILE, (), {}
+        if self._path.exists():
+            self._sites = _parse(self._path)
+
+    def all(self) -> Mapping[str, Disabling]:
+        """Name → who has disabled it and when. Cheap: the file is read when it has changed."""
+        if self._path is None:
+            return {}
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._read, self._sites = (), {}
+            return self._sites
+        seen = found.st_mtime_ns, found.st_ino, found.st_size
+        if seen != self._read:
+            try:
+                self._sites = _parse(self._path)
+            except ConfigError as error:
+                log.error("%s; until then it is as it was", error)
+            self._read = seen
+        return self._sites
+
+    def add(self, names: Iterable[str], *, by: str) -> None:
+        """Disable these sites. One that is disabled stays so since then.
+
+        Raises:
+            OSError: it cannot be written down, so nothing has changed.
+        """
+        now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        with self._lock:  # two consoles may do so at once
+            self._write({**dict.fromkeys(names, Disabling(by, now)), **self.all()})
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Let these sites in again.
+
+        Raises:
+            OSError: it cannot be written down, so they stay out.
+        """
+        out = set(names)
+        with self._lock:
+            self._write({name: told for name, told in self.all().items() if name not in out})
+
+    def _write(self, sites: Mapping[str, Disabling]) -> None:
+        if self._path is None:
+            raise OSError("this party is no server")
+        write_text(self._path, json.dumps({name: asdict(told) for name, told in sorted(sites.items())}, indent=1))
+        self.all()
+
+
+DISABLED = DisabledSites()
+"""Those of this process's kit."""
+
+
+def _parse(path: Path) -> dict[str, Disabling]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): Disabling(str(told["by"]), str(told["since"])) for name, told in content.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}), and a site that was disabled would take part again: restore it from a "
+            "backup, or delete it and disable the sites anew"
+        ) from None

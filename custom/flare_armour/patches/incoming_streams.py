@@ -1,0 +1,291 @@
+"""What comes in from another party is bounded while it comes in.
+
+NVFlare 2.9: a streamed message may have 4 GB, or any size if it does not declare one; the declared size is allocated
+when its first bytes are there. A party may open any number of streams, each of which takes two or three threads of a
+process until it is complete, and pieces that wait for a missing first one are kept for ever. A stream that has ended
+is kept for a minute, or for an hour if its sender says so, with its headers and, if it has failed, all that it has
+brought. Complete messages wait without a bound for one of 64 threads, in which requests wait too.
+Cost: one site fills the memory of the server's process, or stops it for all others with 200 streams of ten bytes or
+1,500 requests for a task.
+Instead: a message that declares or brings more than `allow` permits is refused, and so is one whose headers take more
+than `MOST_HEADERS` in memory. Where a party has more than `MOST_OPEN` incomplete streams, or more bytes in them, in
+their headers and in messages that wait than two of the largest messages, its most silent ones are closed, and so is any
+stream that brings nothing for `SILENCE`. A slow one is not: only silence counts. Messages of one party have one party's
+share of the threads (`message_shares`). Of a stream that has ended its number is kept and no more, for `MOST_KEPT` of a
+party. A process that ends waits for none.
+Fixed in NVFlare when: limits on size, number and silence of incoming streams are settings that hold for each sender.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from nvflare.apis.fl_constant import ServerCommandNames
+
+from flare_armour.patches.message_exits import report
+from flare_armour.patches.message_shares import WAITING, MessageShares
+from flare_armour.patches.patch import Patch, find
+from flare_armour.patches.refusals import REFUSALS, party_of
+from flare_armour.patches.stream_pieces import Keys, Piece
+
+log = logging.getLogger("fedshift")
+
+USUAL = 16 * 1024 * 1024
+"""Bytes of a message that is no task and no answer, in a job's process."""
+LARGEST = 256 * 1024 * 1024
+"""Bytes of any message, in a party's process that runs no job."""
+MOST_OPEN = 8
+"""Streams of one party that may be open, which means incomplete. NVFlare has 64 threads for them."""
+MOST_KEPT = 64
+"""Streams of one party that may be remembered after their end, so that a piece that comes twice begins no new one; for
+each NVFlare keeps a thread."""
+MOST_HEADERS = 64 * 1024
+"""Bytes that a message's headers may take in memory. NVFlare's take about 5 kB."""
+SILENCE = 300.0
+"""Seconds without a piece. NVFlare waits as long where somebody reads a stream."""
+LOOK = 5.0
+"""Seconds between looks for silent streams."""
+
+RECEIVER = "nvflare.fuel.f3.streaming.byte_receiver"
+STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
+BLOB = "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler"
+PATCH = Patch(
+    name="incoming_streams",
+    without="one site can fill the memory of the others' processes or stop them",
+    replaces={
+        f"{RECEIVER}:RxTask.__init__": "3d624d1454bb",
+        f"{RECEIVER}:RxTask.find_or_create_task": "630d89ec0626",
+        f"{RECEIVER}:RxTask.process_chunk": "bbb2d9e78e22",
+        f"{RECEIVER}:RxTask._handle_incoming_data": "856f17c67f08",
+        f"{RECEIVER}:RxTask.stop": "0fc4b930a93a",
+        f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
+        f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
+        f"{STREAMER}.shutdown": "a2d19341eebb",
+        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
+        f"{BLOB}.handle_blob_cb": "340573eb8006",
+        # Not replaced: what a stream's headers are needed for, and what else is given to the threads.
+        f"{RECEIVER}:RxTask._send_error": "c69d1589fe73",
+        f"{BLOB}._fail_and_notify": "72487f277d28",
+    },
+)
+
+Limit = Callable[[str, str], int]
+"""The bytes that a message on a channel with a topic may have."""
+
+
+_limit: Limit | None = None
+_ending = False
+
+
+def allow(limit: Limit | None) -> None:
+    """From now on, messages to this process may have so many bytes; before, they have NVFlare's limits."""
+    global _limit
+    _limit = limit
+
+
+def allow_without_job() -> None:
+    """For a party's process that runs no job."""
+    allow(lambda channel, topic: LARGEST)
+
+
+def apply() -> None:
+    """Replace ``RxTask.find_or_create_task``, through which every piece of every stream goes."""
+    task_class, receiver, blob = find(f"{RECEIVER}:RxTask"), find(f"{RECEIVER}:ByteReceiver"), find(BLOB)
+    keys = Keys()
+    stream_error = find("nvflare.fuel.f3.streaming.stream_types:StreamError")
+    original, original_blob = task_class.find_or_create_task, blob.handle_blob_cb
+    original_stop = task_class.stop
+    streamer, blob_streamer = find(STREAMER), find("nvflare.fuel.f3.streaming:blob_streamer")
+    original_shutdown = streamer.shutdown
+    streams = _Streams(task_class, stream_error, keys)
+    shares = MessageShares(blob_streamer.callback_thread_pool, _party, streams.handled)
+
+    def find_or_create(message: Any, cell: Any) -> Any:
+        streams.close_silent()
+        piece = keys.read(message)
+        if piece is None:
+            log.debug("a piece of a stream without valid headers was dropped")
+            return None
+        if piece.gives_up:
+            return original(message, cell)
+        with streams.lock:
+            task = task_class.rx_task_map.get((piece.origin, piece.stream))
+            if _ending and task is None:
+                return None
+            fault, found = streams.fault(piece, task), None
+            crowding: list[Any] = []
+            if fault is None:
+                crowding, fault = streams.crowding(piece, task)
+            if fault is None:
+                found = original(message, cell)
+            if found is not None:
+                streams.note(piece, found, is_new=task is None)
+        for other in crowding:  # outside the lock, because their sender is told
+            other.stop(stream_error(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
+        if fault is None:
+            return found
+        if task is not None:
+            task.stop(stream_error(fault))
+        else:
+            receiver.reject(SimpleNamespace(cell=cell), message, stream_error(fault))
+        streams.tell(piece, fault)
+        return None
+
+    def handle_blob(self: Any, future: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
+        if _limit is not None:
+            self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
+        if not shares.takes(stream.task):
+            stream.task.stop(stream_error("too many messages of its sender wait to be handled: try again"))
+            REFUSALS.tell(
+                _party(stream.task), "waiting", f"has more than {WAITING} messages that wait: further ones are refused"
+            )
+            return 0
+        return original_blob(self, future, stream, *args, **kwargs)
+
+    def stop(self: Any, error: Any = None, notify: bool = True) -> None:
+        original_stop(self, error, notify)
+        if self.failed:
+            with self.lock:
+                self.chunks.clear()
+                self.out_seq_chunks.clear()
+        streams.forget(self)
+
+    def shutdown() -> None:
+        global _ending
+        with streams.lock:
+            _ending = True
+        streams.close_all()
+        original_shutdown()
+
+    task_class.find_or_create_task = staticmethod(find_or_create)
+    streamer.shutdown = staticmethod(shutdown)
+    task_class.stop = stop
+    blob.handle_blob_cb, blob_streamer.callback_thread_pool = handle_blob, shares
+
+
+class _Streams:
+    """The streams that come in to this process; NVFlare has one table of them."""
+
+    def __init__(self, task_class: Any, stream_error: Any, keys: Keys) -> None:
+        self.lock = threading.RLock()
+        self._class, self._error, self._keys = task_class, stream_error, keys
+        self._unhandled = set[Any]()
+        """Streams that have not failed and whose messages have not been handled."""
+        self._looked = time.monotonic()
+
+    def fault(self, piece: Piece, task: Any) -> str | None:
+        """Why a piece cannot be taken, or None. ``task`` is its stream's, if there is one."""
+        if _limit is None:
+            return None
+        allowed = _limit(piece.channel, piece.topic)
+        came = (0 if task is None else _came(task)) + piece.length
+        if piece.headers > MOST_HEADERS:
+            return f"has headers of {piece.headers} bytes, allowed are {MOST_HEADERS}"
+        if piece.declared > allowed:
+            return f"declares {piece.declared} bytes, allowed are {allowed}"
+        if came > allowed:
+            return f"has brought {came} bytes, allowed are {allowed}"
+        return None
+
+    def note(self, piece: Piece, task: Any, *, is_new: bool) -> None:
+        """Note that a piece is taken."""
+        task.fedshift_seen, task.fedshift_party = time.monotonic(), piece.party
+        task.fedshift_headers = max(getattr(task, "fedshift_headers", 0), piece.headers)
+        if is_new:
+            self._unhandled.add(task)
+
+    def handled(self, task: Any) -> None:
+        """Note that a stream's message has been handled, or, if it is an answer, given to who waits for the rest."""
+        task.fedshift_handled = True
+        self.forget(task)
+
+    def forget(self, task: Any) -> None:
+        """Keep of a stream that has ended its number and no more, but its message until that is handled."""
+        with self.lock:
+            is_handled = getattr(task, "fedshift_handled", False)
+            if not task.failed and not (task.completed and is_handled):
+                return
+            self._unhandled.discard(task)
+            task.headers = self._keys.kept(task.headers)
+            if is_handled:
+                task.stream_future = None
+            elif task.stream_future is not None:
+                task.stream_future.headers = task.headers
+
+    def tell(self, piece: Piece, fault: str) -> None:
+        """Report the sender of an answer that cannot be taken, and log it, now and then for each party."""
+        if piece.topic == ServerCommandNames.SUBMIT_UPDATE:
+            report(piece.origin, fault)
+        REFUSALS.tell(
+            piece.party, "streams", f"has sent a message for {piece.topic[:80]!a} that is refused: it {fault}"
+        )
+
+    def crowding(self, piece: Piece, task: Any) -> tuple[list[Any], str | None]:
+        """The streams to close before a piece is taken, or why it cannot be; forgets the oldest that have ended."""
+        if task is not None and _came(task) + piece.length <= task.size:
+            return [], None  # it has been counted when the stream began
+        own = [other for other in list(self._class.rx_task_map.values()) if _party(other) == piece.party]
+        ended = [other for other in own if _has_ended(other)]
+        for other in ended[: max(len(ended) - MOST_KEPT, 0)]:
+            other._remove_task()
+        by_age = sorted((other for other in own if not _has_ended(other) and other is not task), key=_seen)
+        held = [_held(other) for other in by_age]
+        room = math.inf
+        if _limit is not None:  # a small message must not close a large one that comes in beside it
+            largest = max(_limit(one.channel, one.topic) for one in (piece, *by_age))
+            came = 0 if task is None else _held(task)
+            waiting = sum(_held(one) for one in self._unhandled if one.completed and _party(one) == piece.party)
+            room = 2 * max(largest, USUAL) - max(piece.declared, came + piece.length) - piece.headers - waiting
+        if room < 0:
+            return [], "comes while as much of its sender waits to be handled as may"
+        close = 0
+        while close < len(held) and (len(held) - close >= MOST_OPEN or sum(held[close:]) > room):
+            close += 1
+        return by_age[:close], None
+
+    def close_all(self) -> None:
+        """Close all that are incomplete: the process ends, and NVFlare would wait for each."""
+        for task in list(self._class.rx_task_map.values()):
+            if not _has_ended(task):
+                task.stop(self._error(f"{task} is closed: this process ends"), notify=False)
+
+    def close_silent(self) -> None:
+        """Close streams that have brought nothing for a while."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for task in list(self._class.rx_task_map.values()):
+            if now - _seen(task) > SILENCE and not _has_ended(task):
+                task.stop(self._error(f"{task} brought nothing for {SILENCE:g} s"))
+
+
+def _party(task: Any) -> str:
+    """Whose a stream is."""
+    return str(getattr(task, "fedshift_party", None) or party_of(task.origin))
+
+
+def _has_ended(task: Any) -> bool:
+    return bool(task.completed or task.failed)
+
+
+def _seen(task: Any) -> float:
+    """When a stream's latest piece came. One that is just being made has brought it now."""
+    return float(getattr(task, "fedshift_seen", math.inf))
+
+
+def _came(task: Any) -> int:
+    """Bytes that a stream has brought, with those that wait for a missing piece."""
+    with task.lock:
+        return int(task.received_offset) + sum(len(piece or b"") for _, piece in task.out_seq_chunks.values())
+
+
+def _held(task: Any) -> int:
+    """Bytes of memory or disk that are put by for a stream."""
+    return max(int(task.size), _came(task)) + int(getattr(task, "fedshift_headers", 0))

@@ -1,0 +1,49 @@
+"""Published figures: read strictly, found by row and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedshift.schema.errors import ConfigError
+from fedshift_bench.published import read_published
+from fedshift_bench.spec import Published
+
+HEAD = "row,column,value,std,unit,note\n"
+
+
+def read(tmp_path: Path, text: str, **labels: dict[str, str]) -> list[tuple[str, str, str]]:
+    (tmp_path / "published").mkdir(exist_ok=True)
+    (tmp_path / "published" / "t.csv").write_text(text, encoding="utf-8")
+    published = Published.parse({"file": "t.csv", **labels}, where="test")
+    found = read_published(published, folder=tmp_path / "papers", rows=["FedAvg", "Ours"], columns=["HK", "average"])
+    return [(figure.row, figure.column, figure.text) for figure in found]
+
+
+def test_figures_are_found_by_our_labels(tmp_path: Path) -> None:
+    text = HEAD + 'FedAvg,HK,62.50,,%,\n"FedFA, 2023",Avg.,89.5,0.3,%,\nFedAvg,UCL,1,,%,\n'
+    assert read(tmp_path, text) == [("FedAvg", "HK", "62.50")]
+    labels = {"rows": {"Ours": "FedFA, 2023"}, "columns": {"average": "Avg."}}
+    assert read(tmp_path, text, **labels) == [("FedAvg", "HK", "62.50"), ("Ours", "average", "89.5 ± 0.3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("row,column,value\n", "the first line must be row,column,value,std,unit,note"),
+        (HEAD + "FedAvg,HK,62.5\n", r"t\.csv, line 2: has 3 columns, but 6 are needed"),
+        (HEAD + "FedAvg,HK,many,,%,\n", r"t\.csv, line 2: 'value'"),
+        (HEAD + "FedAvg,HK,nan,,%,\n", r"t\.csv, line 2: 'value'"),
+        (HEAD + "FedAvg,HK,1,,%,\nFedAvg,HK,2,,%,\n", "line 3: FedAvg, HK appears twice"),
+        (HEAD + "FedAvg,HK,1,,%,\n", "has no 'Mean'"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, text, columns={"average": "Mean"})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no t\.csv in .*published"):
+        read_published(Published(file="t.csv"), folder=tmp_path / "papers", rows=[], columns=[])

@@ -1,0 +1,254 @@
+"""``fedshift survey``: a plan and a map from prepared sites, and sentences for what does not fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from surveysites import survey_site
+
+from fedshift.cli import main
+from fedshift.flare.run_folders import RunFolders
+from fedshift.schema.fingerprint import read_survey
+from fedshift.schema.policy import Policy
+from fedshift_survey.flare.job import read_survey_spec
+from fedshift_survey.site import with_noise
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6)), ("C", (7, 8, 9))):
+        survey_site(tmp_path / "data", site, seeds)
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey_site(home / "new", "N", (10, 11, 12), spacing=(3.0, 0.4, 0.4))
+    newcomer = str(home / "new" / "organ" / "N")
+    assert main(["survey", "organ", "--held-out", "C", "--place", newcomer, "--memory", "2", "--name", "ours"]) == 0
+    out = home / "surveys" / "organ"
+    said = capsys.readouterr().out
+    assert "On the map only, and not in the plan: C, N" in said
+    assert str(Path("surveys") / "organ" / "ours.yaml") in said
+    task = yaml.safe_load((out / "ours.yaml").read_text(encoding="utf-8"))
+    assert (task["name"], task["sites"], task["held_out"]) == ("ours", ["A", "B"], ["C"])
+    assert "N" in (out / "shift.html").read_text(encoding="utf-8")
+    survey = read_survey(out)
+    assert set(survey.sites) == {"A", "B", "C"}, "a newcomer is no part of the survey"
+    assert main(["survey", str(out / "survey.json"), "--sites", "A,C", "--out", "again"]) == 0
+    again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
+    assert again["sites"] == ["A", "C"] and "held_out" not in again
+    assert read_survey(home / "again") == survey, "the answers of sites that are left out stay"
+
+
+def test_a_plan_that_was_changed_by_hand_is_kept_and_another_is_replaced(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", "organ", "--memory", "4"]) == main(["survey", "organ", "--memory", "4"]) == 0
+    plan, survey = (home / "surveys" / "organ" / name for name in ("organ.yaml", "survey.json"))
+    first = plan.read_text(encoding="utf-8")
+    assert main(["survey", str(survey), "--memory", "8"]) == 0, "as docs/survey.md has it"
+    text = plan.read_text(encoding="utf-8")
+    assert "of 4 GB" in first and "of 8 GB" in text
+    changed = text.replace("rounds: 100", "rounds: 7")
+    plan.write_text(changed, encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshift_survey.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+        for what in ("organ", str(survey)):
+            assert main(["survey", what]) == 2
+            assert "is not as 'fedshift survey' wrote it" in capsys.readouterr().err
+    assert plan.read_text(encoding="utf-8") == changed
+    assert main(["survey", str(survey), "--force"]) == 0
+    assert plan.read_text(encoding="utf-8") == text
+
+
+def test_answers_and_map_stay_where_nothing_can_be_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ", "--patch", "512,512,512", "--memory", "1"]) == 2
+    out = home / "surveys" / "organ"
+    said = capsys.readouterr()
+    assert "fits, or give more with --memory" in said.err
+    assert "survey: " + str(Path("surveys") / "organ" / "survey.json") in said.out and "plan:   none" in said.out
+    assert sorted(path.name for path in out.iterdir()) == ["shift.html", "survey.json"]
+    assert main(["survey", str(out / "survey.json")]) == 0
+
+
+def test_answers_stay_where_a_newcomer_cannot_be_placed(home: Path) -> None:
+    assert main(["survey", "organ", "--place", "data/organ/A"]) == 2
+    assert set(read_survey(home / "surveys" / "organ").sites) == {"A", "B", "C"}
+
+
+def test_a_mistyped_site_of_a_survey_made_before_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey = survey_of(home)
+    for option in ("--held-out", "--sites"):
+        assert main(["survey", survey, option, "CC"]) == 2
+        assert "has no site 'CC'; did you mean 'C'?" in capsys.readouterr().err
+    assert main(["survey", survey, "--sites", "A", "--held-out", "B", "--out", "again"]) == 0
+    again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
+    assert (again["sites"], again["held_out"]) == (["A"], ["B"])
+    assert "On the map only, and not in the plan: B." in capsys.readouterr().out.replace("\n", " ")
+
+
+def survey_of(home: Path) -> str:
+    """Path of a survey of all sites."""
+    assert main(["survey", "organ"]) == 0
+    return str(home / "surveys" / "organ" / "survey.json")
+
+
+def test_ct_that_is_not_taken_for_ct_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey_site(home / "data", "A", (1, 2, 3), dataset="both", sequences=("CT", "PET"))
+    assert main(["survey", "both"]) == 0
+    assert "nnU-Net would clip CT by its rule for CT" in capsys.readouterr().out
+
+
+def test_a_site_without_an_answer_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "data" / "organ" / "B" / "volumes" / "Patient004.nii.gz").unlink()
+    assert main(["survey", "organ"]) == 1
+    assert "site B gave no answer" in capsys.readouterr().out
+
+
+def test_a_site_that_tells_of_its_cases_with_noise_is_one_of_the_sites(home: Path) -> None:
+    assert main(["survey", "organ"]) == 0
+    survey = read_survey(home / "surveys" / "organ")
+    noise = Policy.parse({"statistics": {"multiplier": 0.5, "clip": 1.0}}, where="test").statistics
+    assert noise is not None
+    noisy = survey.model_copy(update={"sites": {**survey.sites, "C": with_noise(survey.sites["C"], noise)}})
+    noisy.write(home / "noisy")
+    assert main(["survey", "noisy", "--out", "again"]) == 0
+    plan = " ".join((home / "again" / "organ.yaml").read_text(encoding="utf-8").replace("#", " ").split())
+    assert "with the mean of 3 cases" in plan and "of 3 cases it is not known" in plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["orgam"], "no task and no prepared data set 'orgam'; did you mean 'organ'"),
+        (["organ", "--memory", "0"], "--memory must be more than 0"),
+        (["organ", "--memory", "inf"], "--memory must be more than 0"),
+        (["organ", "--memory", "0.01"], "no plan fits into 0.01 GB"),
+        (["organ", "--patch", "512,512,512"], "fits, or give more with --memory"),
+        (["organ", "--place", "data/organ/A"], "is site A, which the survey has already"),
+        (["missing.json"], "missing.json cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(
+    home: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--patch", "a,b"], "--patch 'a,b' is not a list"),
+        (["--patch", "64,64"], "--patch needs 3 numbers"),
+        (["--patch", "64,64,64", "--dims", "2"], "--patch needs 2 numbers"),
+        (["--patch", "0,64,64"], "--patch needs 3 numbers of voxels from 1"),
+        (["--name", "../other"], "--name '../other' is no name of a task"),
+    ],
+)
+def test_options_are_looked_at_before_a_site_is_asked(
+    home: Path,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fedshift_survey.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+    assert main(["survey", "organ", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_a_site_is_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedshift_survey.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+    (home / "file").write_text("", encoding="utf-8")
+    for out in ("file", "file/below"):
+        assert main(["survey", "organ", "--out", out]) == 2
+        assert f"{out} cannot be made" in capsys.readouterr().err
+
+
+def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator is a stand-in; the real one runs in ``tests/survey/flare/test_job.py``."""
+    assert main(["survey", "organ"]) == 0
+    told = home / "surveys" / "organ"
+
+    class StandIn:
+        returncode = None
+
+        def __init__(self, job: Path, folders: RunFolders) -> None:
+            self.folders = folders
+
+        def ready(self) -> None:
+            pass
+
+        def start(self, job: Path, **options: object) -> None:
+            self.folders.server.mkdir(parents=True)
+            shutil.copy(told / "survey.json", self.folders.server)
+            self.folders.log.write_text("what FLARE printed", encoding="utf-8")
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr("fedshift_survey.flare.simulate.SimulatorProcess", StandIn)
+    (home / "out" / "flare").mkdir(parents=True)
+    (home / "out" / "flare" / "thesis").write_text("years of work", encoding="utf-8")
+    assert main(["survey", "organ", "--flare", "--out", "out"]) == 0
+    assert read_survey(home / "out") == read_survey(told)
+    assert (home / "out" / "flare" / "thesis").is_file()
+    assert (home / "out" / "survey.log").read_text(encoding="utf-8") == "what FLARE printed"
+
+
+def test_a_site_that_is_named_twice_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ"]) == 0
+    for what in ("organ", "surveys/organ/survey.json"):
+        assert main(["survey", what, "--sites", "A,A,B"]) == 2
+        assert "A is named twice" in capsys.readouterr().err
+
+
+def test_the_job_of_a_survey(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ", "--held-out", "C", "--job", "jobs/ask", "--production"]) == 0
+    spec = read_survey_spec(home / "jobs" / "ask" / "app" / "config" / "fedshift.yaml")
+    assert (spec.sites, spec.held_out) == (("A", "B"), ("C",))
+    assert main(["survey", "jobs/ask", "--out", "asked"]) == 0, "the same sites, in this process"
+    assert main(["run", "jobs/ask"]) == 2
+    assert "asks for a survey" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("annotated", "lacking", "reason"),
+    [
+        (("core",), {}, "no site outlines the class rim, so none can learn it"),
+        (None, {seed: ["rim"] for seed in range(1, 5)}, "no site has a case with the class rim"),
+    ],
+)
+def test_a_class_that_no_site_has_is_in_no_plan(
+    annotated: tuple[str, ...] | None,
+    lacking: dict[int, list[str]],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of one site are enough, and a job for the sites on this machine says it too."""
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    lacking = {**lacking, 5: ["rim"], 6: ["rim"]} if lacking else {}
+    for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6))):
+        survey_site(tmp_path / "data", site, seeds, annotated=annotated, lacking=lacking)
+    assert main(["survey", "organ"]) == 2
+    assert reason in capsys.readouterr().err and (tmp_path / "surveys" / "organ" / "shift.html").is_file()
+    survey_site(tmp_path / "data", "C", (7, 8, 9))
+    assert main(["survey", "organ"]) == 0
+    plan = str(tmp_path / "surveys" / "organ" / "organ.yaml")
+    capsys.readouterr()
+    for sites, fits in (("A,B", annotated is None), ("B,C", True)):
+        assert main(["job", "fedavg", plan, "--sites", sites, "--force"]) == 0
+        assert ("does not fit the data here" not in capsys.readouterr().out) == fits
