@@ -50,7 +50,6 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
-from fedshift.tasks import optimizers
 
 Place = Literal["norm", "first", "last", "head"]
 GLOBAL, LOCAL = 0, 1
@@ -209,7 +208,7 @@ class Client(base.Client[Config]):
             if ctx.state[f"own.{key}"].is_floating_point()
         }
         logits = ctx.state.get("logits", torch.zeros(len(found), 2)).clone().requires_grad_()
-        optimizer = optimizers.Adam([logits], lr=config.search_lr)
+        optimizer = torch.optim.Adam([logits], lr=config.search_lr)
         was_training, rng = net.training, ctx.rng("search")
         net.eval()
         for module in net.modules():
