@@ -203,7 +203,7 @@ def read_survey(path: Path) -> Survey:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise ConfigError(f"{path} cannot be read: 'fedshift survey' writes one") from None
+        raise ConfigError("file-unreadable", f"{path} cannot be read: 'fedshift survey' writes one") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is not valid JSON: make the survey again") from None
+        raise ConfigError("not-json", f"{path} is not valid JSON: make the survey again") from None
     return Survey.parse(raw, where=str(path))

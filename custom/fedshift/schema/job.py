@@ -475,18 +475,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist")
+            raise ConfigError("file-missing", f"{path} does not exist")
         raw = _load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): see to its permissions") from None
+        raise ConfigError(
+            "file-unreadable", f"{path} cannot be read ({error.strerror}): see to its permissions"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
+        raise ConfigError("not-text", f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError("not-yaml", f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply: write it with fewer levels") from None
+        raise ConfigError("too-deep", f"{path} is nested too deeply: write it with fewer levels") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path} must hold keys and values, not {type(raw).__name__}")
+        raise ConfigError("not-a-mapping", f"{path} must hold keys and values, not {type(raw).__name__}")
     return raw
 
 

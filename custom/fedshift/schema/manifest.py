@@ -211,13 +211,15 @@ class Manifest(Strict):
         ):
             if have != want:
                 raise DataError(
-                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
+                    "other-data",
+                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder",
                 )
         if self.classes != classes:
             raise DataError(
+                "other-classes",
                 f"{folder}: {self.site} was prepared with the classes {', '.join(self.classes)}, the job has "
                 f"{', '.join(classes)}: correct the task's classes, or delete the folder and prepare it again, own "
-                "scans with --task NAME"
+                "scans with --task NAME",
             )
 
     def write(self, folder: Path) -> None:
@@ -239,14 +241,14 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         sites = sorted(below.parent.name for below in folder.glob(f"*/{FILE_NAME}") if below.parent.name[0] != ".")
         if sites:
-            raise DataError(f"{folder} holds the sites {few_names(sites)}: name one of them")
-        raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
+            raise DataError("several-sites", f"{folder} holds the sites {few_names(sites)}: name one of them")
+        raise DataError("not-prepared", f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+        raise DataError("not-json", f"{path} is not valid JSON ({error}): prepare the site again") from None
     except RecursionError:
-        raise DataError(f"{path} is nested too deeply: prepare the site again") from None
+        raise DataError("too-deep", f"{path} is nested too deeply: prepare the site again") from None
     return Manifest.parse(raw, where=str(path))
 
 

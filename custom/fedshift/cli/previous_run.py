@@ -20,12 +20,13 @@ def require_free(workspace: Path, *, resume: bool, force: bool, in_process: bool
     if run is not None and not force:
         if not resume:
             raise ConfigError(
+                "run-exists",
                 f"{workspace} holds {run.says}: use --resume to go on with it, --force to replace it, or another "
-                "--workspace"
+                "--workspace",
             )
         if run.in_process != in_process:
             how = "in one process: add --in-process" if run.in_process else "under FLARE: leave out --in-process"
-            raise ConfigError(f"{workspace} holds {run.says}, made {how}")
+            raise ConfigError("run-exists", f"{workspace} holds {run.says}, made {how}")
     return find_former(workspace, in_process=in_process, force=force)
 
 
@@ -38,6 +39,7 @@ def require_no_run_inside(job_folder: Path, *, force: bool) -> None:
     found = next(iter(sorted(job_folder.rglob(FILE_NAME))), None)
     if found is not None and not force:
         raise ConfigError(
+            "run-exists",
             f"{job_folder} holds a run ({found.parent}): move that away, give another --name or --out, or use --force "
-            "to replace both"
+            "to replace both",
         )
