@@ -19,7 +19,6 @@ from fedshift.reporting.report import (
     curves,
     distributions,
     findings,
-    grid,
     labelled,
     methods,
     repeat,
@@ -36,7 +35,6 @@ from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import LabelledScans, LeaveOneOut
 from fedshift.schema.strict import nearest
-from fedshift_bench.record import Comparison
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Run | Transfer], Sequence[Section]]
@@ -90,9 +88,8 @@ def chapters(
         made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
         made += _pages(run, given, several=len(runs) > 1)
     for one in given:
-        if isinstance(one, Comparison):
-            about = f"{len(one.cells)} cells of a comparison"
-            made.append(Chapter("grid", grid.title(one), grid.sections(one), about, grid.is_phantom(one)))
+        if isinstance(one, Chapter):
+            made.append(one)
         if isinstance(one, Transfer):
             key, title = transfer.heading(one)
             shown = list(pictures(one)) if pictures is not None else []

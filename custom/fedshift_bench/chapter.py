@@ -1,10 +1,13 @@
-"""The chapter of a comparison by ``fedshift compare``: its tables, and the commands that repeat its cells."""
+"""A comparison as a chapter of ``fedshift report``: its tables, and the commands that repeat its cells."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from fedshift.reporting.report.section import (
     Block,
     Cell,
+    Chapter,
     Column,
     Commands,
     Finding,
@@ -19,21 +22,36 @@ from fedshift.reporting.report.wording import counted
 from fedshift_bench import tables
 from fedshift_bench.footnotes import footnotes
 from fedshift_bench.measures import measure
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
 from fedshift_bench.verdict import verdict
 
 MAX_COMMANDS = 40
 """Number of cells whose commands are shown."""
 
 
-def title(comparison: Comparison) -> str:
-    """The chapter's title."""
-    return tables.title_with_scale(comparison.title, comparison.scale)
+def recognises(path: Path) -> bool:
+    """Whether this is a comparison's folder, or its record."""
+    return path.name == FILE_NAME or (path / FILE_NAME).is_file()
 
 
-def is_phantom(comparison: Comparison) -> bool:
-    """Whether any cell has simulated data."""
-    return any(record.kind == "phantom" for cell in comparison.cells for record in cell.data.values())
+def read_chapter(path: Path) -> Chapter:
+    """The chapter of a comparison's folder or record.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return make_chapter(read_comparison(path))
+
+
+def make_chapter(comparison: Comparison) -> Chapter:
+    """The chapter of a comparison."""
+    return Chapter(
+        "grid",
+        tables.title_with_scale(comparison.title, comparison.scale),
+        sections(comparison),
+        f"{len(comparison.cells)} cells of a comparison",
+        phantom=any(record.kind == "phantom" for cell in comparison.cells for record in cell.data.values()),
+    )
 
 
 def sections(comparison: Comparison) -> list[Section]:
