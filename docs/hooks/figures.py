@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from results_files import RESULTS, copied, link, load, table
 
 
@@ -70,3 +72,26 @@ def lets_through() -> str:
 
 def _effect(effect: float) -> str:
     return f"{100 * effect:.2f}" if effect < 0.1 else f"{100 * effect:.0f}"
+
+
+def phantom_shift() -> str:
+    """Dice of models that were trained at one site of the phantom, at all of them, and of thresholds."""
+    found = load("phantom_shift")
+    sites = list(found["single"])
+    best = max(sites, key=lambda site: _others(found["threshold"][site], site))
+    named = [(site, row, f"{_others(row, site):.1f}") for site, row in found["single"].items()]
+    named += [
+        ("**all six, pooled**", found["pooled"], f"**{100 * fmean(found['pooled'].values()):.1f}** (all six)"),
+        (f"best threshold (of {best})", found["threshold"][best], f"{_others(found['threshold'][best], best):.1f}"),
+        (
+            "threshold fitted to the tested cases",
+            found["threshold_bound"],
+            f"{100 * fmean(found['threshold_bound'].values()):.1f} (all six)",
+        ),
+    ]
+    rows = [(name, *(f"{100 * row[site]:.1f}" for site in sites), last) for name, row, last in named]
+    return table(["trained at", *sites, "other sites, mean"], rows)
+
+
+def _others(row: dict[str, float], site: str) -> float:
+    return 100 * fmean(dice for other, dice in row.items() if other != site)

@@ -21,6 +21,7 @@ from marks import filled
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"(^```.*?^```$)", flags=re.DOTALL | re.MULTILINE)
+PICTURES = {"pictures/leaderboard.svg": "<!-- make: leaderboard.picture -->"}
 LANGUAGES = {".json": "json", ".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -37,6 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 known.add(target)
                 waiting.append(target)
                 files.append(File.generated(config, _in_site(target), content=_content(target)))
+    for name, mark in PICTURES.items():
+        files.append(File.generated(config, name, content=filled(mark)))
     return files
 
 
