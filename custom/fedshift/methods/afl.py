@@ -29,6 +29,8 @@ Choices:
 - A site that missed the statistics round starts with the mean sample count.
 - Batch-norm statistics are averaged with the convex weights nearest to λ. These equal λ unless it has negative
   elements (Gen-AFL).
+
+When: the worst site's score matters more than the mean.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ LOSS = base.ArraySpec(
 
 
 class Config(Strict):
-    """Options of AFL."""
+    """Options of AFL.
+
+    ``eta``: η, the step size of λ; 0 keeps λ at n_i/n, which is ``fedavg``.
+    """
 
     eta: float = Field(default=0.1, ge=0)
 

@@ -32,6 +32,8 @@ The code's choice of λ on validation data among .1, 1 and 2 (``dynamic_lam``) i
 
 Read: the authors' code (litian96/ditto, ``flearn/trainers_MTL/ditto.py`` and ``fedbase.py``). The paper's text was not
 at hand for a second reading.
+
+When: sites differ so much that one model does not serve all, and a site alone has too few images.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ OPTIMIZER = "optimizer."
 
 
 class Config(Strict):
-    """Options of Ditto. ``lam`` is λ."""
+    """Options of Ditto.
+
+    ``lam``: λ; 0 trains the model of a site alone. With SGD ``optimizer.lr`` times it must be below 2.
+    """
 
     lam: float = Field(default=1.0, ge=0)
 

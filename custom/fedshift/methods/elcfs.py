@@ -49,6 +49,9 @@ classification there are no boundaries: the rest is as it is.
 Variants: ``variant: released`` follows the authors' code. λ is 1 and M the DC term alone, with one other site a step;
 the inner gradient is a constant, clamped to ±100; features of x are those at θ, and L_boundary is NT-Xent over all
 features of the batch, bounded too: every ordered pair counts. The code's clipping of t to [0, 255] is left out.
+
+When: a model for sites that it has not seen, where sites may share spectra. Below 100 pixels, ``alpha`` of 0.01 is the
+brightness alone.
 """
 
 from __future__ import annotations
@@ -88,7 +91,16 @@ SEARCH = {"alpha": search.log(0.005, 0.1), "lam": None, "spectra": None, "partne
 
 
 class Config(Strict):
-    """Options of ELCFS."""
+    """Options of ELCFS.
+
+    ``alpha``: half the side of the centre, as a part of the image's shortest side. ``lam``: λ ~ U(0, lam). ``spectra``:
+    training images whose low-frequency amplitudes a site sends. ``partners``: other sites in a step; null for all.
+    ``inner_lr``: β. ``order``: ``second`` differentiates the inner gradient, ``first`` takes it as a constant.
+    ``contrast``: γ. ``bounded``: true has the pair itself in the sum of L_boundary, as the authors' code has; false is
+    the equation as it is read, whose loss has no least value. ``temperature``: of L_boundary. ``variant``: ``released``
+    replaces the brightness alone, in full, with that of one other site; the inner gradient is a constant, and the
+    contrast is NT-Xent over the batch.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     alpha: float = Field(default=0.01, ge=0, lt=0.5)

@@ -10,6 +10,8 @@ FedAdam's.
 
 Choices: β1 = 0, plain Adagrad as in the authors' code, and η = 0.1, larger than FedAdam's because v is a sum over
 rounds; the authors' tuned values are from 10⁻¹·⁵ to 10. What was read is said in FedAdam's file.
+
+When: few rounds, in which the learning rate should fall without a schedule.
 """
 
 from __future__ import annotations

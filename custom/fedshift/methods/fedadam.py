@@ -24,6 +24,9 @@ Read: the authors' code and its tables (google-research/federated, ``optimizatio
 ``utils/optimizers/yogi.py``); of Algorithm 2 the implementations of Flower and FL-bench, which agree with the formulas
 above, but for v, which is 0 at first there too. The paper's text was not at hand: v = τ² at first, and β2, are what
 others write of it.
+
+When: parameters whose changes differ much in size, many rounds, and time to tune ``server_lr``: no other option of an
+aggregation here matters as much.
 """
 
 from __future__ import annotations

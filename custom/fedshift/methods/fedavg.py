@@ -12,6 +12,8 @@ evaluated with them (``local``). With ``local``, a site that has never trained e
 its own training images.
 
 Deviation from the paper: integer batch counters are not averaged; the server takes the largest.
+
+When: the baseline. The FedFA and FedBN papers average uniformly, FedRDN and the original by sample count.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedAvg."""
+    """Options of FedAvg.
+
+    ``weights``: ``samples`` is c_k = n_k / Σ n, ``uniform`` 1 / K. ``buffers``: running statistics are averaged, or
+    with ``local`` stay at the site, which evaluates the model with its own; a site that has never trained first
+    computes them from its training images.
+    """
 
     weights: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local"] = "average"

@@ -13,6 +13,8 @@ Deviation: FedFA's released code also applies momentum to batch-norm statistics,
 Here batch-norm statistics are averaged as in FedAvg.
 
 Velocities are kept in float64, so that β = 0 reproduces FedAvg bit for bit.
+
+When: few rounds, or updates that vary much between rounds; ``beta`` 0 is ``fedavg``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ SEARCH = {"beta": search.choice(0.01, 0.1, 0.5, 0.9, 0.97), "server_lr": search.
 
 
 class Config(Strict):
-    """Options of FedAvgM."""
+    """Options of FedAvgM.
+
+    ``beta``: momentum β. ``nesterov``: Nesterov's form. ``server_lr``: η. ``weights``: ``samples`` is n_k/n,
+    ``uniform`` 1/K.
+    """
 
     beta: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False

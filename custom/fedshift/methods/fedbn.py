@@ -20,6 +20,10 @@ Variants:
   the network and takes their running statistics, without labels and with the initial scale and shift. With
   ``averaged`` N is sent and averaged as in FedAvg, but only new sites use the average. The default matches the authors'
   server, whose N stays as initialised, and keeps the brightness and contrast of a site's features at the site.
+
+When: sites differ in scale, contrast or colour and each site should get its own model. In a network without
+normalisation layers it is FedAvg, and with instance norm alone (``norms: all``) only scales and shifts stay: there are
+no running statistics.
 """
 
 from __future__ import annotations
@@ -39,7 +43,13 @@ log = logging.getLogger("fedshift")
 
 
 class Config(Strict):
-    """Options of FedBN."""
+    """Options of FedBN.
+
+    ``norms``: which layers stay at a site; ``batch`` is every module with running_mean and running_var, ``all`` adds
+    group, layer, RMS and instance norm. ``unseen``: what a site that has never trained uses; ``re-estimated`` takes
+    running statistics from its own training images, without labels; with ``averaged`` sites send theirs to the server,
+    which averages them for such sites only.
+    """
 
     norms: Norms = "batch"
     unseen: Literal["re-estimated", "averaged"] = "re-estimated"

@@ -30,6 +30,9 @@ was not in the last aggregate (absent, rejected, not drawn) measures the error o
 model without it. It keeps its sums over its own rounds. A site without validation samples measures on its training
 samples. Batch-norm statistics are averaged with p, and w_−i has them without site i's; a variance that rounding made
 negative is 0.
+
+When: a federation wants to know what each site brings, and to give sites that differ more weight. The estimate of every
+round is in ``results.json`` and in the report.
 """
 
 from __future__ import annotations
@@ -58,7 +61,10 @@ FLOOR = 1e-3
 
 
 class Config(Strict):
-    """Options of FedCE."""
+    """Options of FedCE.
+
+    ``join``: how the two estimates are joined.
+    """
 
     join: Literal["sum", "product"] = "sum"
 

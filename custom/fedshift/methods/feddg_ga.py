@@ -35,6 +35,8 @@ Read: the authors' code (MediaBrain-SJTU/FedDG-GA, ``utils/weight_adjust.py`` an
 paper's formulas FL4Health's implementation (Vector Institute, ``strategies/feddg_ga.py``), which notes where the two
 differ: centred gaps, no 1/K, clipping below 0 alone, d_r from r = 0. The paper's text was not at hand: that its
 denominator has absolute values rests on FL4Health.
+
+When: averaging costs some sites more than others; scores on sites that took no part matter.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ NONE = -1
 
 
 class Config(Strict):
-    """Options of FedDG-GA."""
+    """Options of FedDG-GA.
+
+    ``step``: d; 0 is ``fedavg`` with uniform weights. A step moves up to 3 d of the mean weight. ``variant``:
+    ``released`` does not centre the gaps, divides d_r by the number of sites, and limits weights to 1, as the authors'
+    code.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     step: float = Field(default=0.2, ge=0, lt=1)

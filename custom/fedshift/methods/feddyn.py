@@ -33,6 +33,9 @@ Choices:
 Read: the authors' code (alpemreacar/FedDyn, ``utils_methods.py`` and ``utils_general.py``), with which FL-bench agrees;
 it has the signs, m and m_S of the formulas above, with equal amounts of data. The paper's text was not at hand for a
 second reading.
+
+When: many local steps and sites whose optima differ. As in every round the server moves farther than the mean of the
+models, it is quick and less stable than FedAvg: watch the validation scores.
 """
 
 from __future__ import annotations
@@ -56,7 +59,11 @@ SEARCH = {"alpha": search.log(0.001, 0.1)}
 
 
 class Config(Strict):
-    """Options of FedDyn."""
+    """Options of FedDyn.
+
+    ``alpha``: α. The paper tunes it between 0.001 and 0.1. ``variant``: ``released`` divides α by n_k over its mean at
+    a site with n_k samples, so that sites count by samples and not equally; they are told the mean.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     alpha: float = Field(default=0.01, gt=0)

@@ -39,6 +39,9 @@ Variants:
       mean = received mean + Σ d / M,    Σ² = Σ d² / M − (Σ d / M)²
 
   This equals (5) up to rounding. Without encryption the server still sees every site's values.
+
+When: sites differ in appearance and one model should serve all of them, including new sites. Instance norm takes the
+shifted means away, and only scaled deviations are left; ``fedshift job`` warns.
 """
 
 from __future__ import annotations
@@ -71,7 +74,14 @@ SEARCH = {"momentum": search.choice(0.5, 0.9, 0.99, 0.999)}
 
 
 class Config(Strict):
-    """Options of FedFA."""
+    """Options of FedFA.
+
+    ``p``: probability that a layer acts on a batch. ``momentum``: α. ``layers``: encoder stages, from 1; null for all.
+    ``fusion``: ``direct`` has Σ² in place of γ, ``local`` is FedFA-C, ``random`` FedFA-R. ``running``: m and s continue
+    from the sites' mean, begin anew, or stay the site's. ``share``: sites send m and s, or with ``sums`` differences of
+    which the server uses only the sums. ``eps``: added inside roots. ``variant``: ``released`` has unbiased variances
+    and one scalar Σ² over sites and channels.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     fusion: Literal["adaptive", "direct", "local", "random"] = "adaptive"

@@ -32,6 +32,8 @@ Read: three independent implementations of the paper's formula, which agree with
 LINs-lab/FedTHE, ``pcode/aggregation/gma_fedavg.py``; one for reinforcement learning), and the benchmark's code
 (skydvn/FedOMG, ``FL_DG_Benchmark_OMG/src/server.py``). Neither the authors' code nor the paper's text was found. Code
 under the method's name elsewhere (siddarth-c/FedGMA) is of an earlier paper of theirs with another mask.
+
+When: sites that pull in opposite directions; the more sites, the finer A is.
 """
 
 from __future__ import annotations
@@ -55,7 +57,12 @@ SEARCH = {"tau": search.choice(0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "server_lr": searc
 
 
 class Config(Strict):
-    """Options of FedGMA."""
+    """Options of FedGMA.
+
+    ``tau``: τ; 0 is ``fedavg``. With three sites every τ in (1/3, 1] is the same. ``server_lr``: η. ``weights``:
+    ``samples`` is n_k/n, ``uniform`` 1/K. ``variant``: ``released`` is the mask of public code, M = 1 − A where A ≥ τ
+    and 0 elsewhere, with τ as step size too. It contradicts the paper and is here to reproduce figures only.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     tau: float = Field(default=0.4, ge=0, le=1)

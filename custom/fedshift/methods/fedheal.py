@@ -32,6 +32,8 @@ Memory: the server keeps, for every site, how often each parameter has moved dow
 Read: the authors' code (yuhangchen0/FedHEAL, ``models/fedavgheal.py``, ``models/utils/federated_model.py`` and
 ``main.py``) and the paper's abstract and introduction. The paper's equations were not at hand, so whether its distance
 is this sum of norms, and whether p is normalised in every round, is the code's word.
+
+When: one site's domain is far from the others', and its score should be nearer to theirs.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedHEAL."""
+    """Options of FedHEAL.
+
+    ``tau``: τ; 0 drops nothing. ``beta``: β; 0 keeps the weights equal.
+    """
 
     tau: float = Field(default=0.3, ge=0, lt=1)
     beta: float = Field(default=0.4, ge=0, le=1)

@@ -24,6 +24,9 @@ corrected for its start at 0, so that it is short in the first rounds.
 
 Read: the authors' code (YamingGuo98/FedIIR, ``domainbed/algorithms.py`` and ``hparams_registry.py``). FL-bench agrees
 but for m, which it does not keep between rounds. The paper's text was not available.
+
+When: the model should work at sites that do not take part. Segmentation too: the head is then the layer that gives a
+pixel's classes.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ SEARCH = {"gamma": search.log(1e-4, 1e-2), "ema": search.choice(0.9, 0.95, 0.99)
 
 
 class Config(Strict):
-    """Options of FedIIR."""
+    """Options of FedIIR.
+
+    ``gamma``: γ; 0 is ``fedavg``. ``ema``: how much of m stays in a round.
+    """
 
     gamma: float = Field(default=1e-3, ge=0)
     ema: float = Field(default=0.95, ge=0, lt=1)

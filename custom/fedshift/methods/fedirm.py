@@ -20,6 +20,9 @@ Deviations from the paper:
 - A ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is FedAvg.
 - f is the task's loss alone. Terms that other methods add are not penalised. They are divided by β only if their method
   runs before this one (alphabetical order).
+
+When: to reproduce the paper, with ``schedule.local_steps=1``: a round with plain SGD is then one step of centralised
+``irm``. The paper reports that it degrades with more local steps and leaves it out of its main tables.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
-    """Options of Fed-IRM."""
+    """Options of Fed-IRM.
+
+    ``penalty``: ``scalar`` is the paper's equation, ``classifier`` what its code uses by default. ``weight``: β; 0 is
+    ``fedavg``. ``warmup``: steps of a site with β = 1, after which the optimiser's state is reset once.
+    """
 
     penalty: Literal["scalar", "classifier"] = "scalar"
     weight: float = Field(default=100.0, ge=0)

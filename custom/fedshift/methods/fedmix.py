@@ -23,6 +23,11 @@ Deviations from the paper:
 
 Variants: ``variant: released`` follows both public re-implementations (the authors published no code): the inner
 product is averaged over samples, which makes the third term too small by a factor of the batch size.
+
+When: to reproduce the papers' tables, and where sites may share averaged images. It reveals more than any other method:
+averages of ``images`` training images, in which single images may be recognisable. They pass through the server to
+every site; model files do not contain them, but the server's ``server_state.pt`` does. Several jobs on other choices of
+a site's images give single ones away.
 """
 
 from __future__ import annotations
@@ -60,7 +65,12 @@ SEARCH = {"per_round": None}
 
 
 class Config(Strict):
-    """Options of FedMix."""
+    """Options of FedMix.
+
+    ``lam``: λ. ``images``: per average. ``per_round``: averages that the server sends each round. ``variant``:
+    ``released`` divides the inner product by the batch size, as both public re-implementations do; the third term is
+    then too small by that factor.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     lam: float = Field(default=0.1, ge=0, lt=1)

@@ -20,6 +20,9 @@ Restrictions: the formulas assume SGD whose momentum starts at zero in each roun
 rounds are refused, and so is momentum together with fedprox, as well as fedprox's released norm, which is not a
 quadratic. So is fedrep, which trains each part of the network in some of the steps only. Weight decay counts as part of
 the site's loss. Batch-norm statistics are averaged with p_i.
+
+When: sites differ much in their amount of data, and so in steps per round. With equal steps (``schedule.local_steps``)
+it is ``fedavg``.
 """
 
 from __future__ import annotations

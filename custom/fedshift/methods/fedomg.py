@@ -35,6 +35,8 @@ Batch-norm statistics are averaged with c_k.
 Read: the authors' code (skydvn/FedOMG, ``FedOMG-DG``, ``FL_DG_Benchmark_OMG`` and ``system``); the paper's abstract and
 introduction; and a reader's notes of its equations 11 to 17 and its settings, which the formulas above follow. The
 equations themselves were not at hand.
+
+When: the mean change moves against some site.
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ ROUNDING = 1e-14
 
 
 class Config(Strict):
-    """Options of FedOMG."""
+    """Options of FedOMG.
+
+    ``kappa``: κ; 0 is ``fedavg`` with uniform weights. ``server_lr``: η. ``weights``: ``uniform`` is 1/K, ``samples``
+    n_k/n.
+    """
 
     kappa: float = Field(default=0.5, ge=0, lt=1)
     server_lr: float = Field(default=1.0, gt=0)

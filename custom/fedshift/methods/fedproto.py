@@ -30,6 +30,9 @@ Deviations from the paper:
   contradict this rule.
 - A soft label (Mixup) uses the prototype of its largest class. Options with which one image of a batch may so count
   twice (``mixup.draw: sample``) are refused with ``last_epoch``.
+
+When: sites that need their own model but should agree on what a class looks like; connections that are too slow for
+models.
 """
 
 from __future__ import annotations
@@ -53,7 +56,14 @@ from fedshift.tasks.precision import precise
 
 
 class Config(Strict):
-    """Options of FedProto. ``weight`` is λ."""
+    """Options of FedProto.
+
+    ``weight``: λ. ``average_weights``: false exchanges prototypes only, and each site keeps its own model, as in the
+    original. ``prototypes``: from the batches of the round's last epoch, as in the authors' code, or from one more pass
+    with the trained model. ``weights``: ``samples`` weighs sites by their images of the class, and only then do class
+    counts leave a site. ``min_samples``: a site sends no prototype averaged over fewer images, because that of one
+    image is that image's embedding.
+    """
 
     prototypes: Literal["last_epoch", "trained"] = "last_epoch"
     weight: float = Field(default=1.0, ge=0)

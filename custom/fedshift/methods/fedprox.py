@@ -9,6 +9,8 @@ values are not the site's model. Buffers are not parameters and are not held.
 
 Variants: ``variant: released`` follows FedFA's and FedBN's code: μ/2 ‖w − w_g‖, the norm instead of its square, and no
 term in the first step of a round. The gradient of this term has constant length, however far w is from w_g.
+
+When: many local steps, sites whose optima differ.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ SEARCH = {"mu": search.log(0.001, 1)}
 
 
 class Config(Strict):
-    """Options of FedProx."""
+    """Options of FedProx.
+
+    ``mu``: μ; 0 is ``fedavg``. ``variant``: ``released`` adds μ/2 ‖w − w_g‖ (the norm, not its square), and no term in
+    the first step of a round, as the code of FedFA and FedBN does.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     mu: float = Field(default=0.01, ge=0)

@@ -20,6 +20,10 @@ Variants:
 - ``variant: released`` follows the code: mean and standard deviation are drawn independently, one of each per batch.
 - ``mode: mean`` is FedRDN-V: the mean of all sites' pairs, in training and test.
 - ``mode: fixed`` is plain normalisation with ``fixed_mean`` and ``fixed_std`` at every site.
+
+When: sites differ in brightness and contrast; it costs almost nothing and combines with the other methods. Not where
+each volume is normalised by itself (``data.normalise: volume``, the default of patches): all pairs are then nearly the
+same, and it can do nothing. ``fedshift job`` warns.
 """
 
 from __future__ import annotations
@@ -44,7 +48,12 @@ SMALLEST_STD = 1e-6
 
 
 class Config(Strict):
-    """Options of FedRDN."""
+    """Options of FedRDN.
+
+    ``variant``: ``released`` draws mean and standard deviation independently, one of each per batch. ``mode``: ``mean``
+    is FedRDN-V, the mean of all sites' pairs; ``fixed`` is plain normalisation. ``fixed_mean``: for ``fixed``, one
+    number or one per channel. ``fixed_std``: likewise.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     mode: Literal["random", "mean", "fixed"] = "random"

@@ -23,6 +23,8 @@ pixel or voxel.
 
 Read: the authors' code, as a copy of it has it (AC-Amiya233/FedRep, ``main_fedrep.py``, ``models/Update.py``). The
 paper's text was not at hand for a second reading.
+
+When: sites agree on features but not on what to make of them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ SEARCH = {"head": search.uniform(0.2, 0.9)}
 
 
 class Config(Strict):
-    """Options of FedRep: ``head`` is the share of a round's steps in which the head is trained."""
+    """Options of FedRep.
+
+    ``head``: the share of a round's steps that train the head, at least one step for each part.
+    """
 
     head: float = Field(default=0.5, gt=0, lt=1)
 

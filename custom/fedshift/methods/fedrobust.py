@@ -23,6 +23,8 @@ Deviations from the paper:
 
 The adversary's pass does not update running statistics, and it uses the same random draws (dropout, FedFA) as the
 training pass.
+
+When: sites, or later users, whose images differ in gain, offset or tint.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ SEARCH = {
 
 
 class Config(Strict):
-    """Options of FedRobust."""
+    """Options of FedRobust.
+
+    ``step_delta``: step size of δ's ascent. ``step_gamma``: step size of Γ's. ``penalty_delta``: λ_δ.
+    ``penalty_gamma``: λ_Γ.
+    """
 
     step_delta: float = Field(default=0.02, ge=0)
     step_gamma: float = Field(default=0.001, ge=0)

@@ -16,6 +16,8 @@ batch-norm statistics in both passes; here T follows the formula for all paramet
 first pass.
 
 Variants: ``adaptive: true`` is ASAM, with η as ``eta``.
+
+When: small sites; a model that must generalise to unseen sites.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ TINY = 1e-12
 
 
 class Config(Strict):
-    """Options of FedSAM."""
+    """Options of FedSAM.
+
+    ``rho``: ρ; 0 is ``fedavg``. ``adaptive``: scale ε element by element with the weights (ASAM). ``eta``: η of the
+    adaptive form.
+    """
 
     rho: float = Field(default=0.05, ge=0)
     adaptive: bool = False

@@ -19,6 +19,8 @@ Deviations from the paper:
 
 Choices: a site sends w_k, which reveals as much to the server as the gradient. Weight decay is part of the gradient at
 w. Only plain SGD is allowed; for momentum use fedavgm, which applies it at the server.
+
+When: a reference without client drift; it needs many more rounds than ``fedavg``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedSGD."""
+    """Options of FedSGD.
+
+    ``weights``: ``samples`` is n_k/n, ``uniform`` 1/K.
+    """
 
     weights: Literal["samples", "uniform"] = "samples"
 

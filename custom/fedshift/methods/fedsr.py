@@ -27,6 +27,8 @@ Soft labels (Mixup) count as their largest class.
 Read: the authors' code (atuannguyen/FedSR, ``src/methods/FedSR.py``, ``base.py`` and ``argument.py``), with which
 FL-bench agrees. The paper's text was not available: whether its first term is ‖z‖, as in the code, or ‖z‖², and whether
 it has c, is not known.
+
+When: the model should work at sites that do not take part.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ SEARCH = {"l2r": search.log(1e-3, 0.1), "cmi": search.log(1e-4, 1e-2), "lr": sea
 
 
 class Config(Strict):
-    """Options of FedSR. ``l2r`` is α, ``cmi`` is β."""
+    """Options of FedSR.
+
+    ``l2r``: α. ``cmi``: β. ``stochastic``: false is the authors' FedL2R (z = u, and only the first term). ``lr``:
+    learning rate of σ's layer and of the reference c, μ, ρ. ``momentum``: their momentum.
+    """
 
     l2r: float = Field(default=0.01, ge=0)
     cmi: float = Field(default=0.001, ge=0)

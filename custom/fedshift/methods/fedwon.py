@@ -35,6 +35,10 @@ here:
   networks, MedNeXt's grow beyond use.
 - Clipping comes before ``optimizer.clip_norm``, and at its turn among methods that change gradients. The personal
   model of Ditto has the same network, and its gradients are clipped by its own weights.
+
+When: small batches (a batch of one image trains), or sites so different that no running statistics suit all. Every site
+gets the same model. In FedFA's U-Net and MONAI's BasicUNet features keep their size from the first to the last layer;
+in residual networks they grow, and a lower ``gamma`` helps.
 """
 
 from __future__ import annotations
@@ -66,7 +70,11 @@ SEARCH = {"gamma": None, "clip": search.log(0.01, 1.28)}
 
 
 class Config(Strict):
-    """Options of FedWon."""
+    """Options of FedWon.
+
+    ``gamma``: γ; the default suits ReLU. ``gain``: norms keep their learnable shift only, or with ``learned`` their
+    scale too. ``clip``: λ; null does not clip.
+    """
 
     gamma: float = Field(default=RELU_GAIN, gt=0)
     gain: Literal["constant", "learned"] = "constant"

@@ -8,6 +8,8 @@ In a round v moves by no more than (1 − β2) Δ². When the changes become sma
 for much longer than with FedAdam, whose v falls by the part 1 − β2 of itself in every round.
 
 Options, deviations, choices and what was read are FedAdam's.
+
+When: FedAdam's model swings from round to round.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ Choices: τ is the paper's 0.02. The paper's sum with weight 1 is strong where u
 rate of the task ``digits`` it slows training down a lot, and ``consistency`` has to be tuned (1/d is the code's).
 
 Read: the paper's text, and the authors' code (WenkeHuang/RethinkFL, ``models/fpl.py`` and ``utils/finch.py``).
+
+When: some sites are alike and others are not, and the alike ones should not decide what a class looks like.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ SEARCH = {
 
 
 class Config(Strict):
-    """Options of FPL. ``temperature`` is τ."""
+    """Options of FPL.
+
+    ``temperature``: τ. ``contrast``: weight of the first term. ``consistency``: weight of the second. ``min_samples``:
+    as with ``fedproto``. ``variant``: ``released`` divides the second term by the length of u, as the authors' code
+    does; with the paper's sum ``consistency`` has to be tuned.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     temperature: float = Field(default=0.02, gt=0)

@@ -33,6 +33,10 @@ has no other use) and ``gamma_syn: 0.002`` in 300 rounds, with which w is .5 in 
 
 Table 3's columns are ``rtnet`` (û), ``moving_average`` (û_c) and ``schedule`` (λ_syn, else 1); without the first two
 the generator's output v itself is the synthetic embedding.
+
+When: classification with few images per site and few classes missing at a site. λ_syn grows to nearly 1 at the end,
+where the paper's unweighted losses can destabilise the head: use the best round, not the last, or ``variant=released``,
+which gives synthetic embeddings at most half the weight.
 """
 
 from __future__ import annotations
@@ -73,7 +77,19 @@ SourceKind = Literal["prototype", "real", "agnostic"]
 
 
 class Config(Strict):
-    """Options of FRAug; ``variant: released`` changes the defaults named in `RELEASED`."""
+    """Options of FRAug.
+
+    ``variant``: ``released`` is the authors' code for OfficeHome and changes the defaults named in `RELEASED`.
+    ``alpha``: α, weight of the generator's distance. ``beta``: β, weight of the RTNet's distance.
+    ``generator_distance``: of the generator's loss; ``l2`` is unbounded. ``rtnet_distance``: of the RTNet's loss.
+    ``latent``: numbers in z; null for half the embedding. ``gamma_syn``: γ; null for 3 / rounds. ``interpolate``:
+    whether λ_syn scales the residuals. ``lambda_c``: λ. ``ramp_up``: T as a part of the rounds; 0 for a fixed λ_c.
+    ``absent``: class means of classes missing from a batch; ``decay`` is the formula as printed. ``noise``:
+    distribution of z. ``lr_generator``: of its SGD. ``lr_rtnet``: of its SGD. ``momentum``: of both. ``bn``: batch
+    norms stay at the site, or with ``statistics`` only their running statistics. ``weights``: of the generator's
+    average. ``share_generator_bn``: whether its batch norms are averaged. ``rtnet``: Table 3's switch of û.
+    ``moving_average``: Table 3's switch of û_c. ``schedule``: Table 3's switch of λ_syn, else 1.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     latent: int | None = Field(default=None, ge=1)

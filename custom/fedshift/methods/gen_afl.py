@@ -14,6 +14,9 @@ Deviations from the paper:
 - The authors' code never passes λ_min to the projection, so it runs plain AFL.
 - The initial λ, n_i / n, is projected too. This changes it only if λ_min exceeds a site's share of the samples.
 - Negative weights apply to parameters only. For batch-norm statistics and all other choices see AFL.
+
+When: ``afl`` reacts too slowly. Extrapolation can overshoot and oscillate; a smaller ``eta`` damps it. ``lambda_min`` 0
+is ``afl``, 1/n is ``fedavg`` with uniform weights.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from fedshift.schema.job import JobSpec
 
 
 class Config(afl.Config):
-    """Options of Gen-AFL."""
+    """Options of Gen-AFL.
+
+    ``lambda_min``: the least weight, at most 1/n for n sites; 0 is ``afl``. ``eta``: as in ``afl``.
+    """
 
     lambda_min: float = Field(default=-1.0, gt=-1e3, le=1)
 

@@ -10,6 +10,9 @@ f_i::
 
 A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round. It is kept as
 log q: the q of a domain whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
+
+When: the centralised counterpart of AFL; the worst site's score matters. Run it with ``fedshift pooled groupdro
+<task>``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of GroupDRO; ``eta`` is the step size of the weights q."""
+    """Options of GroupDRO.
+
+    ``eta``: step size of the weights q; 0 is the mean over sites.
+    """
 
     eta: float = Field(default=0.01, ge=0)
 

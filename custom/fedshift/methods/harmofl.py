@@ -20,6 +20,9 @@ Deviations from the paper:
 Variants: ``variant: released`` follows the authors' code, which replaces the DC term only:
 x ← x − mean(x) + s A(0)/N, N the number of pixels, s the sign of the image's mean. Their A comes from the first batch;
 here it comes from all training images in this variant too.
+
+When: sites differ in brightness, contrast or smoothness. It applies in training and evaluation, also at new sites.
+Information in an image's own amplitudes is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ LARGEST = 1e10
 
 
 class Config(Strict):
-    """Options of HarmoFL's amplitude normalisation."""
+    """Options of HarmoFL's amplitude normalisation.
+
+    ``variant``: ``released`` replaces only the DC term (the image's mean), which is the effect of the authors' code.
+    """
 
     variant: Literal["paper", "released"] = "paper"
 

@@ -19,6 +19,8 @@ mean is used, which makes β independent of K. DomainBed estimates the penalty f
 computed on all of a domain's samples.
 
 A centralised reference, which needs all images in one place: `fedshift pooled irm`.
+
+When: the centralised counterpart of Fed-IRM. Run it with ``fedshift pooled irm <task>``.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
-    """Options of IRM."""
+    """Options of IRM.
+
+    ``penalty``: the paper's scalar, or the classifier's gradient. ``weight``: β after the warm-up. ``warmup``: steps
+    with β at most 1, after which the optimiser's state is reset.
+    """
 
     penalty: Literal["scalar", "classifier"] = "scalar"
     weight: float = Field(default=100.0, ge=0)

@@ -11,6 +11,8 @@ its setting). ``layers`` selects other places. α = 0 disables mixing.
 Deviations: masks are blended pixel by pixel (the paper has no segmentation). A U-Net's stages are its pooled branches
 and its bottleneck, as for FedFA's layers. Mixing there does not change the skip connections of the same depth and
 above, which carry the sample's own features to the decoder. Mixing at the input affects everything.
+
+When: blends of images look unlike any real image; to compare with FedFA's tables.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ FIRST_STAGES = 2
 
 
 class Config(Strict):
-    """Options of Manifold Mixup."""
+    """Options of Manifold Mixup.
+
+    ``alpha``: of the Beta distribution; 0 mixes nothing. ``layers``: places by number, 0 the input, from 1 the
+    network's stages; null for the input and the first two.
+    """
 
     alpha: float = Field(default=2.0, ge=0)
     layers: tuple[int, ...] | None = None

@@ -15,6 +15,8 @@ batches whose halves come from different sites; in a federation all of a batch c
 Choices: ``layers`` defaults to the first three stages without the last one, unless it is the only one: the authors
 recommend several lower layers and advise against the layer nearest to the prediction. The variance of a single pixel is
 taken as 0. The halves of an odd batch differ by one sample; the authors' code drops a sample.
+
+When: sites or new sites differ in style. In federated training a batch contains only the styles of one site.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ EARLY = 3
 
 
 class Config(Strict):
-    """Options of MixStyle."""
+    """Options of MixStyle.
+
+    ``p``: probability per batch and stage. ``alpha``: of the Beta distribution. ``mix``: partners from the batch, or
+    from its other half. ``layers``: stages, from 1; null for the first three, never the last. ``eps``: added to
+    variances.
+    """
 
     p: float = Field(default=0.5, ge=0, le=1)
     alpha: float = Field(default=0.1, gt=0)

@@ -13,6 +13,8 @@ report its value). α = 0 disables mixing. Images are blended after normalisatio
 ``inputs``.
 
 Variants: ``draw: batch`` draws one λ for each batch, as in the paper's code; ``draw: sample`` one for each image.
+
+When: a cheap first augmentation; compare with ``manifold_mixup`` and ``fedmix``, which mixes between sites.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of Mixup."""
+    """Options of Mixup.
+
+    ``alpha``: shape of the Beta distribution; 0 mixes nothing. ``draw``: one λ per batch, or one per image.
+    """
 
     alpha: float = Field(default=0.2, ge=0)
     draw: Literal["batch", "sample"] = "batch"

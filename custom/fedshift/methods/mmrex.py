@@ -10,6 +10,8 @@ equally many samples of each of K domains, with the losses f_i::
 paper's −1. A domain is a site, unless the task's ``domains`` put several sites together.
 
 A centralised reference, which needs all images in one place: `fedshift pooled mmrex`.
+
+When: the centralised counterpart of Gen-AFL. Run it with ``fedshift pooled mmrex <task>``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of MM-REx."""
+    """Options of MM-REx.
+
+    ``lambda_min``: smallest weight of a site; 1/K is the mean over sites, 0 the worst site.
+    """
 
     lambda_min: float = -1.0
 

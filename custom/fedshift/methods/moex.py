@@ -17,6 +17,8 @@ defaults to the network's first stage, the nearest to the authors' stem.
 Deviations: soft targets replace the two terms of the loss, which is the same for cross-entropy but not for a Dice loss.
 In segmentation (not in the paper) targets are blended pixel by pixel, which fits ``pono``, whose moments belong to the
 same position.
+
+When: to compare with FedFA's tables; ``in`` swaps the same statistics as MixStyle but changes the targets accordingly.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ SEARCH = {"layer": None}
 
 
 class Config(Strict):
-    """Options of MoEx."""
+    """Options of MoEx.
+
+    ``p``: probability per batch. ``lam``: weight of a sample's own target. ``norm``: ``pono`` takes moments over
+    channels at each position, ``in`` over space for each channel, ``ln`` over both. ``layer``: the stage. ``eps``:
+    added to variances.
+    """
 
     p: float = Field(default=1.0, ge=0, le=1)
     lam: float = Field(default=0.9, ge=0, le=1)

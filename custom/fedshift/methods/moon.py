@@ -20,6 +20,8 @@ input of the network's head, with whatever layers the network has before it. The
 (several previous models) is not offered: the paper has one.
 
 Read: the authors' code (QinbinLi/MOON, ``main.py``). The paper's text was not at hand for a second reading.
+
+When: local models drift because the sites' images differ. A site's first round has no term.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ SEARCH = {"mu": search.choice(0.1, 1.0, 5.0, 10.0), "temperature": search.choice
 
 
 class Config(Strict):
-    """Options of MOON."""
+    """Options of MOON.
+
+    ``mu``: μ, which the paper tunes among 0.1, 1, 5 and 10. ``temperature``: τ.
+    """
 
     mu: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=0.5, gt=0)

@@ -29,6 +29,9 @@ Deviations from the paper: these details were chosen here:
 - The search takes ``search_steps`` Adam steps with ``search_lr`` on random, un-augmented batches of ``search_batch``
   training images, before training. Batch norm normalises with batch statistics and updates no running statistics.
 - Logits start at 0, which selects the global model, and persist over rounds.
+
+When: ``adaptive``: it is not known which part of a network should be personal; ``fixed``: it is known and includes more
+than batch norm.
 """
 
 from __future__ import annotations
@@ -56,7 +59,11 @@ GLOBAL, LOCAL = 0, 1
 
 
 class Config(Strict):
-    """Options of PartialFed; ``search_*`` and ``temperature`` (τ) apply to ``mode: adaptive`` only."""
+    """Options of PartialFed.
+
+    ``mode``: ``fixed`` or ``adaptive``. ``keep``: for ``fixed``, any of ``norm``, ``first``, ``last``, ``head``; [norm]
+    is FedBN and [] FedAvg. For ``adaptive``: ``search_steps``, ``search_batch``, ``search_lr`` and ``temperature`` (τ).
+    """
 
     mode: Literal["fixed", "adaptive"] = "fixed"
     keep: tuple[Place, ...] = ("norm", "head")

@@ -30,6 +30,9 @@ Choices:
 - Option I computes the gradient over un-augmented samples in training mode, with running statistics frozen.
 - The corrections cover every parameter, so methods that keep parameters at the site, or fine-tune them there, are
   refused; so is clipping (``optimizer.clip_norm``, ``fedwon.clip``), after which the change is no mean gradient.
+
+When: many local steps and sites whose optima differ. Option I needs short rounds: with many steps and unequal
+curvatures it can diverge where II does not.
 """
 
 from __future__ import annotations
@@ -55,7 +58,11 @@ SEARCH = {"server_lr": search.log(0.3, 3)}
 
 
 class Config(Strict):
-    """Options of SCAFFOLD."""
+    """Options of SCAFFOLD.
+
+    ``option``: how c_i is updated. ``weights``: ``uniform`` as the paper, or ``samples`` n_k/n as NIID-Bench.
+    ``server_lr``: η.
+    """
 
     option: Literal["I", "II"] = "II"
     weights: Literal["uniform", "samples"] = "uniform"

@@ -7,6 +7,8 @@ Augmentation", arXiv 2022::
 
 No weights leave a site. All sites start from the same initial weights and train for as many rounds as a federation.
 The round is selected by the mean of their validation scores, as with every method.
+
+When: the lower reference: a federation is useful only if it beats this.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ locally trained model.
 
 Choices: β = 0.5, the paper's value for PACS and OfficeHome. With it c_i stays positive as long as no loss is 1 or more
 below the mean loss. The paper uses 10 for Rotated MNIST. The code's β is n times the β of (24).
+
+When: all sites should reach similar losses. ``beta`` 0 is ``fedavg`` with uniform weights. A large β extrapolates: c_i
+is negative where f_i is more than 1/(2β) below the mean.
 """
 
 from __future__ import annotations
@@ -43,7 +46,12 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of VM."""
+    """Options of VM.
+
+    ``beta``: weight of the variance. ``weights``: ``uniform`` is 1/n, ``samples`` n_i/N in place of every 1/n.
+    ``variant``: ``released`` has no 1/n before the second sum (its β is n times the paper's) and computes f_i with the
+    locally trained model.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     beta: float = Field(default=0.5, ge=0)

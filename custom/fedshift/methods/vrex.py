@@ -14,6 +14,8 @@ Deviation: a ``weight`` of at most 1 applies from the first step, without a rese
 domains.
 
 A centralised reference, which needs all images in one place: `fedshift pooled vrex`.
+
+When: the centralised counterpart of VM. Run it with ``fedshift pooled vrex <task>``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of V-REx."""
+    """Options of V-REx.
+
+    ``weight``: β after the warm-up. ``warmup``: steps with β at most 1, after which the optimiser's state is reset.
+    """
 
     weight: float = Field(default=10.0, ge=0)
     warmup: int = Field(default=500, ge=0)

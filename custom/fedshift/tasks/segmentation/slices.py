@@ -45,6 +45,9 @@ from fedshift.tasks.losses import Logits, make_loss
 class DataSpec(Strict):
     """Options of ``task.data``: how slices become samples.
 
+    ``matrix``: pixels along a side. ``context``: a slice alone, or with its neighbours, as channels. ``augmentation``:
+    ``rot90-flip`` is quarter turns and flips.
+
     ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
     slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
     ``seed`` draws them apart from the job's seed, so that runs that differ in it train on the same slices. ``scale``:
