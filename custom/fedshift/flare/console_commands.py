@@ -7,7 +7,7 @@ list, and none leads out of the job's own folder.
 Three places are made from the table or ask it: the guard of the server's console (`fedshift.flare.guard.sessions`),
 which looks at every command before NVFlare does; the rights in each kit's ``local/authorization.json``
 (`fedshift.flare.kit`), with which NVFlare decides *whose* job or site it is, at the server and at each site; and the
-page docs/nvflare-entry-points.md. What a site does of it is in `fedshift.flare.guard.commands`.
+page docs/guard.md. What a site does of it is in `fedshift.flare.guard.commands`.
 """
 
 from __future__ import annotations
