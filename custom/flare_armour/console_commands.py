@@ -1,13 +1,12 @@
 """The console's commands: who may give each one, and what its arguments may be. What is not in the table is refused.
 
-NVFlare 2.9 asks a right of some commands only, and checks few arguments; ``list_sessions`` names everybody to
-everybody, ``reset_errors`` is a right to look. Here an argument is a job's id, a party's name, or one word of a short
-list, and none leads out of the job's own folder.
+NVFlare 2.9 asks a right of some commands only, and checks few arguments. Here an argument is a job's id, a party's
+name, or one word of a short list, and none leads out of the job's own folder.
 
 Three places are made from the table or ask it: the guard of the server's console (`flare_armour.guard.sessions`),
 which looks at every command before NVFlare does; the rights in each kit's ``local/authorization.json``
 (`fedshift.flare.kit`), with which NVFlare decides *whose* job or site it is, at the server and at each site; and the
-page docs/nvflare-entry-points.md. What a site does of it is in `flare_armour.guard.commands`.
+page docs/guard.md. What a site does of it is in `flare_armour.guard.commands`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _SITE = r"(?!_admin_|(?:server|all)(?:\s|$))[A-Za-z0-9_-][A-Za-z0-9_.~-]{0,99}"
 _PARTIES = rf"(?:server|all|client(?: {_SITE})*)"
 _LEVEL = r"(?i:info|warning|error|critical)"
-"""Not ``debug``, with which NVFlare writes tokens into the log; no file, and none of the modes that add three."""
+"""Levels that people need; no file and no mode."""
 _NAME = r"\w[\w.()+@,=~ -]{0,199}".replace(" ", r"\x20")
 """Of a folder, without a way to it."""
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"

@@ -31,7 +31,6 @@ from flare_armour.guard.drops import Drops
 from flare_armour.patches import patch
 
 NVFLARE = Path(nvflare.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "nvflare-entry-points.md"
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 PERSON = "person@hub.org"
 
@@ -272,33 +271,6 @@ def test_the_server_does_what_the_table_says(role: Role, server: Server) -> None
         server.done.clear()
         server.asked(f"{name} {RIGHT.get(name, ('',))[0]}".strip())
         assert bool(server.done) is (role in COMMANDS[name].roles), name
-
-
-# --- the page ---------------------------------------------------------------------------------------------------
-
-
-def rows() -> list[str]:
-    """The table as docs/nvflare-entry-points.md has it."""
-    whose = {
-        ANY: "all",
-        OWN_JOBS: "own jobs",
-        JOBS_OF_ORG: "jobs of the organisation",
-        SITES_OF_ORG: "own organisation",
-    }
-    lines = ["| command | project admin | org admin | lead | member | arguments |", "|---|---|---|---|---|---|"]
-    nobody = [f"`{name}`" for name, command in COMMANDS.items() if not command.roles]
-    for name, command in COMMANDS.items():
-        if command.roles:
-            cells = [whose[command.roles[role]] if role in command.roles else "–" for role in ROLES]
-            usage = command.usage.replace("|", "\\|")
-            lines.append(f"| `{name}` | {' | '.join(cells)} | {usage or 'none'} |")
-    return [*lines, f"| {', '.join(nobody)} | – | – | – | – | not done |"]
-
-
-def test_the_page_has_the_table() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    missing = [row for row in rows() if row not in text]
-    assert not missing, "paste these rows:\n" + "\n".join(rows())
 
 
 def test_the_usage_of_a_command_names_what_its_pattern_takes() -> None:

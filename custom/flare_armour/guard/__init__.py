@@ -1,7 +1,6 @@
 """What a party of a provisioned federation takes from the others, and what it drops.
 
-NVFlare 2.9 authenticates connections and hardly looks at messages: who sent one is what the sender wrote into it, the
-server passes messages on between sites, and a site does what any message of the channel ``admin`` says.
+NVFlare 2.9 authenticates connections and does not hold every message to them. The guard does.
 
 - `rules`: who may say what to whom, as a table. What is not in it is dropped.
 - `gate`: where every message comes in, asks the rules.

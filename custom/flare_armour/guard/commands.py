@@ -1,15 +1,12 @@
 """What a site does when its server says so, and which files a job may bring.
 
-NVFlare 2.9: a site does whatever a message of the channel ``admin`` names: it prints any file (``sys.shell``), takes a
-log configuration (which may name any Python function), and deletes or replaces the folder that a job id names, be it
-``local``. Whether the sender needs a right for it is for the sender to say. A job may bring a ``comm_config.json``,
-which NVFlare looks for in the whole workspace, and which can name a folder of Python files to import. Any certificate
-of the project signs a job, that of another site and of the server too.
+NVFlare 2.9: a site does more on its server's word than a federation needs, and a job may hold more than fedshift
+writes.
 Cost: a hostile server or coordinator, or whoever can speak as one, reads and changes everything at a site.
 Instead: a site does what is in `DONE` and nothing else, with what is said there, for job ids that NVFlare gives and for
 jobs that hold only the files that fedshift writes, signed by somebody with a role in the project. The server's console
 has no commands to read files or to look into connections.
-Fixed in NVFlare when: a site can list the topics that it takes, and a job with a ``comm_config.json`` is refused.
+Fixed in NVFlare when: a site can list the topics that it takes and the files that a job may bring.
 """
 
 from __future__ import annotations
@@ -96,8 +93,7 @@ DONE: Mapping[str, Order] = {
     "info.show_errors": Order(job=True),
     "info.reset_errors": Order(job=True),
 }
-"""Topics that a site acts on. Not among them: ``sys.shell``, both that set how it logs, and the one that tells of the
-kit's path."""
+"""Topics that a site acts on. What is not among them is not done."""
 CONFIGS: Mapping[str, tuple[Callable[[], dict[str, Any]], ...]] = {
     "config/config_fed_server.json": (server_config, survey_job.server_config),
     "config/config_fed_client.json": (client_config, partial(client_config, masks=True), survey_job.client_config),
@@ -133,7 +129,7 @@ def apply() -> None:
 
     def delete_run(self: Any, job_id: str) -> str:
         delete(self, job_id)
-        return "OK"  # NVFlare tells the server the folder's path
+        return "OK"  # and no path
 
     engine.delete_run = delete_run
     modules = find(MODULES).cmd_modules

@@ -1,7 +1,6 @@
 """The console's ``disable_client`` keeps a site out of running jobs too, at once; ``enable_client`` lets it in again.
 
-NVFlare 2.9: ``disable_client`` takes a site's registration away. Its process of a running job goes on: that talks to
-the server's process of the job, which has its own list of who takes part and is not told.
+NVFlare 2.9: ``disable_client`` takes a site's registration away, and not its part in a running job.
 Cost: a site that was disabled because it is hostile trains on until the job ends.
 Instead: the command also writes the site down in the server's kit (`flare_armour.disabled_sites`) before NVFlare does
 anything, and has the site end its jobs. From that moment the gate lets nothing of a disabled site's job pass, whichever

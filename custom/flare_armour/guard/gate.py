@@ -1,12 +1,10 @@
 """Every message that comes in is asked about before anything is done with it.
 
-NVFlare 2.9: a message's origin is what its sender wrote; only the server's parent process looks at who sent one, and
-accepts its own signature, which every site gets with every message, for any origin. Messages between sites are passed
-on. What is in a bulk passes no filter. A header makes the receiver connect to an address that the sender names.
-Cost: any one site can give all others orders, read their files and end their jobs (docs/upstream.md).
+NVFlare 2.9: does not hold a message's origin and destination to the connection that it came over.
+Cost: any one site can give all others orders, read their files and end their jobs.
 Instead: `CoreCell._process_received_msg`, through which everything comes that comes from a connection (requests,
 answers, pieces of streams, and what is only passed on) first asks `rules.refusal`. What is refused is dropped without
-an answer. Two headers by which a site could end the server's job process, or another site's stream, are taken off.
+an answer. Headers that are not a site's to set are taken off.
 Fixed in NVFlare when: the server drops a message whose origin is not of its connection's certificate, and passes none
 on from a site to another.
 """
@@ -47,9 +45,9 @@ PATCH = Patch(
     },
 )
 ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERVER_TRANSIT_REQUIRED)
-"""Headers by which the receiver would connect to an address, ask for a certificate, or treat two sites as related."""
+"""Headers that no party of ours sets."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
-"""A header of a failed stream. With one of its values the server's job process ends itself."""
+"""A header of a failed stream."""
 
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
@@ -134,7 +132,7 @@ def _text(message: Any, key: str) -> str:
 
 
 def _anothers_stream(seen: Message, message: Any) -> str | None:
-    """Whether it acknowledges, or stops, a stream of ours to another: they are numbered in turn."""
+    """Whether it acknowledges, or stops, a stream of ours to another."""
     if (seen.channel, seen.topic) != (STREAM_CHANNEL, STREAM_ACK_TOPIC) or seen.destination != seen.me:
         return None
     stream = find(STREAMER).tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
@@ -142,7 +140,7 @@ def _anothers_stream(seen: Message, message: Any) -> str | None:
 
 
 def _take_off(me: str, message: Any) -> None:
-    """Take off a site's message what would end more than its own stream, or pass for what it is not."""
+    """Take off a site's message what is not a site's to say."""
     if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
         message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))

@@ -167,7 +167,7 @@ def _not_connected(message: Message, me: Party, peer: Party) -> str | None:
     if not message.certified:
         return "its sender's name was not checked against a certificate"
     if peer.kind == "console":
-        # Anyone of the project can take such a name. People's certificates are of e-mail addresses, sites' never are.
+        # People's certificates are of e-mail addresses, sites' never are.
         return None if me.kind == "server" and "@" in message.person else "its sender is no person's console"
     if me.kind == "server" or peer.kind == "server":
         return None

@@ -1,13 +1,11 @@
 """A console's session is of the person whose certificate its connection has, and gives the commands of the table.
 
-NVFlare 2.9: what a console signs to log in is its user's name and nothing that is used once, and whoever has a
-session's token is its user, over any connection. Few arguments of commands are checked.
-Cost: a coordinator who has seen another's login or token gives orders with the other's rights.
+NVFlare 2.9: a console's session is not bound to its owner's connection, and few arguments of commands are checked.
+Cost: a coordinator may give orders with another's rights.
 Instead: the gate writes down whose certificate a console's connection has, and a login or a token of somebody else is
-refused. A signature that was seen is then of no use without the person's own key. And `console_commands` is asked
-before NVFlare looks at a command.
-Fixed in NVFlare when: a login signs the server's nonce, a session is bound to its connection's certificate, and a
-command's arguments are checked where commands are registered.
+refused. And `console_commands` is asked before NVFlare looks at a command.
+Fixed in NVFlare when: a session is bound to its connection's certificate, and a command's arguments are checked where
+commands are registered.
 """
 
 from __future__ import annotations

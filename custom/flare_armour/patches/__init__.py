@@ -1,7 +1,8 @@
 """Replacements for parts of NVFlare 2.9 that are not public, one file each.
 
 Every file opens with what NVFlare does, what that costs, what is done instead, and how to see that NVFlare has fixed
-it. The costs are in docs/performance.md, minimal reproductions in docs/upstream.md.
+it. The costs are in docs/performance.md, reproductions of what is slow or wrong in docs/upstream.md. Of a fault that
+others could use a file says that they could, and not how.
 
 A patch is applied only if the parts of NVFlare that it replaces or calls look as they did when it was written
 (`flare_armour.patches.patch`). Otherwise the run goes on without it, and the log says so in one sentence; but a

@@ -1,11 +1,11 @@
 """A frame takes no more memory than has come in of it.
 
-NVFlare 2.9: allocates the length that a frame's first 16 bytes declare, up to 2 GB, before any more of it has come in.
-Cost: 2 GB of memory for each connection that sends 16 bytes.
+NVFlare 2.9: a frame takes the memory that it declares, up to 2 GB.
+Cost: another party can take much of a process's memory.
 Instead: a frame may have 256 MB, or 32 MB where sites connect by web sockets, and a large one grows in memory as it
 comes in.
-Fixed in NVFlare when: ``SocketConnection.read_frame`` allocates no more than it has received, and
-``net_utils.MAX_FRAME_SIZE`` is a setting.
+Fixed in NVFlare when: a frame takes no more memory than has come in of it, and ``net_utils.MAX_FRAME_SIZE`` is a
+setting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AT_ONCE = 4 * 1024 * 1024
 CONNECTION = "nvflare.fuel.f3.drivers.socket_conn:SocketConnection"
 PATCH = Patch(
     name="frame_size",
-    without="16 bytes from another party take 2 GB of memory",
+    without="another party can take much of a process's memory",
     replaces={f"{CONNECTION}.read_frame": "527795094831", f"{CONNECTION}.read_into": "0d6729b8bbe1"},
 )
 DRIVERS = {"socket_conn": LARGEST, "aio_conn": LARGEST, "aio_http_driver": LARGEST_OF_SITES}

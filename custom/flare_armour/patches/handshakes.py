@@ -1,13 +1,11 @@
 """What is decoded of a frame before anybody has looked at it is small, and is forgotten with its connection.
 
-NVFlare 2.9: decodes the content of HELLO and READY frames, of whatever size and with whatever is in it, and keeps it
-with the connection's name, also after the connection has ended. The headers of every other frame are decoded as they
-come, up to 64 KB of them.
-Cost: two frames of 3 MB hold 420 MB of the server for good, since an empty list takes one byte on the line and 56 in
-memory; every name that a party gives to a connection leaves some kB.
+NVFlare 2.9: what a connection says of itself, and headers of frames, have no limit of their own, and are kept beyond
+their connection.
+Cost: a party can take memory of the server for good.
 Instead: a handshake has `LARGEST` bytes and `MOST` plain values, and headers have `LARGEST_HEADERS`; a connection that
 brings more is closed before anything is decoded. What was kept of a name is deleted when its last connection ends.
-Fixed in NVFlare when: ``ConnManager.get_dict_payload`` has a limit, and ``close_connection`` removes the endpoint.
+Fixed in NVFlare when: both have a limit, and ``close_connection`` removes the endpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ MANAGER = f"{SFM}.conn_manager:ConnManager"
 RECEIVER = f"{SFM}.conn_manager:SfmFrameReceiver"
 PATCH = Patch(
     name="handshakes",
-    without="one frame from another party takes some hundred MB of memory for good",
+    without="another party can take memory of a process for good",
     replaces={
         f"{RECEIVER}.process_frame": "2fb71b6360f9",
         f"{MANAGER}.close_connection": "41ca5d7a99eb",

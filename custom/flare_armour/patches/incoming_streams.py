@@ -1,12 +1,7 @@
 """What comes in from another party is bounded while it comes in.
 
-NVFlare 2.9: a streamed message may have 4 GB, or any size if it does not declare one; the declared size is allocated
-when its first bytes are there. A party may open any number of streams, each of which takes two or three threads of a
-process until it is complete, and pieces that wait for a missing first one are kept for ever. A stream that has ended
-is kept for a minute, or for an hour if its sender says so, with its headers and, if it has failed, all that it has
-brought. Complete messages wait without a bound for one of 64 threads, in which requests wait too.
-Cost: one site fills the memory of the server's process, or stops it for all others with 200 streams of ten bytes or
-1,500 requests for a task.
+NVFlare 2.9: streamed messages have limits of size only, and none for each sender.
+Cost: one site can fill the memory of the server's process, or stop it for all others.
 Instead: a message that declares or brings more than `allow` permits is refused, and so is one whose headers take more
 than `MOST_HEADERS` in memory. Where a party has more than `MOST_OPEN` incomplete streams, or more bytes in them, in
 their headers and in messages that wait than two of the largest messages, its most silent ones are closed, and so is any
@@ -41,7 +36,7 @@ USUAL = 16 * 1024 * 1024
 LARGEST = 256 * 1024 * 1024
 """Bytes of any message, in a party's process that runs no job."""
 MOST_OPEN = 8
-"""Streams of one party that may be open, which means incomplete. NVFlare has 64 threads for them."""
+"""Streams of one party that may be open, which means incomplete."""
 MOST_KEPT = 64
 """Streams of one party that may be remembered after their end, so that a piece that comes twice begins no new one; for
 each NVFlare keeps a thread."""

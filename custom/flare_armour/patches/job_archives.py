@@ -1,9 +1,7 @@
 """A job is as large as a job may be wherever its archive is opened, and what is wrong with it is said before that.
 
-NVFlare 2.9: opens, reads and unpacks a job's archive at the server whatever it holds: the table of contents, the
-configuration files, which are read into memory to look at them, and all files, which are then packed again.
-Cost: a job that takes 1 MB on the line and 500 MB when it is unpacked takes 1.5 GB of the server's memory; a table of
-contents alone may take some GB.
+NVFlare 2.9: opens, reads and unpacks a job's archive without a limit of its own.
+Cost: a job can take all memory of the server.
 Instead: when a job is submitted, and each time that one is unpacked, at the server and at sites, its table of contents
 is looked at: it has `MOST_CONTENTS` bytes and `MOST_FILES` names that lead nowhere else, and declares `LARGEST` bytes
 in all, `LARGEST_TEXT` in each file outside its code. Python stops where a file has brought what it has declared.
@@ -44,7 +42,7 @@ UNPACKS = (
 """Modules that unpack jobs. What they call has been looked up when they were imported."""
 PATCH = Patch(
     name="job_archives",
-    without="a job of 1 MB can take all memory of the server",
+    without="a job can take all memory of the server",
     replaces={
         f"{COMMANDS}:JobCommandModule.submit_job": "2c478055f51d",
         UNZIP: "efb186a9adb1",

@@ -1,7 +1,6 @@
 """What a party sends does not fill the log.
 
-NVFlare 2.9: logs a line, some with a traceback, for each message that it cannot take, and for each piece of a stream
-that comes twice or too late.
+NVFlare 2.9: what is logged of messages that cannot be taken has no limit.
 Cost: one site fills the disk of the server with log files, and hides in them what else has happened.
 Instead: each line of NVFlare's code that a message can reach logs `MOST` times in `PERIOD` seconds; how often it was
 left out is told afterwards.

@@ -2,8 +2,8 @@
 
 NVFlare 2.9: clients ask for a task again and again and sleep in between; the simulator's workers sleep for half a
 second after a request that found none. ``ServerRunner._try_to_get_task`` can wait (``timeout``), but nothing passes
-the argument. A client may ask as often as it likes, many times at once, and is given the open task each time.
-Cost: about a quarter of a second in every round; and a round takes as long as one client wishes.
+the argument. Requests of a client have no limit.
+Cost: about a quarter of a second in every round, and one client can hold up the others.
 Instead: a request waits until a task is opened, or for `HOLD` seconds. Each waiting request occupies a thread of the
 server, which has 64: with more clients than `MOST` none waits, and each client asks less often the more there are. Of
 one client one request waits, the newest; the one before is told to try again. An open task is given to it `AGAIN`

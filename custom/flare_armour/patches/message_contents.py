@@ -1,9 +1,7 @@
 """A message holds data and nothing else.
 
-NVFlare 2.9: a message can hold a file, which the receiver writes to ``/tmp/nvflare/datums`` and never deletes, and a
-reference, for which the receiver asks any cell that the message names and waits up to 600 s while it decodes. It can
-hold objects of any type that NVFlare knows, and a megabyte of empty objects takes 64 MB of memory.
-Cost: any site fills the disk and the memory of the others, and stops the server until the named cell answers.
+NVFlare 2.9: a message can hold more than data, and as many objects as fit into it.
+Cost: any site can fill the disk and the memory of the others, or stop them.
 Instead: files and references are refused, and so are more than `MOST_CONTAINERS` lists and mappings, or than
 `MOST_ELSEWHERE` where there is no task and no answer. A task and an answer hold plain data, DXOs and arrays.
 Fixed in NVFlare when: what a received message may hold is a setting.
@@ -20,9 +18,9 @@ from flare_armour.patches.patch import Patch, find
 MOST_CONTAINERS = 1_000_000
 """Lists and mappings in a message, and elements of each. An array takes about four."""
 MOST_ELSEWHERE = 50_000
-"""The same of a message that is no task and no answer: 100 threads may read such ones at a time."""
+"""The same of a message that is no task and no answer."""
 MOST_MESSAGES = 16
-"""Objects of NVFlare's type for messages in a message: each looks through all that it holds."""
+"""Objects of NVFlare's type for messages in a message."""
 HOLDS = frozenset(
     {
         "tuple",

@@ -1,12 +1,11 @@
 """A message from another party ends no process.
 
-NVFlare 2.9: ``Adapter.call`` ends the server's job process (``os._exit``) when an answer cannot be decoded, and three
-other places of the same module do so when another party reports that a message was too large for it.
-Cost: any site ends the job of all with one message, and the process, which exited by itself, is not started again.
+NVFlare 2.9: some messages of other parties end the process that receives them.
+Cost: one site can end the job of all, and the process, which exited by itself, is not started again.
 Instead: the functions that would end the process are told that they are not in a server's job process, so that they
 drop the message and tell its sender. Who sent an answer that cannot be used is told to the listener of `tell`, which
 leaves the site out of the round.
-Fixed in NVFlare when: ``nvflare.fuel.f3.cellnet.cell`` does not call ``os._exit``.
+Fixed in NVFlare when: ``nvflare.fuel.f3.cellnet.cell`` ends no process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ORIGIN = "nvflare.fuel.f3.cellnet.defs:MessageHeaderKey.ORIGIN"
 TOPIC = "nvflare.fuel.f3.streaming.stream_const:StreamHeaderKey.TOPIC"
 PATCH = Patch(
     name="message_exits",
-    without="any site ends the job with one message that cannot be decoded",
+    without="one site can end the job of all by a message",
     replaces={
         f"{CELL}:_is_server_job_cell": "ec9c83ee85df",
         f"{CELL}:Adapter.call": "a874a0e1bfaa",

@@ -17,8 +17,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel
 log = logging.getLogger("fedshift")
 
 THREADS = 4
-"""Messages of one party that are handled at a time. NVFlare has 64 threads for those of all, and a request for a task
-waits in one of them."""
+"""Messages of one party that are handled at a time."""
 WAITING = 32
 """Further ones of the same party that wait; what comes then is refused."""
 

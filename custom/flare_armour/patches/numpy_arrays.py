@@ -1,15 +1,12 @@
 """Arrays travel as NumPy files that are written and read without parsing their headers again.
 
 NVFlare 2.9: packs each array with ``np.save`` and unpacks it with ``np.load``, which write and parse the header as
-Python source, once for every array and client. An array that ``np.load`` cannot read ends the server's job process
-(``os._exit`` in ``Adapter.call``). A broadcast is packed again for every client.
-Cost: processor time for every array (a U-Net has 136) of every message, copies of the model, and a job that any site
-can end with one malformed array.
+Python source, once for every array and client. A broadcast is packed again for every client.
+Cost: processor time for every array (a U-Net has 136) of every message, and copies of the model.
 Instead: headers are cached, an array that cannot be read becomes an empty one, which the guard refuses by name, what
 all clients get is packed once (`share`), and weights can lie in memory as they are sent (`laid_out`). What is sent is
 still a NumPy file: an answer may reach a server's process that has not loaded the job yet, and must be readable there.
-Fixed in NVFlare when: ``NumpyArrayDecomposer`` writes no NumPy file for each array, and a message that cannot be
-decoded is refused without ending the process.
+Fixed in NVFlare when: ``NumpyArrayDecomposer`` writes no NumPy file for each array.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ HEADERS = 1024
 DECOMPOSER = "nvflare.app_common.decomposers.numpy_decomposers:NumpyArrayDecomposer"
 PATCH = Patch(
     name="numpy_arrays",
-    without="rounds take more processor time, and one malformed array from a site ends the job",
+    without="rounds take more processor time",
     replaces={f"{DECOMPOSER}.native_decompose": "00e8014e4a53", f"{DECOMPOSER}.native_recompose": "058337dc0b91"},
 )
 
@@ -132,7 +129,7 @@ def _packed(array: np.ndarray) -> bytes:
 def unpack(data: bytes) -> np.ndarray:
     """The array that `pack`, or NVFlare, has packed. At a server it is read-only and shares the message's memory.
 
-    Anything else becomes an empty array, which the guard refuses by name: NVFlare would end the server's process.
+    Anything else becomes an empty array, which the guard refuses by name.
     """
     try:
         start = LEAD + int.from_bytes(data[LEAD - 2 : LEAD], "little")

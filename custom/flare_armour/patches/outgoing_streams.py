@@ -1,9 +1,7 @@
 """What is sent to one party and not acknowledged does not stop what is sent to the others.
 
-NVFlare 2.9: every answer to a site is a stream with a thread of 128, which waits, with the answer, for up to a minute
-until the site has acknowledged it.
-Cost: a site that asks again and again and acknowledges nothing takes the threads by which all others are answered, and
-the memory of an answer each time.
+NVFlare 2.9: what is sent to one party has no limit of its own.
+Cost: one site can take the threads by which all others are answered.
 Instead: `MOST_OPEN` streams to one party are on their way; the oldest is ended for another.
 Fixed in NVFlare when: outgoing streams have a limit for each receiver.
 """

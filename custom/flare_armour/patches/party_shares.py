@@ -1,7 +1,6 @@
 """Each party has its share of a server's connections and threads, and no more.
 
-NVFlare 2.9: takes any number of connections with one certificate, any number of names over one connection, and hands
-every frame to the same 100 threads, before which they queue in memory without a bound.
+NVFlare 2.9: a server's connections, threads and memory are shared by all parties without a limit for each.
 Cost: one site uses up the server's sockets, threads, memory or processor, and no other site is heard.
 Instead: a party has `CONNECTIONS`, of which the most silent is closed for another, and each has one name. `THREADS`
 work on its frames at a time, and on no more than `RATE` a second after the first `BURST`; up to `WAITING` bytes of

@@ -8,8 +8,8 @@ Instead: `Readmission`, a component of the server's ``local/resources.json``, li
 a site is connected that a running job names and that does not take part in it, it starts the job there: a restarted
 site continues from its state, a late one begins. A job that ran when the server was stopped is started again under the
 same id as soon as one of its sites is connected; its workflow continues after the last closed round. `update_clients`
-tells the job's own process at the server who takes part now. A site that reports that its part has failed is noted, and
-ends nothing: NVFlare would end the job for all. Jobs that a stopped server left are given up here, so a server does not
+tells the job's own process at the server who takes part now. What a site reports of its part is noted, and ends
+nothing. Jobs that a stopped server left are given up here, so a server does not
 start in a store that another one uses (`fedshift.flare.store`), and gives up none in a store that is not its kit's.
 tests/flare/test_deployed_faults.py runs all this.
 Fixed in NVFlare when: a site that is killed and restarted during a job takes part in its next round.

@@ -1,8 +1,7 @@
 """A site's return code does not end the job.
 
-NVFlare 2.9: a server ends the job when a site's answer has one of the return codes ``RUN_MISMATCH``, ``TASK_UNKNOWN``
-and ``UNSAFE_JOB``.
-Cost: any site ends the job of all with one message.
+NVFlare 2.9: some return codes of a site end the job.
+Cost: one site can end the job of all.
 Instead: such an answer reaches the workflow as one with any other return code does, and only its site is left out.
 Fixed in NVFlare when: ``ServerRunner.ABORT_RETURN_CODES`` is a setting.
 """
@@ -16,7 +15,7 @@ from flare_armour.patches.patch import Patch
 RUNNER = "nvflare.private.fed.server.server_runner:ServerRunner"
 PATCH = Patch(
     name="return_codes",
-    without="any site ends the job with one return code",
+    without="one site can end the job of all by a return code",
     replaces={f"{RUNNER}._process_submission": "001447aac81d"},
 )
 

@@ -1,8 +1,7 @@
 """NVFlare's own statistics of messages do not grow with what messages say.
 
-NVFlare 2.9: counts and times all messages by channel, topic and the first name of their route, which are its sender's
-words, and keeps a row for each different one for as long as the process lives.
-Cost: a site fills the memory of the server's processes with messages that each have another topic.
+NVFlare 2.9: its statistics of messages keep a row for each different name for as long as the process lives.
+Cost: a party can fill the memory of the server's processes.
 Instead: a table has `MOST` rows with names of at most `LONGEST` characters; all further ones are one row.
 Fixed in NVFlare when: ``StatsPool`` has a limit.
 """

