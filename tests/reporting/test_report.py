@@ -22,8 +22,8 @@ from fedshift.federation.image_free import record_guess
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.report import distributions
-from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
+from fedshift.reporting.report.summary import mean_with_interval
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import OneSided

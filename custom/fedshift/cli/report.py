@@ -88,7 +88,7 @@ def write(args: argparse.Namespace) -> int:
     if args.own is not None:
         if args.site is None:
             raise ConfigError("options-clash", "--own is for one site's page: add --site")
-        from fedshift.reporting.report.worth import with_own_cases
+        from fedshift.reporting.report.benefit import with_own_cases
 
         runs = [one for one in given if isinstance(one, Run)]
         if len(runs) != 1:

@@ -13,20 +13,20 @@ from markupsafe import Markup
 import fedshift
 from fedshift.reporting import figures
 from fedshift.reporting.report import (
+    benefit,
     classes,
     comparison,
     contributions,
     curves,
     distributions,
-    findings,
     labelled,
     methods,
     repeat,
     scores,
     setup,
+    summary,
     traffic,
     transfer,
-    worth,
 )
 from fedshift.reporting.report.runs import ReportInput, Run, Transfer, label_runs
 from fedshift.reporting.report.section import Chapter, Figures, Section
@@ -41,9 +41,9 @@ Pictures = Callable[[Run | Transfer], Sequence[Section]]
 """Makes the sections that show images."""
 
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
-    findings.summary,
+    summary.summary,
     scores.per_site,
-    worth.all_sites,
+    benefit.all_sites,
     contributions.of_sites,
     distributions.score_distributions,
     curves.over_rounds,
@@ -105,14 +105,14 @@ def chapters(
 def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
     """A chapter for each site of a run."""
     left_out = [one.record for one in given if isinstance(one, Transfer) and isinstance(one.record, LeaveOneOut)]
-    if not worth.has_pages(run, left_out):
+    if not benefit.has_pages(run, left_out):
         return []
     of_run = f" ({run.label})" if several else ""
     return [
         Chapter(
             "site",
             f"{site}: is it worth it?{of_run}",
-            worth.site_sections(run, site, left_out),
+            benefit.site_sections(run, site, left_out),
             f"{site}, {_about(run)}",
             run.results.is_phantom,
             of_site=True,
