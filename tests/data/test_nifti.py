@@ -72,7 +72,9 @@ def tilted(path: Path, degrees: float) -> Path:
 @pytest.mark.parametrize("degrees", [0, *np.geomspace(0.05, 90, 20)])
 def test_a_quaternion_in_32_bits_is_no_second_position(degrees: float, tmp_path: Path) -> None:
     """Its first part is near 0 in axial scans, and rounding of the others turns the volume by up to a thousandth."""
-    assert list(unclear_positions(tilted(tmp_path / "scan.nii.gz", degrees))) == []
+    path = tilted(tmp_path / "scan.nii.gz", degrees)
+    assert list(unclear_positions(path)) == []
+    assert read_scan(path).reading.geometry == "qform and sform, which agree"
 
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 30])
@@ -89,6 +91,7 @@ def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) 
     image.header.set_qform(qform, 1)
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), None, image.header), tmp_path / "other.nii.gz")
     (unclear,) = unclear_positions(tmp_path / "other.nii.gz")
+    assert read_scan(tmp_path / "other.nii.gz").reading.geometry == "qform; the sform differs"
     assert unclear.what.startswith("has a qform and an sform in its header that differ by up to ")
 
 

@@ -203,6 +203,15 @@ def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: s
     assert check(folder, sequences={"T2": "", "ADC": ""}) == []
 
 
+def test_one_volume_of_files_whose_volumes_nothing_names(tmp_path: Path) -> None:
+    folder = describe(write_described(tmp_path / "set", sequences=("T2", "ADC")), modality={})
+    (found,) = gather(folder, volume=2)
+    assert found.sequences == () and {case.channels for case in found.cases} == {(1,)}
+    assert check(folder, volume=2) == []
+    with pytest.raises(ConfigError, match="--volume 3"):
+        gather(folder, volume=3)
+
+
 @pytest.mark.reads("list: a folder for each case")
 def test_a_folder_for_each_case(tmp_path: Path) -> None:
     for k, case in enumerate(("P1", "P2", "P3")):

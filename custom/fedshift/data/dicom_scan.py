@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +61,7 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
         except FrameFault as fault:
             said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
             raise DicomFault(f"{said} {fault}") from None
-    parts = [part for _, _, part in found if part is not None]
+    parts = {file: part for file, _, part in found if part is not None}
     if parts:
         _refuse_incomplete(parts)
         found.sort(key=lambda one: (one[2].uid, one[2].number) if one[2] else ("", 0))
@@ -115,19 +115,19 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
     return DicomVolume(_smallest(np.stack(slices)), box, source, _reading(stack, box, filled))
 
 
-def _refuse_incomplete(parts: Sequence[Part]) -> None:
+def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:
     """Refuse a concatenation of which parts are missing.
 
     Raises:
         DicomFault: one is.
     """
-    for uid in dict.fromkeys(part.uid for part in parts):
-        numbers = sorted(part.number for part in parts if part.uid == uid)
-        total = max([*numbers, *(part.total for part in parts if part.uid == uid and part.total is not None)])
-        if numbers != list(range(1, total + 1)):
-            shown = ", ".join(map(str, numbers))
-            what = f"has part {shown} of an enhanced image that was split into {total} files, and not the others"
-            raise DicomFault(what)
+    for uid in dict.fromkeys(part.uid for part in parts.values()):
+        files = {part.number: file.name for file, part in parts.items() if part.uid == uid}
+        total = max([*files, *(part.total for part in parts.values() if part.uid == uid and part.total is not None)])
+        count = sum(part.uid == uid for part in parts.values())
+        if count > len(files) or set(files) != set(range(1, total + 1)):
+            shown = ", ".join(f"{number} ({name})" for number, name in sorted(files.items()))
+            raise DicomFault(f"has part {shown} of an enhanced image in {total} files, and not the others")
 
 
 def _smallest(voxels: np.ndarray) -> np.ndarray:
