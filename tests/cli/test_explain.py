@@ -16,7 +16,8 @@ from data_prep.own import prepare_own
 from data_prep.phantom import make_phantom
 from data_prep.volumes import write_volumes
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.explain import explain
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reading import Reading

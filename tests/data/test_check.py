@@ -25,7 +25,7 @@ from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import Finding
 from fedshift.data.check import check
 from fedshift.data.integrity import fault
 from fedshift.schema.errors import DataError, FedshiftError
@@ -661,7 +661,7 @@ def test_exit_codes(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sentence() -> None:
-    finding = Finding("error", Path("a.nii.gz"), "is empty", "copy it")
+    finding = Finding("error", "scan-empty", Path("a.nii.gz"), "is empty", "copy it")
     assert finding.sentence() == "a.nii.gz is empty: copy it"
 
 

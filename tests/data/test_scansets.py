@@ -17,9 +17,9 @@ from scanfiles import other_sequence, volume, write_described, write_dicom, writ
 from data_prep.msd import plan_volumes
 from data_prep.own import prepare_own
 from data_prep.volumes import write_volumes
+from fedshift.data.cases import CaseTable, parse_sequences
 from fedshift.data.check import check
-from fedshift.data.pairing import ScanSet
-from fedshift.data.scansets import choose_sequences, find_sets, gather, parse_sequences
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
@@ -37,7 +37,7 @@ def describe(folder: Path, **changed: object) -> Path:
     return folder
 
 
-def files(found: ScanSet) -> dict[str, list[str]]:
+def files(found: CaseTable) -> dict[str, list[str]]:
     """Case -> its files below the set's folder, the mask last."""
     return {
         case.id: [str(file.relative_to(found.folder)) for file in (*case.images, case.mask)] for case in found.cases
@@ -54,7 +54,7 @@ def test_decathlon(tmp_path: Path) -> None:
     (folder / "dataset.json").unlink()
     (bare,) = find_sets(tmp_path)
     assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
-    assert choose_sequences(bare, ["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
+    assert bare.with_sequences(["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
 
 
 def test_scans_in_formats_that_are_not_read_are_a_warning_of_their_folder(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_nnunet(tmp_path: Path) -> None:
     assert found.labels.classes == ("background", "PZ", "TZ")
     wanted = ["imagesTr/case_2_0000.nii.gz", "imagesTr/case_2_0001.nii.gz", "labelsTr/case_2.nii.gz"]
     assert files(found)["case_2"] == wanted
-    adc = choose_sequences(found, ["adc"])
+    adc = found.with_sequences(["adc"])
     assert adc.sequences == ("ADC",) and adc.cases[2].images == (folder / "imagesTr" / "case_2_0001.nii.gz",)
 
 

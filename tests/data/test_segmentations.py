@@ -14,7 +14,8 @@ from dicomstudies import draw_segmentation, write_frames, write_slices
 from pydicom.uid import RLELossless
 
 from fedshift.data import deflated, segmentations
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import identify
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask
 from fedshift.data.labels import Labels, settle_labels

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from fedshift.data.casefiles import odd_size
+from fedshift.data.case_check import odd_size
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan, read_volumes, volumes_in
 from fedshift.data.volume_file import unclear_positions

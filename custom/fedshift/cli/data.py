@@ -172,7 +172,8 @@ def _check(args: argparse.Namespace) -> int:
         from fedshift.cli import explain
 
         return explain.run(args)
-    from fedshift.data.check import Counts, check
+    from fedshift.data.case_notes import Counts
+    from fedshift.data.check import check
 
     counts = Counts()
     task = own.named_by(args.task) if args.task else own.NamedTask("")

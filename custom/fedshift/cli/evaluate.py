@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
     from rich.console import Console
 
-    from fedshift.data.scansets import gather
+    from fedshift.data.layouts.find import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL

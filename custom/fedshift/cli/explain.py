@@ -21,7 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """
     for option in ("task", "label", "sequence", "annotated"):
         if getattr(args, option):
-            raise ConfigError(f"--explain shows a file as it is, whatever the task: leave out --{option}")
+            raise ConfigError(
+                "options-clash", f"--explain shows a file as it is, whatever the task: leave out --{option}"
+            )
     how = How(args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty)
     failed = False
     for one in explain(args.dir, args.masks, how):

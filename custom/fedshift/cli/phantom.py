@@ -42,9 +42,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         matrices = [int(part) for part in args.matrix.split(",")]
     except ValueError:
-        raise ConfigError(f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128") from None
+        raise ConfigError(
+            "invalid-value", f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128"
+        ) from None
     if args.seed < 0:
-        raise ConfigError(f"--seed must be 0 or more, not {args.seed}")
+        raise ConfigError("invalid-value", f"--seed must be 0 or more, not {args.seed}")
     root = (args.out or phantom_home()).absolute()
     total = len(SCANNERS if args.sites is None else args.sites) * (CASES if args.cases is None else args.cases)
     console = Console()

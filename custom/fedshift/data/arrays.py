@@ -77,9 +77,9 @@ def arrays_dir(
 ) -> Path:
     """Folder of the cached slices of one matrix size and clip quantile."""
     if matrix < 8:
-        raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
+        raise DataError("invalid-value", f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
-        raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
     clip = "" if clip_above_quantile == CLIP_ABOVE_QUANTILE else f"_clip{clip_above_quantile}"
     return site_dir / manifest.cases[0].array / f"{matrix}{clip}"
 
@@ -228,12 +228,13 @@ def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: {again}") from None
+        raise DataError("file-missing", f"{path} is missing: {again}") from None
     except (ValueError, OSError, EOFError):
-        raise DataError(f"{path} is truncated or damaged: {again}") from None
+        raise DataError("file-damaged", f"{path} is truncated or damaged: {again}") from None
     if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
         raise DataError(
+            "array-shape",
             f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "
-            f"{(slices, matrix, matrix)}: {again}"
+            f"{(slices, matrix, matrix)}: {again}",
         )
     return np.asarray(array)

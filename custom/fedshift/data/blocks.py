@@ -55,7 +55,8 @@ def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
         return written
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}"
+            "folder-unwritable",
+            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}",
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -87,12 +88,14 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
     path = folder / FILE_NAME
     try:
         if known is not None and _sha256(path) != known:
-            raise DataError(f"{path} has changed since the site was prepared: {fix}")
+            raise DataError("arrays-changed", f"{path} has changed since the site was prepared: {fix}")
         files = _read(path)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing, so the arrays beside it cannot be verified: {fix}") from None
+        raise DataError(
+            "file-missing", f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DataError(f"{path} is damaged: {fix}") from None
+        raise DataError("file-damaged", f"{path} is damaged: {fix}") from None
     for name, hashes in files.items():
         # A length that differs changes the number of the last block or its hash.
         numbers = range(len(hashes))
@@ -102,7 +105,7 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
                 file.seek(number * BLOCK)
                 if hashlib.sha256(file.read(BLOCK)).hexdigest() != hashes[number]:
                     where = f"{folder / name} has changed since it was written, at byte {number * BLOCK}"
-                    raise DataError(f"{where} or after it: {fix}")
+                    raise DataError("arrays-changed", f"{where} or after it: {fix}")
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:

@@ -67,7 +67,7 @@ def references(path: Path) -> References:
             images = tuple(dict.fromkeys(_images(content)))
             return References(series, images, _frame(content))
         except UNREADABLE:
-            raise ScanError(path, "does not say of which image it is", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "does not say of which image it is", AGAIN) from None
 
 
 def structures_in(path: Path) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def structures_in(path: Path) -> tuple[str, ...]:
             labels = [segment.get("SegmentLabel", "") for segment in segments if segment.get("SegmentNumber") != 0]
             return tuple(one_line(name) for name in (*labels, *(roi.get("ROIName", "") for roi in rois)))
         except UNREADABLE:
-            raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None
 
 
 def read_mask(
@@ -115,7 +115,7 @@ def read_mask(
             if any(one.get("SegmentAlgorithmType") == "AUTOMATIC" for one in content.get("SegmentSequence", [])):
                 remarks.append(Remark("says that a program drew it, and nobody by hand"))
         except UNREADABLE:
-            raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None
     return mask, remarks
 
 
@@ -153,10 +153,10 @@ def _open(path: Path, *, pixels: bool = True) -> Any:
 
     if is_too_large(path):
         what = f"has more than {MOST_WHOLE:,} bytes when it is inflated"
-        raise ScanError(path, what, "export fewer segments")
+        raise ScanError("too-large", path, what, "export fewer segments")
     content = pydicom.dcmread(path, stop_before_pixels=not pixels)
     if content.SOPClassUID not in (*SEGMENTATIONS, STRUCTURE_SET):
-        raise ScanError(path, "is no DICOM SEG or RT Structure Set", "name the mask")
+        raise ScanError("not-a-mask", path, "is no DICOM SEG or RT Structure Set", "name the mask")
     return content
 
 

@@ -11,6 +11,7 @@ from fedshift.schema.reading import Reading
 class Unclear:
     """``what`` a header leaves unclear, what is ``used``, and what whoever prepares the file does (``mend``)."""
 
+    code: str
     what: str
     used: str
     mend: str

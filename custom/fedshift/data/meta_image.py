@@ -63,12 +63,16 @@ def read_header(path: Path) -> FileHeader:
     factor = lengths.in_mm(unit)
     if factor is None:
         mend = "write its header again, with lengths in mm"
-        raise ScanError(path, f"has lengths in {unit!r}, which is no unit of length that is known", mend)
+        raise ScanError(
+            "unit-unknown", path, f"has lengths in {unit!r}, which is no unit of length that is known", mend
+        )
     slope = said.get("elementtointensityfunctionslope", "1")
     offset = said.get("elementtointensityfunctionoffset", "0")
     if not (_is(slope, 1) and _is(offset, 0)):
         what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
-        raise ScanError(path, what, "save the intensities themselves, without ElementToIntensityFunction")
+        raise ScanError(
+            "scale-in-header", path, what, "save the intensities themselves, without ElementToIntensityFunction"
+        )
     kind = said.get("elementtype", "").upper()
     bits = None
     if kind in BYTES:
@@ -103,7 +107,7 @@ def _unclear(path: Path, said: Mapping[str, str], direction: str | None) -> Iter
     code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(rows)
     if code not in (words, words.translate(_OPPOSITE)):
         mend = "look where the image and its mask lie in a viewer, and correct the one that is wrong"
-        yield Unclear(f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
+        yield Unclear("forms-differ", f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
 
 
 def _is(text: str, number: float) -> bool:

@@ -45,13 +45,24 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
         return
     if (code := length_code(header)) not in UNITS:
         mend = "write the unit of its lengths into its header"
-        yield Unclear(f"has lengths in a unit that NIfTI does not have (code {code})", "they are taken for mm", mend)
+        yield Unclear(
+            "unit-unknown",
+            f"has lengths in a unit that NIfTI does not have (code {code})",
+            "they are taken for mm",
+            mend,
+        )
     has_qform, has_sform = bool(header["qform_code"]), bool(header["sform_code"])
     if not (has_qform or has_sform):
         direction = _direction_and_affine(path)[0]
         code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(direction)
         what = "says no orientation in its header, neither as qform nor as sform"
-        yield Unclear(what, f"it is taken for {code}", "check that front and back are right", is_twofold=False)
+        yield Unclear(
+            "orientation-missing",
+            what,
+            f"it is taken for {code}",
+            "check that front and back are right",
+            is_twofold=False,
+        )
         return
     mend = "look where the image and its mask lie in a viewer, and write the header again with both the same"
     if not (has_qform and has_sform):
@@ -63,11 +74,11 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
         is_sform = _most_apart(_direction_and_affine(path)[1], sform, shape) <= MAX_POSITION_DIFFERENCE_MM
         used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
         what = "has a qform that is no rotation, because its quaternion is longer than 1"
-        yield Unclear(what, f"{used} is used", mend)
+        yield Unclear("forms-differ", what, f"{used} is used", mend)
         return
     if apart is not None:
         what = f"has a qform and an sform in its header that differ by up to {apart:.3g} mm"
-        yield Unclear(what, "the volume in ml is computed from the qform", mend)
+        yield Unclear("forms-differ", what, "the volume in ml is computed from the qform", mend)
 
 
 def geometry_words(path: Path) -> str:

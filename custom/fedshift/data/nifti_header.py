@@ -91,7 +91,7 @@ def as_itk_reads(path: Path) -> Iterator[Path]:
     if max(header["dim"]) > MOST_ALONG_AXIS:
         size = " x ".join(map(str, header.get_data_shape()))
         what = f"has {size} voxels, more than {MOST_ALONG_AXIS:,} along an axis"
-        raise ScanError(path, what, "crop or resample it")
+        raise ScanError("too-large", path, what, "crop or resample it")
     plain = nibabel.Nifti1Header()
     for name in plain:
         if name in header and name not in ("sizeof_hdr", "magic", "vox_offset"):

@@ -31,7 +31,7 @@ def refuse_scaling(path: Path) -> None:
     slope, intercept = scaling_of(path)
     if _is_scaled(slope) and not math.isfinite(intercept):
         what = f"has an intercept that is not a number ({intercept:g}) in its header (scl_inter)"
-        raise ScanError(path, what, "write the right one into its header, or export it again")
+        raise ScanError("scale-in-header", path, what, "write the right one into its header, or export it again")
 
 
 def read_header(path: Path) -> FileHeader:
@@ -75,10 +75,10 @@ def read_image(path: Path) -> sitk.Image:
         reader.ReadImageInformation()
     stored = header.get_data_dtype()
     if np.issubdtype(stored, np.complexfloating):
-        raise ScanError(path, "has complex voxels", "export the magnitude")
+        raise ScanError("complex-voxels", path, "has complex voxels", "export the magnitude")
     if stored.fields or reader.GetNumberOfComponents() > 1:
         number = max(len(stored.fields or ()), reader.GetNumberOfComponents())
-        raise ScanError(path, f"has {number} values per voxel", "export it in grey, not in colour")
+        raise ScanError("colour-voxels", path, f"has {number} values per voxel", "export it in grey, not in colour")
     values = np.asanyarray(nibabel.load(path).dataobj)
     if np.issubdtype(stored, np.integer) and not np.issubdtype(values.dtype, np.integer):
         values = values.astype(np.float32)  # as ITK scales

@@ -49,14 +49,16 @@ def read_header(path: Path) -> FileHeader:
     factors = [lengths.in_mm(unit) for unit in units]
     wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)
     if wrong is not None:
-        raise ScanError(path, f"has lengths in {wrong!r}, which is no unit of length that is known", AGAIN)
+        raise ScanError(
+            "unit-unknown", path, f"has lengths in {wrong!r}, which is no unit of length that is known", AGAIN
+        )
     sizes = said.get("spacings", "").split()[:3]
     if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
-        raise ScanError(path, f"has an axis without a voxel size (spacings {' x '.join(sizes)})", AGAIN)
+        raise ScanError("voxel-size", path, f"has an axis without a voxel size (spacings {' x '.join(sizes)})", AGAIN)
     space = said.get("space", "").strip().lower()
     if space.startswith(("3d-left-handed", "3d left handed")):
         what = "has a left-handed space in its header, in which left and right of the patient are not said"
-        raise ScanError(path, what, "write its header again with the space left-posterior-superior")
+        raise ScanError("left-handed", path, what, "write its header again with the space left-posterior-superior")
     word = next((word for word, names in BITS.items() if said.get("type", "").lower() in names), said.get("type"))
     geometry = f"space directions in {space}" if space else "spacings" if sizes else None
     return FileHeader(
@@ -71,7 +73,7 @@ def _unclear(space: str) -> Iterator[Unclear]:
         return
     named = f"names the space {space}, whose axes are not the patient's" if space else "says no orientation (space)"
     mend = "check that front and back are right"
-    yield Unclear(f"{named} in its header", "it is taken for LPS", mend, is_twofold=False)
+    yield Unclear("orientation-missing", f"{named} in its header", "it is taken for LPS", mend, is_twofold=False)
 
 
 def _units(said: Mapping[str, str]) -> list[str]:

@@ -74,7 +74,12 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     for points in outlines.contours:
         depth = float(points[:, axis].mean())
         if np.abs(points[:, axis] - depth).max() > OFF:
-            raise ScanError(path, f"has a contour of {name!r} that does not lie in a slice of its image", AGAIN)
+            raise ScanError(
+                "contours-between-slices",
+                path,
+                f"has a contour of {name!r} that does not lie in a slice of its image",
+                AGAIN,
+            )
         planes.setdefault(plane_of(depth), []).append(points[:, across])
     count, (columns, rows) = image.voxels.shape[2 - axis], (image.voxels.shape[2 - other] for other in across)
     spacing = image.spacing[axis], image.spacing[across[1]], image.spacing[across[0]]
@@ -86,7 +91,7 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     except BetweenSlices:
         apart = usual_distance(np.array(sorted(planes))) * spacing[0]
         what = f"has contours of {name!r} between the slices of its image, {apart:.2g} mm apart"
-        raise ScanError(path, what, f"add --interpolate, or {AGAIN}") from None
+        raise ScanError("contours-between-slices", path, what, f"add --interpolate, or {AGAIN}") from None
     remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
     gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
     resampled = None
@@ -111,10 +116,10 @@ def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _O
         kind = contour.get("ContourGeometricType")
         if kind not in CLOSED:
             what = f"outlines {name!r} with something else than closed contours"
-            raise ScanError(path, what, "export it as closed contours")
+            raise ScanError("contours-not-closed", path, what, "export it as closed contours")
         points = np.array(contour.ContourData, float).reshape(-1, 3)
         if not np.isfinite(points).all():
-            raise ScanError(path, f"has a contour of {name!r} that is not in numbers", AGAIN)
+            raise ScanError("contours-not-closed", path, f"has a contour of {name!r} that is not in numbers", AGAIN)
         odd = odd or kind == "CLOSEDPLANAR_XOR"
         drawn.append((points - np.array(image.origin)) @ inverse.T)
     axis = int(np.argmin(np.max([np.ptp(points, axis=0) for points in drawn], axis=0))) if drawn else 2
@@ -162,7 +167,9 @@ def _beyond(
     if not outside:
         return []
     if not placed.voxels.any():
-        raise ScanError(path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on")
+        raise ScanError(
+            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
+        )
     what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
     return [Remark(what, "look whether the image is the one that it was drawn on")]
 

@@ -30,34 +30,38 @@ def open_file(path: Path, *, trusted: bool) -> tuple[sitk.Image, Reading]:
     """Read a file, and what is said of it; ``trusted``: the geometry in its header is not used."""
     again = "copy or export it again"
     if is_broken_link(path):
-        raise ScanError(path, "is a link to a file that does not exist", FETCH)
+        raise ScanError("file-missing", path, "is a link to a file that does not exist", FETCH)
     if not path.is_file():
-        raise ScanError(path, "does not exist", "name a scan that is there")
+        raise ScanError("file-missing", path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
-        raise ScanError(path, "is an empty file", again)
+        raise ScanError("file-empty", path, "is an empty file", again)
     if wrong_name := misnamed(path):  # also fails where a file may not be read, which ITK and nibabel call damaged
-        raise ScanError(path, *wrong_name)
+        raise ScanError("compression-name", path, *wrong_name)
     if other := other_format(path):
-        raise ScanError(path, f"is in a format that is not read ({other[0]})", other[1])
+        raise ScanError("format-not-read", path, f"is in a format that is not read ({other[0]})", other[1])
     if not trusted and (wrong := geometry_fault(path)):
-        raise ScanError(path, wrong, "export it again, or correct the affine in its header")
+        raise ScanError("affine", path, wrong, "export it again, or correct the affine in its header")
     if not trusted and (wrong := nifti.spacing_fault(path)):
-        raise ScanError(path, wrong, "write its header again so that both are the same, or export it again")
+        raise ScanError(
+            "voxel-size", path, wrong, "write its header again so that both are the same, or export it again"
+        )
     _refuse_by_header(path)
     if is_nifti(path):
         nifti_read.refuse_scaling(path)
     if damage := fault(path):
-        raise ScanError(path, f"cannot be read, {damage}", again)
+        raise ScanError("file-damaged", path, f"cannot be read, {damage}", again)
     header = _header_of(path)
     try:
         image = nifti_read.read_image(path) if is_nifti(path) else sitk.ReadImage(str(path))
     except RuntimeError as error:
         if "orthonormal" in str(error):
-            raise ScanError(path, *SHEARED) from None
-        raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
+            raise ScanError("sheared", path, *SHEARED) from None
+        raise ScanError(
+            "file-damaged", path, "cannot be read, it is damaged, truncated or not an image", again
+        ) from None
     image = lengths.scaled(image, header.to_mm)
     if not trusted and _is_sheared(image):
-        raise ScanError(path, *SHEARED)
+        raise ScanError("sheared", path, *SHEARED)
     return image, header.reading
 
 
@@ -110,11 +114,14 @@ def _refuse_by_header(path: Path) -> None:
     voxels = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
     if voxels > MOST_VOXELS:
         size = " x ".join(map(str, reader.GetSize()))
-        raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
+        raise ScanError(
+            "too-large", path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it"
+        )
     is_dicom = identify(path) is not None or (suffix_of(path) is None and reader.HasMetaDataKey(_SOP_CLASS))
     frames = math.prod(reader.GetSize()[2:])
     if is_dicom and frames > 1:
         raise ScanError(
+            "multiframe-class",
             path,
             f"is a DICOM file of {frames} frames and no enhanced MR, CT or PET image",
             "name the folder of the series it belongs to, or export the scan as single slices",
