@@ -27,7 +27,7 @@ from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
 from fedshift.data.cases import Finding
 from fedshift.data.check import check
-from fedshift.data.integrity import fault
+from fedshift.data.volume_file import file_of
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 
@@ -332,7 +332,7 @@ def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
     path = scans / IMAGE
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(96 << 20)))
     tracemalloc.start()
-    assert fault(path) is None
+    assert file_of(path).damage() is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert path.stat().st_size < 1 << 20 and peak < 48 << 20

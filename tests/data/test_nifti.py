@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from fedshift.data.nifti import spacing_fault, unclear_positions
+from fedshift.data.nifti import NiftiFile
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
+from fedshift.data.volume_file import unclear_positions
 from fedshift.inference.plausible import check_positions
 
 SIZES = (0.7, 0.8, 3.0)
@@ -98,5 +99,5 @@ def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) 
 def test_other_files_have_no_such_header(tmp_path: Path) -> None:
     for name in ("a.nrrd", "damaged.nii"):
         (tmp_path / name).write_bytes(b"none")
-        assert spacing_fault(tmp_path / name) is None and list(unclear_positions(tmp_path / name)) == []
+        assert NiftiFile(tmp_path / name).spacing_fault() is None
     assert list(unclear_positions(tmp_path / "absent.nii")) == []

@@ -252,5 +252,5 @@ def _shown(file: Path | None, table: Path) -> Path | None:
     """A file's path from the folder of the table, if it lies below that."""
     if file is None:
         return None
-    file, folder = Path(os.path.abspath(file)), Path(os.path.abspath(table.parent))
+    file, folder = (Path(os.path.normpath(path.absolute())) for path in (file, table.parent))
     return file.relative_to(folder) if file.is_relative_to(folder) else file

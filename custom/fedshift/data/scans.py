@@ -19,17 +19,15 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom_scan import DicomFault, DicomSource, DicomVolume, find_stack, read_stack
 from fedshift.data.dicom_volumes import NotEven, SeveralFrames, Stack, VolumeFault
-from fedshift.data.integrity import non_finite
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_dicom, is_series, list_series, whole_of
-from fedshift.data.volume_file import MOST_VOXELS, itk_header, open_file
+from fedshift.data.volume_file import MOST_VOXELS, file_of, open_file
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
 ORIENTATION = "RAS"
-_FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
@@ -122,10 +120,8 @@ def _read_volumes(
     components = image.GetNumberOfComponentsPerPixel()
     if components != 1:
         raise ScanError("colour-voxels", path, f"has {components} values per voxel", "export it in grey, not in colour")
-    # ITK gives whole numbers only where the file has them, and there is nothing to look for.
-    bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
     return [
-        _oriented(three, path, direction, bad, _of_volume(said, image, number))
+        _oriented(three, path, direction, _of_volume(said, image, number))
         for three, number in (_three_dimensional(image, path, channel, volume) for channel in channels)
     ]
 
@@ -141,15 +137,13 @@ def volumes_in(path: Path) -> int:
         require_text(path)
         if not path.is_file():
             return 1
-        reader = itk_header(path)
+        reader = file_of(path).itk_header()
     except (ScanError, OSError, RuntimeError):
         return 1
     return int(math.prod(reader.GetSize()[3:]))
 
 
-def _oriented(
-    image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int, said: Reading
-) -> Scan:
+def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None, said: Reading) -> Scan:
     if direction is not None:
         image.SetDirection(direction)
     own = image.GetDirection()
@@ -162,7 +156,7 @@ def _oriented(
             "at least three are needed, export the whole volume",
         )
     voxels = sitk.GetArrayFromImage(image)
-    bad = int(np.count_nonzero(~np.isfinite(voxels))) or bad_in_file
+    bad = int(np.count_nonzero(~np.isfinite(voxels)))
     if bad:
         raise ScanError(
             "not-finite", path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters"
