@@ -90,7 +90,7 @@ def prepare_own(
         licence: licence terms, for the manifest.
         citation: reference, for the manifest.
         trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
-        interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
+        interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
         true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
         empty: whether masks may be empty, see `fedshift.schema.empty_masks`.
         skip_damaged: leave out cases with an error.

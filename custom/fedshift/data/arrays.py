@@ -59,7 +59,10 @@ def open_arrays(
     if not folder.is_dir():
         build_arrays(site_dir, manifest, matrix, clip_above_quantile)
     slices = sum(case.shape[0] for case in manifest.cases)
-    images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
+    images, labels = (
+        blocks.open_array(folder / name, fix=rebuilt(folder), shape=(slices, matrix, matrix))
+        for name in ("images.npy", "labels.npy")
+    )
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
@@ -221,20 +224,3 @@ def resize_weights(before: int, after: int) -> np.ndarray:
 def rebuilt(folder: Path) -> str:
     """What to do about a folder of arrays that cannot be used."""
     return f"delete the folder {folder}, it will be rebuilt"
-
-
-def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
-    again = rebuilt(path.parent)
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError("file-missing", f"{path} is missing: {again}") from None
-    except (ValueError, OSError, EOFError):
-        raise DataError("file-damaged", f"{path} is truncated or damaged: {again}") from None
-    if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
-        raise DataError(
-            "array-shape",
-            f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "
-            f"{(slices, matrix, matrix)}: {again}",
-        )
-    return np.asarray(array)

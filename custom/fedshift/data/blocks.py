@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 
@@ -122,3 +124,24 @@ def _digests(path: Path) -> list[bytes]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape.
+
+    Raises:
+        DataError: it is missing, damaged, or another one.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError("file-missing", f"{path} is missing: {fix}") from None
+    except PermissionError as error:
+        raise DataError(
+            "file-unreadable", f"{path} cannot be read ({error.strerror}): fix that and start again"
+        ) from None
+    except (ValueError, OSError, EOFError):
+        raise DataError("arrays-damaged", f"{path} is truncated or damaged: {fix}") from None
+    if shape is not None and (array.dtype != np.uint8 or array.shape != shape):
+        raise DataError("array-shape", f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: {fix}")
+    return np.asarray(array)

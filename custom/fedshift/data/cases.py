@@ -74,7 +74,7 @@ class CaseFiles:
         volume: which volume to take, from 1, of images with several for which ``channels`` says none.
         trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
             same number of voxels along each axis.
-        interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
+        interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
         reading: of a prepared case, how the files were read that it was prepared from; None of any other.
         may_be_empty: whether the case may lack the structure, so that its mask has no voxel of it.
         subject: whose scan it is, "" where its id alone says so (`fedshift.data.splits.subject_of`).

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.data import segmentations, structure_sets
-from fedshift.data.deflated import MOST_WHOLE, is_too_large
-from fedshift.data.dicom import identify
+from fedshift.data.dicom import MOST_WHOLE, identify, is_too_large
 from fedshift.data.dicom_classes import SEGMENTATIONS, STRUCTURE_SET, is_mask
 from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import Labels
@@ -96,7 +95,7 @@ def read_mask(
         path: a SEG or an RT Structure Set.
         image: the image that it belongs to.
         labels: what is wanted, see `fedshift.data.structures.paint`.
-        interpolate: fill slices between two contours, see `fedshift.data.contour_planes`.
+        interpolate: fill slices between two contours, see `fedshift.data.contours`.
 
     Raises:
         ScanError: it cannot be read, does not lie on the image, or its structures are not the classes.

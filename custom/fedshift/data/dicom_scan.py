@@ -11,8 +11,7 @@ import numpy as np
 
 from fedshift.data.dicom_extra import UNREADABLE, quiet
 from fedshift.data.dicom_frames import Frame, FrameFault, Part, frames_in
-from fedshift.data.dicom_pixels import PixelFault, stored_frames
-from fedshift.data.dicom_values import intensities
+from fedshift.data.dicom_pixels import PixelFault, intensities, stored_frames
 from fedshift.data.dicom_volumes import Box, Stack, box_of, stack_of
 from fedshift.schema.reading import Reading
 

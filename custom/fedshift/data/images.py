@@ -11,6 +11,8 @@ from fedshift.data import blocks
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
+AGAIN = "prepare the site again"
+
 
 @dataclass(frozen=True)
 class ImageArrays:
@@ -44,8 +46,10 @@ def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -
             "size-missing", f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size"
         )
     n = len(manifest.pictures)
-    images = _open(arrays / "images.npy", (n, channels, size, size))
-    labels = np.array(_open(arrays / "labels.npy", (n,)))  # small, so copied: no file stays open
+    images = blocks.open_array(arrays / "images.npy", fix=AGAIN, shape=(n, channels, size, size))
+    labels = np.array(
+        blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=(n,))
+    )  # small, so copied: no file stays open
     if labels.max() >= len(manifest.classes):
         raise DataError(
             "labels-changed",
@@ -65,24 +69,5 @@ def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -
         raise DataError(
             "manifest-broken", f"{folder / 'manifest.json'} has no hash of {arrays}: prepare the site again"
         )
-    blocks.verify(arrays, known, fix="prepare the site again", full=full)
+    blocks.verify(arrays, known, fix=AGAIN, full=full)
     return ImageArrays(images, labels, manifest)
-
-
-def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError("file-missing", f"{path} is missing: prepare the site again") from None
-    except (ValueError, EOFError):
-        raise DataError("file-damaged", f"{path} is truncated or damaged: prepare the site again") from None
-    except OSError as error:
-        raise DataError(
-            "file-unreadable", f"{path} cannot be read ({error.strerror or error}): fix that and start again"
-        ) from None
-    if array.dtype != np.uint8 or array.shape != shape:
-        raise DataError(
-            "array-shape",
-            f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: prepare the site again",
-        )
-    return np.asarray(array)

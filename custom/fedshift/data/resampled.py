@@ -119,7 +119,10 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
     if not folder.is_dir():
         build_volumes(site_dir, manifest, preparation)
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
-    loaded = {name: _load(folder / f"{name}.npy") for name in ("images", "labels", "places", "starts", "shapes")}
+    loaded = {
+        name: blocks.open_array(folder / f"{name}.npy", fix=rebuilt(folder))
+        for name in ("images", "labels", "places", "starts", "shapes")
+    }
     offsets = _offsets(loaded["shapes"])
     if len(loaded["labels"]) != offsets[-1] or len(loaded["images"]) != offsets[-1] * channels:
         raise DataError("arrays-damaged", f"{folder} does not hold the site's volumes: {rebuilt(folder)}")
@@ -243,12 +246,3 @@ def _offsets(shapes: np.ndarray) -> np.ndarray:
 
 def _create(path: Path, dtype: type[np.generic], length: int) -> np.memmap:
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise DataError("file-missing", f"{path} is missing: {rebuilt(path.parent)}") from None
-    except (ValueError, OSError, EOFError):
-        raise DataError("file-damaged", f"{path} is truncated or damaged: {rebuilt(path.parent)}") from None

@@ -12,8 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.contour_planes import OFF, BetweenSlices, OnSlices, on_slices, plane_of, usual_distance
-from fedshift.data.contours import area_of, filled
+from fedshift.data.contours import (
+    OFF_SLICE,
+    BetweenSlices,
+    OnSlices,
+    area_of,
+    filled,
+    on_slices,
+    plane_of,
+    usual_distance,
+)
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN, code_of, syntax_name
@@ -34,7 +42,7 @@ def reading_of(content: Any) -> Reading:
 def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list[Structure]:
     """The regions of interest of a structure set, to be drawn on the grid of an image.
 
-    ``interpolate``: fill slices between two contours, see `fedshift.data.contour_planes`.
+    ``interpolate``: fill slices between two contours, see `fedshift.data.contours`.
     """
     contours = {
         int(one.ReferencedROINumber): one.get("ContourSequence", []) for one in content.get("ROIContourSequence", [])
@@ -73,7 +81,7 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     planes: dict[float, list[np.ndarray]] = {}
     for points in outlines.contours:
         depth = float(points[:, axis].mean())
-        if np.abs(points[:, axis] - depth).max() > OFF:
+        if np.abs(points[:, axis] - depth).max() > OFF_SLICE:
             raise ScanError(
                 "contours-between-slices",
                 path,
@@ -95,7 +103,7 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
     gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
     resampled = None
-    if placed.moved > OFF:
+    if placed.moved > OFF_SLICE:
         moved = placed.moved * spacing[0]
         resampled = f"contours between slices taken to the nearest slice, up to {moved:.2g} mm"
         remarks.append(Remark(f"has {name!r} with {resampled}", "look at it on the image"))
@@ -163,7 +171,7 @@ def _beyond(
     for place, (inside, beside) in rasters.items():
         all_of_it = np.count_nonzero(inside) + beside
         of += ml * all_of_it
-        outside += ml * (beside if -0.5 - OFF <= place <= count - 0.5 + OFF else all_of_it)
+        outside += ml * (beside if -0.5 - OFF_SLICE <= place <= count - 0.5 + OFF_SLICE else all_of_it)
     if not outside:
         return []
     if not placed.voxels.any():
