@@ -137,9 +137,8 @@ def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) ->
     except FileNotFoundError:
         raise DataError("file-missing", f"{path} is missing: {fix}") from None
     except PermissionError as error:
-        raise DataError(
-            "file-unreadable", f"{path} cannot be read ({error.strerror}): fix that and start again"
-        ) from None
+        what = f"{path} cannot be read ({error.strerror}): fix that and start again"
+        raise DataError("file-unreadable", what) from None
     except (ValueError, OSError, EOFError):
         raise DataError("arrays-damaged", f"{path} is truncated or damaged: {fix}") from None
     if shape is not None and (array.dtype != np.uint8 or array.shape != shape):

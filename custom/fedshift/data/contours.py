@@ -6,9 +6,9 @@ fills by another rule may differ by half a pixel along the edge, and the area in
 make corners.
 
 Contours that lie on some slices, or between slices, are brought onto the slices of an image. Between two contours a
-structure is interpolated by its shape, as planning systems do: each pixel's distance from the outline, negative outside,
-changes linearly from one contour to the next (Raya and Udupa, 1990). The first and the last contour reach half of the
-distance to the next one further, so that volume is contours' area times distance.
+structure is interpolated by its shape, as planning systems do: each pixel's distance from the outline, negative
+outside, changes linearly from one contour to the next (Raya and Udupa, 1990). The first and the last contour reach half
+of the distance to the next one further, so that volume is contours' area times distance.
 """
 
 from __future__ import annotations
