@@ -42,13 +42,9 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFErro
 class Place(Protocol):
     """A folder of a download, on disk or in a zip. ``str()`` gives its name for errors."""
 
-    def folders(self) -> list[str]:
-        """Names of its folders."""
-        ...
+    def folders(self) -> list[str]: ...
 
-    def files(self) -> list[str]:
-        """Names of its files."""
-        ...
+    def files(self) -> list[str]: ...
 
     def enter(self, name: str) -> Place:
         """The subfolder of that name."""

@@ -78,7 +78,6 @@ class VolumePlan:
 
     @property
     def total(self) -> int:
-        """Number of cases."""
         return sum(len(site.cases) for site in self.sites)
 
 

@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.phantom import make_phantom
 from data_prep.volumes import write_volumes
 from fedshift.cli import main

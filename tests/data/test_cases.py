@@ -11,7 +11,7 @@ import SimpleITK as sitk
 from errors import raises
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.cases import CaseTable
 from fedshift.data.cases_csv import read_cases, write_cases

@@ -19,7 +19,7 @@ from forbidding import forbid
 from scanfiles import prepare_prostate, rotation, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes

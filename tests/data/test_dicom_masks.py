@@ -16,7 +16,7 @@ from forbidding import forbid
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles

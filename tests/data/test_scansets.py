@@ -15,7 +15,7 @@ import SimpleITK as sitk
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
 from fedshift.data.cases import CaseTable, parse_sequences
 from fedshift.data.check import check

@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from scanfiles import rotation, volume
 from slicerfiles import PROSTATE, segment, write_segments
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles

@@ -171,7 +171,6 @@ def _square(slices: np.ndarray) -> np.ndarray:
 
 
 def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
-    """Resample rows, then columns."""
     result = slices.astype(np.float64)
     for axis in (1, 2):
         result = resize_axis(result, axis, matrix)

@@ -45,7 +45,6 @@ class Decoded:
 
     @property
     def image(self) -> Scan:
-        """The first sequence."""
         return self.images[0]
 
     @property
@@ -340,12 +339,12 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
         yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", mend)
         return
     differences = []
-    for name, unit, tolerance, one, two in (
+    for name, unit, tolerance, of_first, of_other in (
         ("spacing", " mm", SPACING_TOLERANCE, first.spacing, other.spacing),
         ("direction", "", DIRECTION_TOLERANCE, first.direction, other.direction),
         ("origin", " mm", ORIGIN_TOLERANCE, first.origin, other.origin),
     ):
-        gap = np.abs(np.subtract(two, one))
+        gap = np.abs(np.subtract(of_other, of_first))
         if not gap.max() <= tolerance:  # also where it is NaN
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:

@@ -111,7 +111,9 @@ def read_mask(
                 found = segmentations.segments(content, image, path)
                 record = segmentations.reading_of(content)
             mask, remarks = paint(found, image, labels, path, record)
-            if any(one.get("SegmentAlgorithmType") == "AUTOMATIC" for one in content.get("SegmentSequence", [])):
+            if any(
+                segment.get("SegmentAlgorithmType") == "AUTOMATIC" for segment in content.get("SegmentSequence", [])
+            ):
                 remarks.append(Remark("says that a program drew it, and nobody by hand"))
         except UNREADABLE:
             raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None

@@ -214,7 +214,11 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
     source = header if transform is None else transform
     slope, intercept, scaled = _rescale(source)
     remarks: list[str] = []
-    mapped = {(float(one.RealWorldValueSlope), float(one.RealWorldValueIntercept)) for one in world if _linear(one)}
+    mapped = {
+        (float(mapping.RealWorldValueSlope), float(mapping.RealWorldValueIntercept))
+        for mapping in world
+        if _linear(mapping)
+    }
     if of_class == PARAMETRIC_MAP and transform is None:
         if len(mapped) > 1 or len(mapped) < len(world):
             raise ValueFault("has several real world values for one pixel, or a table of them")
@@ -294,7 +298,7 @@ def _units(header: Any, source: Any, world: Sequence[Any]) -> str:
         return str(header.get("Units", "") or "").strip() or named or "units of PET that it does not name"
     if of_class in CT_IMAGES:
         return named if named.upper() != "UNSPECIFIED" and named else "HU"
-    codes = [code for one in world for code in one.get("MeasurementUnitsCodeSequence", [])]
+    codes = [code for mapping in world for code in mapping.get("MeasurementUnitsCodeSequence", [])]
     if codes:
         return str(codes[0].get("CodeValue", "") or "")
     return "" if named.upper() in NO_UNIT else named

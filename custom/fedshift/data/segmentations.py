@@ -159,7 +159,10 @@ def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]
                 what = f"has {len(pixels)} frame(s) and says of {len(groups)} which segment and slice they are"
                 raise ScanError("mask-frames", path, what, AGAIN)
             shared = content.SharedFunctionalGroupsSequence[0]
-            kept.extend(_placed(own, shared, one, path, image) for own, one in zip(groups, pixels, strict=True))
+            kept.extend(
+                _placed(own_groups, shared, frame, path, image)
+                for own_groups, frame in zip(groups, pixels, strict=True)
+            )
             _set_thickness(kept, image)
         return kept
 
@@ -177,9 +180,9 @@ def _decoded(content: Any, path: Path) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels
 
 
-def _placed(own: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) -> _Frame:
+def _placed(own_groups: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) -> _Frame:
     def group(name: str) -> Any:
-        return (own if name in own else shared)[name][0]
+        return (own_groups if name in own_groups else shared)[name][0]
 
     orientation = np.array(group("PlaneOrientationSequence").ImageOrientationPatient, float)
     measures = group("PixelMeasuresSequence")
@@ -192,7 +195,7 @@ def _placed(own: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) 
     if not np.allclose(axes @ axes.T, np.eye(2), rtol=0, atol=SAME):
         raise ScanError("mask-frames", path, "has a frame whose rows and columns are not at right angles", AGAIN)
     named = "SegmentIdentificationSequence"
-    segment = int(group(named).ReferencedSegmentNumber) if named in own or named in shared else None
+    segment = int(group(named).ReferencedSegmentNumber) if named in own_groups or named in shared else None
     steps = np.stack([axes[0] * between_columns, axes[1] * between_rows], 1)
     thick, between = (abs(float(measures.get(key) or 0)) for key in ("SliceThickness", "SpacingBetweenSlices"))
     across = _across(steps, image)

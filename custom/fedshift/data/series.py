@@ -90,7 +90,7 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
     wrong.
     """
     known, unread = _identified(folder)
-    if unread or any(one.is_scan and not _UID.fullmatch(one.series) for one in known.values()):
+    if unread or any(identity.is_scan and not _UID.fullmatch(identity.series) for identity in known.values()):
         return {"": [folder]}
     scans = _scans(known)
     if len(scans) == 1 and not scans[0].is_image:
@@ -161,7 +161,11 @@ def first_file(path: Path) -> Path:
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
     own = identify(file)
-    known = {path: one for path, one in _identified(file.parent)[0].items() if own and one.series == own.series}
+    known = {
+        path: identity
+        for path, identity in _identified(file.parent)[0].items()
+        if own and identity.series == own.series
+    }
     found = [scan for scan in _scans(known) if file in scan.files] if len(known) > 1 else []
     return found[0] if found and len(found[0].files) > 1 else None
 
@@ -169,16 +173,20 @@ def whole_of(file: Path) -> Listed | None:
 def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
     """The DICOM files of a folder that can be read, with what they are; and those that cannot."""
     found = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
-    known = {file: one for file, one in found.items() if one and (one.series or is_no_scan(one.sop_class))}
+    known = {
+        file: identity
+        for file, identity in found.items()
+        if identity and (identity.series or is_no_scan(identity.sop_class))
+    }
     return known, [file for file in found if file not in known]
 
 
 def _scans(known: dict[Path, Identity]) -> list[Listed]:
     """The scans among files, by their series' UIDs."""
     of_series: dict[str, list[Path]] = {}
-    for file, one in known.items():
-        if one.is_scan:
-            of_series.setdefault(one.series, []).append(file)
+    for file, identity in known.items():
+        if identity.is_scan:
+            of_series.setdefault(identity.series, []).append(file)
     scans = []
     for uid, files in sorted(of_series.items()):
         if not all(known[file].is_multiframe for file in files):

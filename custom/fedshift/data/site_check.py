@@ -109,7 +109,7 @@ def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
             mend = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
             yield Finding("error", "other-classes", site / FILE_NAME, what, mend)
         if set(manifest.sequences) != set(known.sequences):
-            have, wanted = (", ".join(one.sequences) or "one without a name" for one in (manifest, known))
+            have, wanted = (", ".join(each.sequences) or "one without a name" for each in (manifest, known))
             what = f"has the sequences {have}, {other} {wanted}"
             yield Finding("warning", "other-sequences", site / FILE_NAME, what, "prepare both with the same")
 

@@ -45,11 +45,11 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list
     ``interpolate``: fill slices between two contours, see `fedshift.data.contours`.
     """
     contours = {
-        int(one.ReferencedROINumber): one.get("ContourSequence", []) for one in content.get("ROIContourSequence", [])
+        int(item.ReferencedROINumber): item.get("ContourSequence", []) for item in content.get("ROIContourSequence", [])
     }
     observed = {
-        int(one.ReferencedROINumber): one.get("RTROIIdentificationCodeSequence")
-        for one in content.get("RTROIObservationsSequence", [])
+        int(item.ReferencedROINumber): item.get("RTROIIdentificationCodeSequence")
+        for item in content.get("RTROIObservationsSequence", [])
     }
     found: list[Structure] = []
     for roi in content.StructureSetROISequence:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: options that do not go together, or that are missing.
     """
-    from data_prep.own import LICENCE, prepare_own
+    from data_prep.own_scans import LICENCE, prepare_own
 
     if args.cases is not None:
         if args.source is not None:
