@@ -99,60 +99,43 @@ def write_volumes(
     Raises:
         DataError: scans with errors, or a site that has own scans too.
     """
+    folders = []
     with ExitStack() as together:
-        return [
-            _write_planned(
-                plan,
-                site,
-                root,
-                together,
-                matrices=matrices,
-                trust_voxels=trust_voxels,
-                empty=empty,
-                skip_damaged=skip_damaged,
-                progress=progress,
+        for site in plan.sites:
+            target = root / plan.dataset / site.site
+            if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
+                what = f"{target} has own scans among its cases, which would be lost"
+                raise DataError("folder-in-use", f"{what}: give another --out, or delete it")
+            cases = [
+                replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases
+            ]
+
+            def announce(case: str, site: str = site.site) -> None:
+                if progress is not None:
+                    progress(f"{site} {case}")
+
+            folders.append(
+                write_site(
+                    cases,
+                    root,
+                    dataset=plan.dataset,
+                    site=site.site,
+                    kind="patients",
+                    labels=plan.labels,
+                    sequences=plan.sequences,
+                    licence=site.licence,
+                    citation=site.citation,
+                    matrices=matrices,
+                    source=site.source,
+                    findings=site.findings,
+                    preparation=site.preparation,
+                    change=site.change,
+                    skip_damaged=skip_damaged,
+                    together=together,
+                    progress=announce,
+                )
             )
-            for site in plan.sites
-        ]
-
-
-def _write_planned(
-    plan: VolumePlan,
-    site: SitePlan,
-    root: Path,
-    together: ExitStack,
-    *,
-    matrices: Sequence[int],
-    trust_voxels: bool,
-    empty: bool,
-    skip_damaged: bool,
-    progress: Callable[[str], None] | None,
-) -> Path:
-    target = root / plan.dataset / site.site
-    if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
-        raise DataError(
-            "folder-in-use",
-            f"{target} has own scans among its cases, which would be lost: give another --out, or delete it",
-        )
-    return write_site(
-        [replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases],
-        root,
-        dataset=plan.dataset,
-        site=site.site,
-        kind="patients",
-        labels=plan.labels,
-        sequences=plan.sequences,
-        licence=site.licence,
-        citation=site.citation,
-        matrices=matrices,
-        source=site.source,
-        findings=site.findings,
-        preparation=site.preparation,
-        change=site.change,
-        skip_damaged=skip_damaged,
-        together=together,
-        progress=(lambda case: progress(f"{site.site} {case}")) if progress else None,
-    )
+    return folders
 
 
 def write_site(
