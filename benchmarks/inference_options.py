@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedshift.data.casefiles import CaseFiles
+from fedshift.data.cases import CaseFiles
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
-from fedshift.data.scansets import gather
 from fedshift.data.splits import case_splits
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases

@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
-from fedshift.data.scansets import gather
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
 from fedshift.schema.results import BEST, FILE_NAME, read_results

@@ -60,7 +60,7 @@ def answer(
     why = ""
     if "statistics" not in policy.allow:
         why = "its policy does not allow statistics (privacy.allow)"
-    elif len({subject_of(case.id) for case in cases}) < least:
+    elif len({subject_of(case) for case in cases}) < least:
         why = (
             "it has fewer cases than its policy wants for that (privacy.survey_cases, privacy.min_cases: "
             f"{least}, a subject's scans as one)"

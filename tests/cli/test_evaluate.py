@@ -18,7 +18,7 @@ from inference.test_patches import IN_3D, train
 
 from fedshift.cli import main
 from fedshift.cli.evaluate import SUMMARY, TABLE
-from fedshift.data.scansets import gather
+from fedshift.data.layouts.find import gather
 from fedshift.inference import scoring
 from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest

@@ -19,15 +19,15 @@ from forbidding import forbid
 from scanfiles import prepare_prostate, rotation, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import Finding
 from fedshift.data.check import check
-from fedshift.data.integrity import fault
+from fedshift.data.volume_file import file_of
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 
@@ -332,7 +332,7 @@ def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
     path = scans / IMAGE
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(96 << 20)))
     tracemalloc.start()
-    assert fault(path) is None
+    assert file_of(path).damage() is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert path.stat().st_size < 1 << 20 and peak < 48 << 20
@@ -661,7 +661,7 @@ def test_exit_codes(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sentence() -> None:
-    finding = Finding("error", Path("a.nii.gz"), "is empty", "copy it")
+    finding = Finding("error", "scan-empty", Path("a.nii.gz"), "is empty", "copy it")
     assert finding.sentence() == "a.nii.gz is empty: copy it"
 
 

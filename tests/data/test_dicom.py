@@ -29,7 +29,7 @@ from dicomfiles import (
 )
 from scanfiles import volume, write_dicom
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan

@@ -16,16 +16,17 @@ from forbidding import forbid
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.check import check
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.layouts.find import gather
 from fedshift.data.prepared import read_labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
-from fedshift.data.scansets import gather
 from fedshift.data.structures import Remark
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError, DataError

@@ -17,10 +17,10 @@ from scanfiles import other_sequence, volume, write_described
 
 from data_prep.hippocampus import plan_volumes as plan_hippocampus
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
 from fedshift.data.check import check
-from fedshift.data.scansets import find_sets, gather
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import DataError
 
 CASES = 4

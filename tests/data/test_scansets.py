@@ -15,11 +15,11 @@ import SimpleITK as sitk
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
+from fedshift.data.cases import CaseTable, parse_sequences
 from fedshift.data.check import check
-from fedshift.data.pairing import ScanSet
-from fedshift.data.scansets import choose_sequences, find_sets, gather, parse_sequences
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
@@ -37,7 +37,7 @@ def describe(folder: Path, **changed: object) -> Path:
     return folder
 
 
-def files(found: ScanSet) -> dict[str, list[str]]:
+def files(found: CaseTable) -> dict[str, list[str]]:
     """Case -> its files below the set's folder, the mask last."""
     return {
         case.id: [str(file.relative_to(found.folder)) for file in (*case.images, case.mask)] for case in found.cases
@@ -54,7 +54,7 @@ def test_decathlon(tmp_path: Path) -> None:
     (folder / "dataset.json").unlink()
     (bare,) = find_sets(tmp_path)
     assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
-    assert choose_sequences(bare, ["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
+    assert bare.with_sequences(["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
 
 
 def test_scans_in_formats_that_are_not_read_are_a_warning_of_their_folder(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_nnunet(tmp_path: Path) -> None:
     assert found.labels.classes == ("background", "PZ", "TZ")
     wanted = ["imagesTr/case_2_0000.nii.gz", "imagesTr/case_2_0001.nii.gz", "labelsTr/case_2.nii.gz"]
     assert files(found)["case_2"] == wanted
-    adc = choose_sequences(found, ["adc"])
+    adc = found.with_sequences(["adc"])
     assert adc.sequences == ("ADC",) and adc.cases[2].images == (folder / "imagesTr" / "case_2_0001.nii.gz",)
 
 
@@ -201,6 +201,15 @@ def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: s
         plan_volumes(folder)
     assert plan_volumes(folder, sequence=["T2,ADC"]).sequences == ("T2", "ADC")
     assert check(folder, sequences={"T2": "", "ADC": ""}) == []
+
+
+def test_one_volume_of_files_whose_volumes_nothing_names(tmp_path: Path) -> None:
+    folder = describe(write_described(tmp_path / "set", sequences=("T2", "ADC")), modality={})
+    (found,) = gather(folder, volume=2)
+    assert found.sequences == () and {case.channels for case in found.cases} == {(1,)}
+    assert check(folder, volume=2) == []
+    with pytest.raises(ConfigError, match="--volume 3"):
+        gather(folder, volume=3)
 
 
 @pytest.mark.reads("list: a folder for each case")

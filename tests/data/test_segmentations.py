@@ -13,8 +13,9 @@ import SimpleITK as sitk
 from dicomstudies import draw_segmentation, write_frames, write_slices
 from pydicom.uid import RLELossless
 
-from fedshift.data import deflated, segmentations
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data import dicom, segmentations
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import identify
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask
 from fedshift.data.labels import Labels, settle_labels
@@ -248,7 +249,7 @@ def test_a_deflated_file_is_not_inflated_beyond_a_limit(
     series: Path, scan: Scan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(6, 9), spacing=(1, 1), thickness=3, syntax=DEFLATED)
-    monkeypatch.setattr(deflated, "MOST_WHOLE", 1000)
+    monkeypatch.setattr(dicom, "MOST_WHOLE", 1000)
     with pytest.raises(ScanError, match=r"has more than .* bytes when it is inflated"):
         read_mask(path, scan, wanted())
     monkeypatch.undo()

@@ -12,9 +12,10 @@ import SimpleITK as sitk
 from scanfiles import rotation, volume
 from slicerfiles import PROSTATE, segment, write_segments
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.named_masks import names_structures, read_named_mask, structures_in
 from fedshift.data.prepared import read_labels

@@ -11,7 +11,7 @@ import pytest
 import SimpleITK as sitk
 from dicomstudies import draw_structures, write_slices
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels

@@ -18,7 +18,7 @@ import torch
 from volumesites import make_volume_site, write_task
 
 from fedshift.cli import main
-from fedshift.data.casefiles import known_spacing
+from fedshift.data.case_check import known_spacing
 from fedshift.data.prepared import image_files
 from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli import own
+from fedshift.cli import own_scans
 from fedshift.cli.arguments import add_empty, add_interpolate, add_trust_voxels, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
@@ -32,7 +32,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
-    own.add_meaning(parser)
+    own_scans.add_meaning(parser)
     add_trust_voxels(parser)
     add_interpolate(parser)
     add_empty(parser)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
     from rich.console import Console
 
-    from fedshift.data.scansets import gather
+    from fedshift.data.layouts.find import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     written = next((args.out / name for name in (TABLE, SUMMARY) if (args.out / name).exists()), None)
     if written is not None and not args.force:
         raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
-    meaning = own.meaning(args)
+    meaning = own_scans.meaning(args)
     sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"], volume=args.volume)
     cases = scoring.labelled_cases(
         model,

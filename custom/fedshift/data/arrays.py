@@ -59,7 +59,10 @@ def open_arrays(
     if not folder.is_dir():
         build_arrays(site_dir, manifest, matrix, clip_above_quantile)
     slices = sum(case.shape[0] for case in manifest.cases)
-    images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
+    images, labels = (
+        blocks.open_array(folder / name, fix=rebuilt(folder), shape=(slices, matrix, matrix))
+        for name in ("images.npy", "labels.npy")
+    )
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
@@ -77,9 +80,9 @@ def arrays_dir(
 ) -> Path:
     """Folder of the cached slices of one matrix size and clip quantile."""
     if matrix < 8:
-        raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
+        raise DataError("invalid-value", f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
-        raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
     clip = "" if clip_above_quantile == CLIP_ABOVE_QUANTILE else f"_clip{clip_above_quantile}"
     return site_dir / manifest.cases[0].array / f"{matrix}{clip}"
 
@@ -168,7 +171,6 @@ def _square(slices: np.ndarray) -> np.ndarray:
 
 
 def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
-    """Resample rows, then columns."""
     result = slices.astype(np.float64)
     for axis in (1, 2):
         result = resize_axis(result, axis, matrix)
@@ -221,19 +223,3 @@ def resize_weights(before: int, after: int) -> np.ndarray:
 def rebuilt(folder: Path) -> str:
     """What to do about a folder of arrays that cannot be used."""
     return f"delete the folder {folder}, it will be rebuilt"
-
-
-def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
-    again = rebuilt(path.parent)
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: {again}") from None
-    except (ValueError, OSError, EOFError):
-        raise DataError(f"{path} is truncated or damaged: {again}") from None
-    if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
-        raise DataError(
-            f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "
-            f"{(slices, matrix, matrix)}: {again}"
-        )
-    return np.asarray(array)

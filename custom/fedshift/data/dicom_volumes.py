@@ -151,11 +151,11 @@ def box_of(frames: Sequence[Frame]) -> Box:
     )
 
 
-def same_places(one: Sequence[Frame], other: Sequence[Frame]) -> bool:
+def same_places(first: Sequence[Frame], second: Sequence[Frame]) -> bool:
     """Whether two sets of frames lie at the same places, or do not lie in parallel."""
-    if not _parallel([*one, *other]):
+    if not _parallel([*first, *second]):
         return True
-    return not _lacking(one, other) and not _lacking(other, one)
+    return not _lacking(first, second) and not _lacking(second, first)
 
 
 def shown(marks: Sequence[Mark]) -> str:

@@ -105,7 +105,7 @@ def paint(
         both = drawn & (voxels != 0) & (voxels != each.value) if labels else np.zeros(1, bool)
         if both.any():
             what = f"has {int(both.sum())} voxel(s) of {each.structure.name!r} that are of another class too"
-            raise ScanError(path, what, "give each voxel one class")
+            raise ScanError("mask-overlap", path, what, "give each voxel one class")
         voxels[drawn] = each.value
     remarks += [remark for each in chosen for remark in each.drawing.remarks]
     record = reading.model_copy(
@@ -160,6 +160,7 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
         named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
         first = repr(found[0].name) if found else "NAME"
         raise ScanError(
+            "structure-missing",
             path,
             f"has {named}, none of which is {' or '.join(wanted)}",
             f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
@@ -192,6 +193,7 @@ def _classes_of(
         coded = None if structure.code is None else by_code.get(structure.code)
         if name is not None and coded not in (None, name):
             raise ScanError(
+                "structure-code",
                 path,
                 f"has a structure called {structure.name!r} with the code of {coded}",
                 f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
@@ -203,6 +205,7 @@ def _classes_of(
         name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
         if name in seen and name != BACKGROUND:
             raise ScanError(
+                "structure-twice",
                 path,
                 f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
                 f"keep one of them, or say which, as in --label {name}={structure.name!r}",
@@ -226,6 +229,7 @@ def _by_name_before_value(
         return by_value
     if name is None and by_value not in (None, BACKGROUND):
         raise ScanError(
+            "structure-code",
             path,
             f"calls its value {structure.value} {structure.name!r}, and what is said of the values is that it is "
             f"{by_value}",

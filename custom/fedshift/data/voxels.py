@@ -153,8 +153,8 @@ def network_volume(
         ValueError: intensities that the normalisation cannot take.
     """
     made = np.empty((len(voxels), *shape), np.float16)
-    for number, one in enumerate(voxels):
-        made[number] = resized(normalised(one, normalise, nonzero=nonzero, fixed=fixed), shape)
+    for number, sequence in enumerate(voxels):
+        made[number] = resized(normalised(sequence, normalise, nonzero=nonzero, fixed=fixed), shape)
     return made
 
 

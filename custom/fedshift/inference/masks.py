@@ -8,7 +8,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.nifti_header import is_nifti
+from fedshift.data.nifti import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.schema.errors import DataError

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.casefiles import odd_size
+from fedshift.data.case_check import odd_size
 from fedshift.data.scans import Scan
 from fedshift.data.series import NoSeries, first_file, is_dicom
 from fedshift.data.volume_file import unclear_positions

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
+from fedshift.data.case_check import Decoded, known_spacing, read_case
+from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable
 from fedshift.data.labels import every_label, settle_labels
 from fedshift.data.named_masks import names_structures
-from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, content_hash
 from fedshift.data.splits import subject_of
@@ -54,7 +54,7 @@ class Scored:
 
 def labelled_cases(
     model: Model,
-    sets: Sequence[ScanSet],
+    sets: Sequence[CaseTable],
     *,
     labels: Mapping[str, Sequence[int | str]],
     annotated: Sequence[str] | None,
@@ -64,7 +64,7 @@ def labelled_cases(
 ) -> list[CaseFiles]:
     """The cases of one or more folders, with the meaning of their masks' values for this model.
 
-    ``trust_voxels`` and ``interpolate``: see `fedshift.data.casefiles.CaseFiles`. ``empty``: whether masks may be empty
+    ``trust_voxels`` and ``interpolate``: see `fedshift.data.cases.CaseFiles`. ``empty``: whether masks may be empty
     although the model's task does not say so.
 
     Raises:
@@ -158,7 +158,12 @@ def score_cases(
             for file, image in zip(case.images, decoded.images, strict=True):
                 same = first.setdefault(content_hash(image.voxels), file)
                 if same != file:
-                    raise ScanError(file, f"has the same voxels as {same}", "remove one of the two, or it counts twice")
+                    raise ScanError(
+                        "same-content",
+                        file,
+                        f"has the same voxels as {same}",
+                        "remove one of the two, or it counts twice",
+                    )
             with prediction_out_of_memory(case.image):
                 scored = _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
             yield replace(scored, warnings=warnings)
@@ -213,9 +218,11 @@ def _scored(
     return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None, reading=reading)
 
 
-def subjects_of(sets: Sequence[ScanSet]) -> list[str]:
+def subjects_of(sets: Sequence[CaseTable]) -> list[str]:
     """Whose each of the `labelled_cases` is; subjects of the same name in two folders are two."""
-    return [f"{number} {subject_of(case.id)}" for number, found in enumerate(sets) for case in found.cases]
+    return [
+        f"{number} {case.subject or subject_of(case.id)}" for number, found in enumerate(sets) for case in found.cases
+    ]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 from torch import Tensor
 
-from fedshift.data.casefiles import known_spacing, readings_of
+from fedshift.data.case_check import known_spacing, readings_of
 from fedshift.data.scans import Scan
 from fedshift.data.series import is_dicom
 from fedshift.inference.masks import mask_path, volume_ml, write_mask

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import ORIGIN_TOLERANCE
-from fedshift.data.description import FILE
-from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
+from fedshift.data.case_check import ORIGIN_TOLERANCE
+from fedshift.data.cases import UNNAMED
+from fedshift.data.layouts.dataset_json import FILE
+from fedshift.data.layouts.files import scan_files, visible
+from fedshift.data.layouts.names import NUMBERED
 from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
 from fedshift.data.scans import Scan, read_scan, read_volumes, stem_of, volumes_in
@@ -127,7 +129,7 @@ def read_sequences(image: Path, sequences: Sequence[str], *, volume: int | None 
     files = files_of(image, sequences)
     several = is_4d(image) and (bool(sequences) or volume is None)
     if several and volume is not None:
-        raise ScanError(image, "has the model's sequences as its volumes", "leave out --volume")
+        raise ScanError("options-clash", image, "has the model's sequences as its volumes", "leave out --volume")
     scans = (
         read_volumes(image, _channels(image, sequences))
         if several
@@ -136,11 +138,11 @@ def read_sequences(image: Path, sequences: Sequence[str], *, volume: int | None 
     for number, (path, scan) in enumerate(zip(files, scans, strict=True)):
         if scan.voxels.min() == scan.voxels.max():
             where = f" of {sequences[number]}" if several else ""
-            raise ScanError(path, f"has the same intensity everywhere{where}", "export the scan again")
+            raise ScanError("scan-empty", path, f"has the same intensity everywhere{where}", "export the scan again")
         differences = ", ".join(_differences(scans[0], scan))
         if differences:
             what = f"lies on another grid than {files[0]}: it differs in {differences}"
-            raise ScanError(path, what, "resample it to that scan's grid")
+            raise ScanError("sequence-grid", path, what, "resample it to that scan's grid")
     return scans
 
 
@@ -158,6 +160,7 @@ def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
     there = volumes_in(image)
     if not sequences:
         raise ScanError(
+            "several-volumes",
             image,
             f"has {there} volumes, and the model takes one",
             "save that one alone as a 3D file, or say which with --volume N",
@@ -166,10 +169,10 @@ def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
     named = f"{len(order.names)} ({', '.join(order.names.values())})"
     if there != len(order.names) and order.source is not None:
         wrong = f"has {there} volumes, and {order.source} names {named}"
-        raise ScanError(image, wrong, "name every volume there, in their order")
+        raise ScanError("volumes-count", image, wrong, "name every volume there, in their order")
     if there != len(order.names):
         mend = f"save those alone, in this order, or name all {there} in the channel_names of a {FILE} beside it"
-        raise ScanError(image, f"has {there} volumes, and the model takes {named}", mend)
+        raise ScanError("volumes-count", image, f"has {there} volumes, and the model takes {named}", mend)
     return [list(order.names).index(number) for number in order.numbers]
 
 

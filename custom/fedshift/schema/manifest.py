@@ -46,7 +46,7 @@ class Case(Strict):
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
     ``reading``: how its files were read, under ``image`` or the names of the sequences, and ``mask``; it stays at the
-    site.
+    site. ``subject``: whose scan it is, "" where its id alone says so.
     """
 
     id: str
@@ -59,10 +59,11 @@ class Case(Strict):
     array: str
     offset: int
     reading: dict[str, Reading] = {}
+    subject: str = ""
 
     @model_serializer(mode="wrap")
     def _what_is_there(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in write(self).items() if key != "reading" or value}
+        return {key: value for key, value in write(self).items() if value or key not in ("reading", "subject")}
 
 
 def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:

@@ -83,7 +83,7 @@ class SiteData(Samples):
         if not self.manifest.cases:
             return cases  # every picture is of a subject of its own
         first: dict[str, int] = {}
-        subjects = [first.setdefault(subject_of(case.id), k) for k, case in enumerate(self.manifest.cases)]
+        subjects = [first.setdefault(subject_of(case), k) for k, case in enumerate(self.manifest.cases)]
         return np.asarray(np.array(subjects, dtype=np.int64)[cases])
 
     @property

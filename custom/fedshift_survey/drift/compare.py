@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import known_spacing
+from fedshift.data.case_check import known_spacing
 from fedshift.data.fingerprint import scan_fingerprint
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from fedshift.data.pairing import visible
+from fedshift.data.layouts.files import visible
 from fedshift.data.scan_folders import scans_in
 from fedshift.schema.errors import ConfigError, DataError
 

@@ -282,7 +282,7 @@ class Task:
             reference = data.reference(number)
             empty += not np.isin(predicted, list(numbers.values())).any()
             apart.append(one_sided(predicted, reference, numbers))
-            subjects.append(subject_of(case.id))
+            subjects.append(subject_of(case))
             tolerance = self._job.evaluation.tolerance
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
         hides = not share_cases and len(cases) < FEWEST

@@ -348,7 +348,7 @@ class Task:
             for name, by_case in by_metric.items()
             if by_case and (name == "false_positives" or len(by_case) == len(by_metric["dice"]))
         }
-        subjects = [subject_of(data.manifest.cases[number].id) for number in order]
+        subjects = [subject_of(data.manifest.cases[number]) for number in order]
         hides = not share_cases and len(subjects) < FEWEST
         if keep is not None:
             keep.values, keep.subjects = cases, subjects

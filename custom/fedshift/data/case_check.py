@@ -1,17 +1,15 @@
-"""One case before preparation: its image and mask files, and checks of them together."""
+"""Read a case before preparation, and check its images and its mask together."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
+from fedshift.data.cases import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask, wrong_image
 from fedshift.data.labels import Labels
 from fedshift.data.named_masks import names_structures, read_named_mask
@@ -23,7 +21,6 @@ from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
 from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
-from fedshift.schema.names import Name, few_names, printable
 from fedshift.schema.reading import Reading
 
 STRUCTURE = "structure"
@@ -34,73 +31,6 @@ MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 VOXEL_SIZES = (0.01, 50.0)
 """mm: from microscopes to thick slices."""
 SWAPPED = "are --images and --masks swapped?"
-LOW_CT = -500
-"""Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
-_SITE: TypeAdapter[str] = TypeAdapter(Name)
-
-
-@dataclass(frozen=True)
-class CaseFiles:
-    """A case: a file for each sequence, of any kind that `fedshift.data.scans` reads, and its mask.
-
-    The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.named_masks`).
-
-    Attributes:
-        id: the case.
-        images: the files, in the order of the sequences; a 4D file is named once for each of its volumes that is used.
-        mask: the file of the mask.
-        channels: which volume to take from each image file, for 4D files; None for 3D files.
-        sequences: names of the sequences, empty for one unnamed.
-        labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
-        volume: which volume to take, from 1, of images with several for which ``channels`` says none.
-        trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
-            same number of voxels along each axis.
-        interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
-        reading: of a prepared case, how the files were read that it was prepared from; None of any other.
-        may_be_empty: whether the case may lack the structure, so that its mask has no voxel of it.
-    """
-
-    id: str
-    images: tuple[Path, ...]
-    mask: Path
-    channels: tuple[int | None, ...] = ()
-    sequences: tuple[str, ...] = ()
-    labels: Labels | None = None
-    volume: int | None = None
-    trust_voxels: bool = False
-    interpolate: bool = False
-    reading: Mapping[str, Reading] | None = None
-    may_be_empty: bool = False
-
-    @property
-    def image(self) -> Path:
-        """The file of the first sequence."""
-        return self.images[0]
-
-    def named(self, number: int) -> str:
-        """A sequence in a sentence: ``(ADC of case P1) ``; nothing if there is only one."""
-        if len(self.images) < 2:
-            return ""
-        name = self.sequences[number] if self.sequences else f"sequence {number + 1}"
-        return f"({name} of case {self.id}) "
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of ``data check``: the file, what is wrong with it, and how to fix it.
-
-    ``case``: the case that cannot be used because of it, where images and masks do not go together.
-    """
-
-    level: Literal["error", "warning"]
-    file: Path
-    message: str
-    mend: str
-    case: str = ""
-
-    def sentence(self) -> str:
-        """Return the finding as one line, whatever is in the file's name."""
-        return printable(f"{self.file} {self.message}: {self.mend}").replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -115,7 +45,6 @@ class Decoded:
 
     @property
     def image(self) -> Scan:
-        """The first sequence."""
         return self.images[0]
 
     @property
@@ -149,7 +78,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         elif first is not None:
             mask = _read_named_mask(case, first, trusted, findings)
     except ScanError as error:
-        findings.append(Finding("error", error.path, error.what, error.mend))
+        findings.append(Finding.from_error(error))
     for number, image in enumerate(images):
         if image is not None:
             findings += _image_findings(case, number, image)
@@ -158,7 +87,9 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         findings += copies
     elif mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
         what = f"has {np.unique(mask.voxels).size} different values, and its image {case.image.name} only a few"
-        findings.append(Finding("error", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}"))
+        findings.append(
+            Finding("error", "images-swapped", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}")
+        )
     else:
         findings += _like_masks(case, images)
         findings += _mask_findings(case, mask) if mask is not None else []
@@ -189,7 +120,7 @@ def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Sc
         return read_scan(path, direction=direction)
     except SeveralVolumes as error:
         mend = "save it as one 3D mask in which each voxel has the value of its class"
-        raise ScanError(error.path, error.what, mend) from None
+        raise ScanError(error.code, error.path, error.what, mend) from None
 
 
 def look_swapped(image: np.ndarray, mask: np.ndarray) -> bool:
@@ -218,9 +149,9 @@ def _read_named_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | 
     other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
     if other is not None and other.elsewhere and mask.reading.resampled is not None:
         what = f"{other.what}, and does not lie on its voxels either"
-        raise ScanError(case.mask, what, "name the image that it was drawn on")
-    findings += [Finding("warning", case.mask, remark.what, remark.mend) for remark in remarks]
-    findings += [Finding("warning", case.mask, other.what, LOOK)] if other else []
+        raise ScanError("mask-of-other-image", case.mask, what, "name the image that it was drawn on")
+    findings += [Finding("warning", "mask-remark", case.mask, remark.what, remark.mend) for remark in remarks]
+    findings += [Finding("warning", "mask-of-other-image", case.mask, other.what, LOOK)] if other else []
     return mask
 
 
@@ -232,39 +163,7 @@ def _stripes(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     along = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if mask.stored[2] in ends)
     mend = "look whether slices were forgotten, or whether it was drawn on thicker slices than the image's"
     for what in stripes(mask.voxels, names, mask.spacing, slices_along=along):
-        yield Finding("warning", case.mask, what, mend)
-
-
-def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
-    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to mend it.
-
-    Args:
-        name: of a case.
-        several: whether the case has several sequences, whose files have numbers.
-    """
-    if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
-        return "cannot be a file name here", "use letters, digits, '-', '_' and '.', and no '_mask' at the end"
-    if several and re.search(r"_\d{4}$", name):
-        return "ends like the number of a sequence", "rename the case"
-    return None
-
-
-def site_fault(name: str) -> tuple[str, str] | None:
-    """Why a name cannot be that of a site or a data set in any job, and how to mend it."""
-    try:
-        _SITE.validate_python(name)
-    except ValidationError:
-        return (
-            "cannot be in a job",
-            "use the letters A to Z and a to z, digits, '_', '-' and '.', with a letter, a digit or '_' first, as the "
-            "task writes it",
-        )
-    return None
-
-
-def is_dummy(scan: Scan) -> bool:
-    """Whether a scan's header holds a placeholder instead of a voxel size."""
-    return is_dummy_geometry(scan.spacing, scan.direction)
+        yield Finding("warning", "mask-gaps", case.mask, what, mend)
 
 
 def known_spacing(scan: Scan, *, true: bool) -> tuple[float, float, float] | None:
@@ -274,22 +173,7 @@ def known_spacing(scan: Scan, *, true: bool) -> tuple[float, float, float] | Non
     knows it (`fedshift.schema.manifest.Manifest.known_spacing`).
     """
     x, y, z = scan.spacing
-    return None if is_dummy(scan) and not true else (z, y, x)
-
-
-def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
-    """One warning per folder, since the geometry is usually lost for a whole data set at once."""
-    if not dummies:
-        return []
-    return [
-        Finding(
-            "warning",
-            folder,
-            f"has a dummy geometry in {dummies} of {cases} header(s), 1 x 1 x 1 mm voxels and no rotation",
-            "without the original headers, distances and volumes in mm mean nothing; if the voxels are of this size, "
-            "prepare with --true-spacing",
-        )
-    ]
+    return None if is_dummy_geometry(scan.spacing, scan.direction) and not true else (z, y, x)
 
 
 def odd_size(scan: Scan) -> str | None:
@@ -298,47 +182,6 @@ def odd_size(scan: Scan) -> str | None:
     if least <= min(scan.spacing) and max(scan.spacing) <= most:
         return None
     return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
-
-
-def empty_finding(folder: Path, empty: Sequence[str], cases: int) -> list[Finding]:
-    """One note per folder with masks that are rightly empty, by the ids of their cases."""
-    if not empty:
-        return []
-    what = f"has {len(empty)} empty mask(s) among {cases}, of {few_names(empty)}"
-    return [
-        Finding(
-            "warning",
-            folder,
-            what,
-            "they are taken for cases without the structure, which have no Dice and are scored by the volume of false "
-            "positives; if one should have it, draw it",
-        )
-    ]
-
-
-def lowest_of(case: Decoded) -> float:
-    """The lowest intensity of a case's sequences."""
-    return min(float(image.voxels.min()) for image in case.images)
-
-
-def ct_finding(folder: Path, lowest: Sequence[float], said: int, sequences: Sequence[str]) -> list[Finding]:
-    """One note per folder, if most of its scans are or look like CT and no sequence is called so.
-
-    Args:
-        folder: of the scans.
-        lowest: the lowest intensity of each case.
-        said: how many of them are CT by their DICOM files.
-        sequences: names of the sequences.
-    """
-    low = [value for value in lowest if value <= LOW_CT]
-    if 2 * max(len(low), said) <= len(lowest) or any("CT" in name.upper() for name in sequences):
-        return []
-    named = [name for name in sequences if not re.fullmatch(r"\d{4}", name)]
-    how = f"call the sequence CT where it is called {' or '.join(named)}" if named else "name it with --sequence CT"
-    mend = f"{how}, so that the plan takes CT's normalisation"
-    if 2 * said > len(lowest):
-        return [Finding("warning", folder, "is CT by its DICOM files and not by its name", mend)]
-    return [Finding("warning", folder, f"looks like CT (down to {min(low):g})", f"if it is, {mend}")]
 
 
 def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
@@ -351,7 +194,8 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
         try:
             images += read_volumes(path, wanted, volume=case.volume, direction=trusted)
         except ScanError as error:
-            findings.append(Finding("error", error.path, f"{case.named(len(images))}{error.what}", error.mend))
+            what = f"{case.named(len(images))}{error.what}"
+            findings.append(Finding("error", error.code, error.path, what, error.mend))
             images += [None] * len(wanted)
     return images
 
@@ -360,18 +204,21 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
     path, named, voxels = case.images[number], case.named(number), image.voxels
     if path not in case.images[:number]:  # a 4D file is looked at once
         for unclear in unclear_positions(path):
-            yield Finding("warning", path, f"{unclear.what}, {unclear.used}", unclear.mend)
+            yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.mend)
         for remark in image.reading.remarks if is_dicom(path) else ():
-            yield Finding("warning", path, f"{named}{remark}", "look whether that is right for this scan")
+            yield Finding(
+                "warning", "scan-remark", path, f"{named}{remark}", "look whether that is right for this scan"
+            )
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
-        yield Finding("error", path, what, "export the scan again")
+        yield Finding("error", "scan-empty", path, what, "export the scan again")
     x, y, z = image.spacing
     if number == 0 and (odd := odd_size(image)):
-        yield Finding("warning", path, odd, "look at the unit of the lengths in its header")
+        yield Finding("warning", "voxel-size", path, odd, "look at the unit of the lengths in its header")
     if number == 0 and z < 0.5 * max(x, y):
         yield Finding(
             "warning",
+            "not-axial",
             path,
             f"has voxels of {x:.2f} x {y:.2f} x {z:.2f} mm (right-left, front-back, foot-head), "
             "which looks like a sagittal or coronal series",
@@ -387,7 +234,7 @@ def _same_sequences(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[
                 continue
             if image.voxels.min() < image.voxels.max():  # otherwise it is found to be empty
                 what = f"{case.named(number)}has the same voxels as {case.named(earlier).strip(' ()')}"
-                yield Finding("error", case.images[number], what, "export the sequence again")
+                yield Finding("error", "same-content", case.images[number], what, "export the sequence again")
 
 
 def _same_as_mask(case: CaseFiles, images: Sequence[Scan | None], mask: Scan) -> Iterator[Finding]:
@@ -395,7 +242,7 @@ def _same_as_mask(case: CaseFiles, images: Sequence[Scan | None], mask: Scan) ->
     for number, image in enumerate(images):
         if image is not None and mask.voxels.any() and np.array_equal(image.voxels, mask.voxels):
             what = f"{case.named(number)}has the same voxels as its mask"
-            yield Finding("error", case.images[number], what, "name the scan")
+            yield Finding("error", "same-content", case.images[number], what, "name the scan")
 
 
 def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:
@@ -403,7 +250,8 @@ def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Find
     for number, image in enumerate(images):
         if image is not None and (few := _few_whole_numbers(image.voxels)) > 1:
             what = f"{case.named(number)}has {few} different values, all whole numbers, as a mask has"
-            yield Finding("warning", case.images[number], what, "look whether it is a scan, and remove it if it is not")
+            mend = "look whether it is a scan, and remove it if it is not"
+            yield Finding("warning", "looks-like-mask", case.images[number], what, mend)
 
 
 def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
@@ -418,23 +266,27 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     if fractional.size:
         yield Finding(
             "error",
+            "mask-values",
             path,
             f"has fractional values such as {fractional[0]:g}",
             "it was resampled or scaled, so export the mask with nearest-neighbour interpolation",
         )
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
-        yield Finding("error", path, f"has unknown label(s) {shown}", _mend_of_unknown(unknown, labels, known))
+        yield Finding(
+            "error", "mask-values", path, f"has unknown label(s) {shown}", _mend_of_unknown(unknown, labels, known)
+        )
     elif not any(value > 0 if labels is None else labels.class_of.get(int(value)) for value in values):
         mend = (
             f"draw the {structure} ({known}) or leave the case out; if the patient has none, name a task with "
             "data.empty=true, or add --empty"
         )
         if not case.may_be_empty:
-            yield Finding("error", path, "is an empty mask", mend)
+            yield Finding("error", "mask-empty", path, "is an empty mask", mend)
     elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
         yield Finding(
             "warning",
+            "mask-covers-all",
             path,
             f"covers every one of the {mask.voxels.shape[0]} slices",
             f"look whether it was drawn past the ends of the {structure}",
@@ -475,6 +327,7 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
 
     At most one finding: a wrong shape hides all other differences.
     """
+    code = "mask-grid" if number is None else "sequence-grid"
     path = case.mask if number is None else case.images[number]
     named = "" if number is None else case.named(number)
     whose = "its image" if number is None else case.named(0).strip(" ()")
@@ -483,17 +336,17 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
     stored = f" (stored as {first.stored} and {other.stored})" if first.stored != other.stored else ""
     if first.voxels.shape != other.voxels.shape:
         given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
-        yield Finding("error", path, f"{named}has {given} voxels, {whose} {wanted}{stored}", mend)
+        yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", mend)
         return
     differences = []
-    for name, unit, tolerance, one, two in (
+    for name, unit, tolerance, of_first, of_other in (
         ("spacing", " mm", SPACING_TOLERANCE, first.spacing, other.spacing),
         ("direction", "", DIRECTION_TOLERANCE, first.direction, other.direction),
         ("origin", " mm", ORIGIN_TOLERANCE, first.origin, other.origin),
     ):
-        gap = np.abs(np.subtract(two, one))
+        gap = np.abs(np.subtract(of_other, of_first))
         if not gap.max() <= tolerance:  # also where it is NaN
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:
         mend += ", or, if you know that only its header is wrong, add --trust-voxels"
-        yield Finding("error", path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", mend)
+        yield Finding("error", code, path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", mend)

@@ -13,7 +13,7 @@ import SimpleITK as sitk
 from scanfiles import prepare_prostate, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep import volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.phantom import make_phantom
 from fedshift.cli import data
 from fedshift.data.arrays import open_arrays

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import CaseTable, Finding
 from fedshift.data.dicom import identify
+from fedshift.data.layouts.files import contents, not_read
+from fedshift.data.layouts.names import NamedImage, match
 from fedshift.data.other_formats import how_to_convert, in_other_formats
-from fedshift.data.pairing import Found, ScanSet, contents, match, not_read
 from fedshift.data.scan_file import suffix_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
@@ -27,7 +29,7 @@ def is_pattern(path: Path) -> bool:
     return _WILDCARD.search(str(path)) is not None and not path.exists()
 
 
-def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanSet:
+def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> CaseTable:
     """The files that patterns find.
 
     A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions) in the part of its
@@ -42,16 +44,16 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
     Raises:
         DataError: a pattern that finds nothing, or that names no case.
     """
-    found: list[Found] = []
+    found: list[NamedImage] = []
     findings: list[Finding] = []
     for name, pattern in images.items():
         files, others = _files(pattern, base)
         findings += not_read(others)
-        found += [Found(case, file, name) for case, file in files]
+        found += [NamedImage(case, file, name) for case, file in files]
     wanted, others = _files(masks, base)
     findings += not_read(others)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
-    return ScanSet(paired.name, base, "patterns", paired.cases, (*findings, *paired.findings), paired.sequences)
+    return replace(paired, findings=(*findings, *paired.findings))
 
 
 def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]]:
@@ -77,7 +79,8 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
         if others:
             shown = few_names([file.name for file in others])
             mend = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
-        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): {mend}")
+        what = f"{pattern!r} finds no scan below {start} ({_there(start, rest)})"
+        raise DataError("pattern-empty", f"{what}: {mend}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 
@@ -114,7 +117,9 @@ def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
 
 
 def _names_no_case(pattern: str) -> DataError:
-    return DataError(f"{pattern!r} has no * that tells one case from another: put one in place of the case's name")
+    return DataError(
+        "pattern-form", f"{pattern!r} has no * that tells one case from another: put one in place of the case's name"
+    )
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

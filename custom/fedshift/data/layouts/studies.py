@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedshift.data.casefiles import CaseFiles, Finding
+from fedshift.data.cases import CaseFiles, CaseTable, Finding
 from fedshift.data.dicom import identify, looks_like_dicom
 from fedshift.data.dicom_masks import References, frame_of, is_dicom_mask, references
-from fedshift.data.pairing import ScanSet, visible
+from fedshift.data.layouts.files import visible
 from fedshift.data.scan_file import ScanError, same_form
 from fedshift.data.series import series_by_uid
 
@@ -34,7 +34,12 @@ def has_dicom_masks(folder: Path) -> bool:
     return False
 
 
-def pair_studies(images: Path, masks: Path | None = None, name: str | None = None) -> ScanSet:
+def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
+    """The series that DICOM masks below a folder refer to; None if there is no such mask."""
+    return pair_studies(folder) if has_dicom_masks(folder) else None
+
+
+def pair_studies(images: Path, masks: Path | None = None, name: str | None = None) -> CaseTable:
     """The series that DICOM masks refer to.
 
     A case is called as the folder directly in ``images`` that its series lies in, or as ``images`` itself where the
@@ -56,30 +61,31 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
         try:
             if not is_dicom_mask(mask):
                 continue
-            found, how = scans.of(references(mask))
+            meant, how = scans.meant_by(references(mask))
         except ScanError as error:
-            finding = Finding("error", error.path, error.what, error.mend)
+            finding = Finding.from_error(error)
             findings += [] if finding in findings else [finding]  # of a slice, as above
             continue
-        if len(found) != 1:
-            what = f"refers to {len(found)} series{how}" if found else "refers to a series that is not there"
+        if len(meant) != 1:
+            what = f"refers to {len(meant)} series{how}" if meant else "refers to a series that is not there"
             mend = f"put the series of its image below {images}, once, or remove the mask"
-            findings.append(Finding("error", mask, what, mend))
+            findings.append(Finding("error", "image-unknown", mask, what, mend))
             continue
-        of_case.setdefault(_case(found[0], images), []).append((found[0], mask))
+        of_case.setdefault(_case(meant[0], images), []).append((meant[0], mask))
     cases = []
     for case, pairs in sorted(of_case.items()):
         if len(pairs) > 1:
             shown = ", ".join(sorted(mask.name for _, mask in pairs)[:5])
             mend = "keep one, and give each patient a folder"
-            findings.append(Finding("error", images / case, f"holds {len(pairs)} DICOM masks ({shown})", mend, case))
+            what = f"holds {len(pairs)} DICOM masks ({shown})"
+            findings.append(Finding("error", "masks-several", images / case, what, mend, case))
         else:
             cases.append(CaseFiles(case, (pairs[0][0],), pairs[0][1]))
     bare = {_case(path, images): path for paths in series.values() for path in paths}
     for case in sorted(bare.keys() - of_case.keys()):
         what = f"is of case {case}, which has no mask"
-        findings.append(Finding("error", bare[case], what, "add the mask or remove the case", case))
-    return ScanSet(name or images.name, images, "studies", tuple(cases), tuple(findings))
+        findings.append(Finding("error", "mask-missing", bare[case], what, "add the mask or remove the case", case))
+    return CaseTable(name or images.name, images, "studies", tuple(cases), tuple(findings))
 
 
 def image_of(mask: Path, folder: Path) -> Path | None:
@@ -89,8 +95,8 @@ def image_of(mask: Path, folder: Path) -> Path | None:
         ScanError: the mask cannot be read.
         ConfigError: highdicom is not installed.
     """
-    found, _ = _Scans(_series_below(folder)[0]).of(references(mask))
-    return found[0] if len(found) == 1 else None
+    meant, _ = _Scans(_series_below(folder)[0]).meant_by(references(mask))
+    return meant[0] if len(meant) == 1 else None
 
 
 def _series_below(images: Path) -> tuple[dict[str, list[Path]], list[Finding]]:
@@ -103,7 +109,7 @@ def _series_below(images: Path) -> tuple[dict[str, list[Path]], list[Finding]]:
                 for uid, paths in series_by_uid(folder).items():
                     series.setdefault(uid, []).extend(paths)
         except ScanError as error:
-            findings.append(Finding("error", error.path, error.what, error.mend))
+            findings.append(Finding.from_error(error))
     return series, findings
 
 
@@ -115,7 +121,7 @@ class _Scans:
         self._by_image: dict[str, Path] = {}
         self._by_frame: dict[str, list[Path]] = {}
 
-    def of(self, said: References) -> tuple[list[Path], str]:
+    def meant_by(self, said: References) -> tuple[list[Path], str]:
         """The scans that a mask means, and by what if not by the UID of the series.
 
         Masks do not always name the series. Then one of the images tells it; or, where no image is named, the frame of

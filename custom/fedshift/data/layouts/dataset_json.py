@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import Finding
 from fedshift.data.labels import BACKGROUND, Labels
 from fedshift.data.scan_file import ScanError, reading
 from fedshift.schema.errors import ConfigError
@@ -90,7 +90,9 @@ def read_description(folder: Path) -> Description:
             unusable_names=sequences if isinstance(sequences, Finding) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ScanError(path, f"cannot be parsed ({error})", "download it again or remove it") from None
+        raise ScanError(
+            "description-broken", path, f"cannot be parsed ({error})", "download it again or remove it"
+        ) from None
 
 
 def numbers(count: int) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
         return names
     example = ",".join(f"NAME{number}" for number in range(1, len(names) + 1))
     mend = f"name all {len(names)} in their order, as in --sequence {example}"
-    return Finding("error", path, f"names several sequences {twice}", mend)
+    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", mend)
 
 
 def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
@@ -141,10 +143,10 @@ def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
         if isinstance(number, list):
             what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
             mend = "give each voxel one class: say which values are which with --label"
-            return Finding("error", path, what, mend)
+            return Finding("error", "labels-unusable", path, what, mend)
         if name == "ignore" and not numbered:
             mend = "relabel it, or say which values are which with --label, and merge it with one of them"
-            return Finding("error", path, "has an 'ignore' label, which is not read", mend)
+            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", mend)
         values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
     ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
     try:
@@ -152,4 +154,4 @@ def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
     except ConfigError as error:
         what, _, mend = str(error).partition(": ")
         mend += ", or say which values are which with --label"
-        return Finding("error", path, f"has labels that cannot be used ({what})", mend)
+        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", mend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ ABOUT = """A hospital's own scans as a site. Run it again to add or withdraw cas
 The scans are two folders, --images and --masks, with the same file names; or --source, a folder with images and masks
 in one of the usual layouts (beside each other, images/ and masks/, imagesTr/ and labelsTr/ with dataset.json, a folder
 for each case, or DICOM studies with DICOM SEG or RT Structure Sets); or patterns in quotes, such as
---images 'sub-*/anat/*_T2w.nii.gz'.
+--images 'sub-*/anat/*_T2w.nii.gz'; or --cases, a table with a row for each case, which --write-cases writes of any of
+these, to be read and edited.
 """
 
 
@@ -50,7 +52,13 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument(
         "--source", type=Path, metavar="DIR", help="a folder with images and masks; or what the others begin at"
     )
-    parser.add_argument("--site", required=True, metavar="NAME", help="the site's name in the federation")
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="a table of cases (.csv) with the images and masks of each"
+    )
+    parser.add_argument(
+        "--write-cases", type=Path, metavar="FILE", help="only write the table of the cases that are found, and stop"
+    )
+    parser.add_argument("--site", metavar="NAME", help="the site's name in the federation")
     parser.add_argument("--dataset", metavar="NAME", help="the data set that the site takes part in (or give --task)")
     parser.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names data set and classes")
     add_meaning(parser)
@@ -87,8 +95,8 @@ def add_meaning(parser: Any) -> None:
 
 def meaning(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_meaning` asks for, as `check` and `prepare_own` take it."""
+    from fedshift.data.cases import parse_sequences
     from fedshift.data.labels import parse_labels
-    from fedshift.data.scansets import parse_sequences
 
     return {
         "labels": parse_labels(args.label),
@@ -99,9 +107,21 @@ def meaning(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the site; returns the exit code."""
-    from data_prep.own import LICENCE, prepare_own
+    """Prepare the site, or write the table of its cases; returns the exit code.
 
+    Raises:
+        ConfigError: options that do not go together, or that are missing.
+    """
+    from data_prep.own_scans import LICENCE, prepare_own
+
+    if args.cases is not None:
+        if args.source is not None:
+            raise ConfigError("options-clash", "--cases takes the place of --source: give one of the two")
+        args.source = args.cases
+    if args.write_cases is not None:
+        return _write_cases(args)
+    if args.site is None:
+        raise ConfigError("site-missing", "which site is it? give its name in the federation with --site")
     dataset, task = _dataset(args.dataset, args.task)
     with progress(None) as on_case:
         folder = prepare_own(
@@ -134,6 +154,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _write_cases(args: argparse.Namespace) -> int:
+    """Write the table of the cases; what keeps files out of it is printed."""
+    from fedshift.data.cases_csv import write_cases
+    from fedshift.data.layouts.find import gather
+
+    chosen = meaning(args)
+    tables = gather(
+        args.source, images=args.images, masks=args.masks, sequences=chosen["sequences"], volume=args.volume
+    )
+    write_cases(tables, args.write_cases)
+    for finding in (finding for table in tables for finding in table.findings):
+        console.print(f"{finding.level} {finding.sentence()}", markup=False, highlight=False)
+    cases = sum(len(table.cases) for table in tables)
+    console.print(f"{cases} case(s) in {args.write_cases}", markup=False, highlight=False)
+    labels = next((table.labels for table in tables if table.labels), None)
+    values_of = {} if labels is None else labels.values
+    options = [f"--label {shlex.quote(name)}={','.join(map(str, values))}" for name, values in values_of.items()]
+    command = " ".join(["fedshift data prepare own --cases", shlex.quote(str(args.write_cases)), *options])
+    console.print(f"next: {command} --site NAME --task TASK", markup=False, highlight=False)
+    return 0
+
+
 @dataclass(frozen=True)
 class NamedTask:
     """What a task file says of the data; empty or None for what it leaves out."""
@@ -157,7 +199,10 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
     """
     if task is None:
         if dataset is None:
-            raise ConfigError("which data set is it? give --task, the task that the site takes part in, or --dataset")
+            raise ConfigError(
+                "dataset-missing",
+                "which data set is it? give --task, the task that the site takes part in, or --dataset",
+            )
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
         found = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
         return dataset, replace(found, sites=(), sequences=None)  # nobody has named the task
@@ -176,10 +221,12 @@ def named_by(task: str) -> NamedTask:
     elif task in tasks():
         path = apps_dir() / f"{task}.yaml"
     else:
-        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
+        raise ConfigError(
+            "task-unknown", f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file"
+        )
     named = _said(read_yaml(path), str(path))
     if not named.dataset:
-        raise ConfigError(f"{path} has no 'dataset': name the data set there")
+        raise ConfigError("dataset-missing", f"{path} has no 'dataset': name the data set there")
     return named
 
 

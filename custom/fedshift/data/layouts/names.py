@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from fedshift.data.casefiles import CaseFiles, Finding
-from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.labels import Labels
-from fedshift.data.other_formats import how_to_convert
-from fedshift.data.scan_file import (
-    ScanError,
-    as_compared,
-    is_broken_link,
-    reading,
-    same_form,
-    suffix_of,
-)
+from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Finding, Layout
+from fedshift.data.layouts.files import scan_files, visible
+from fedshift.data.scan_file import ScanError, as_compared, same_form
 from fedshift.data.scans import stem_of
-from fedshift.schema.names import few_names
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""
@@ -29,57 +18,10 @@ _ENDS = re.compile(rf"(.*)[_.-]{MASK_WORD}", re.IGNORECASE)
 _BEGINS = re.compile(rf"{MASK_WORD}[_.-](.+)", re.IGNORECASE)
 NUMBERED = re.compile(r"(.+)_(\d{4})")
 """Stem of nnU-Net's image files: the case and the number of the sequence."""
-UNNAMED = re.compile(r"\d{4}")
-
-Layout = Literal["beside", "folders", "described", "case folders", "patterns", "studies"]
 
 
 @dataclass(frozen=True)
-class ScanSet:
-    """The scans of one folder, usually one site.
-
-    Attributes:
-        name: the folder's name, or that of the data set where a file says it.
-        folder: where the scans are.
-        layout: how they lie there; ``described`` is the Decathlon's and nnU-Net's, with imagesTr and labelsTr.
-        cases: the scans that have masks.
-        findings: missing, extra or duplicate files.
-        sequences: names of a case's images, or their numbers (``0000``) where nothing names them; empty for one.
-        labels: what the masks' values mean, where a file says it.
-        licence: as that file says.
-        unusable_labels: why what a file says of the masks' values cannot be used, which then has to be given.
-        unusable_names: the same of the names of the sequences, which then have numbers.
-    """
-
-    name: str
-    folder: Path
-    layout: Layout
-    cases: tuple[CaseFiles, ...]
-    findings: tuple[Finding, ...]
-    sequences: tuple[str, ...] = ()
-    labels: Labels | None = None
-    licence: str = ""
-    unusable_labels: Finding | None = None
-    unusable_names: Finding | None = None
-
-    def described_labels(self, given: Mapping[str, object]) -> Labels | None:
-        """`labels`, for somebody who has ``given`` some or none.
-
-        Raises:
-            ScanError: none are given, and those of the file cannot be used.
-        """
-        if self.unusable_labels is not None and not given:
-            raise error_of(self.unusable_labels)
-        return self.labels
-
-
-def error_of(finding: Finding) -> ScanError:
-    """A finding as an error, where nothing can be done with it."""
-    return ScanError(finding.file, finding.message, finding.mend)
-
-
-@dataclass(frozen=True)
-class Found:
+class NamedImage:
     """An image file, the case that it belongs to, and the key of its sequence ("" for one unnamed)."""
 
     case: str
@@ -87,19 +29,19 @@ class Found:
     key: str = ""
 
 
-def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
+def pair_beside(folder: Path, name: str | None = None) -> CaseTable:
     """Images and masks in one folder, distinguished by the mask's name: ``Case00`` and ``Case00_segmentation``."""
     files = scan_files(folder)
     known = _cases(map(stem_of, files))
     masks = [(mask_id, file) for file in files if (mask_id := _masked(stem_of(file), known)) is not None]
     of_masks = {file for _, file in masks}
-    images = [Found(stem_of(file), file) for file in files if file not in of_masks]
+    images = [NamedImage(stem_of(file), file) for file in files if file not in of_masks]
     return match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
 
 
 def pair_folders(
     images: Path, masks: Path, name: str | None = None, *, names: Sequence[str] = (), layout: Layout = "folders"
-) -> ScanSet:
+) -> CaseTable:
     """Images (files, or one DICOM series in each sub-folder) and masks of the same names in another folder.
 
     Images that are called ``<case>_0000``, ``<case>_0001`` and so on are the sequences of a case; ``names`` are theirs.
@@ -109,15 +51,15 @@ def pair_folders(
     """
     for folder, held in ((images, "scans"), (masks, "masks")):
         if not folder.is_dir():
-            raise ScanError(folder, "is not a folder", f"name the folder that holds the {held}")
+            raise ScanError("folder-missing", folder, "is not a folder", f"name the folder that holds the {held}")
     if images.resolve() == masks.resolve():
         return pair_beside(images, name)
     loose = [file for file in visible(images) if file.is_file() and file.suffix.lower() == ".dcm"]
     if loose:
         what = f"holds {len(loose)} loose DICOM file(s) such as {loose[0].name}"
-        raise ScanError(images, what, "put the slices of each series into a sub-folder of its own")
+        raise ScanError("loose-slices", images, what, "put the slices of each series into a sub-folder of its own")
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
-    found = [Found(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
+    found = [NamedImage(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
     stems = {as_compared(image.case) for image in found}
     known = _cases(image.case for image in found)
     mask_ids = []
@@ -139,14 +81,16 @@ def pair_folders(
         names={"": names[0]} if names and unnumbered else {f"{k:04d}": each for k, each in enumerate(names)},
     )
     nested = [
-        Finding("error", entry, "is a folder", f"put the mask itself in its place, as {case}.nii.gz", case)
+        Finding(
+            "error", "mask-is-folder", entry, "is a folder", f"put the mask itself in its place, as {case}.nii.gz", case
+        )
         for case, entry in in_folders
     ]
     return replace(paired, findings=(*paired.findings, *nested))
 
 
 def match(
-    images: Iterable[Found],
+    images: Iterable[NamedImage],
     masks: Iterable[tuple[str, Path]],
     *,
     name: str,
@@ -154,7 +98,7 @@ def match(
     layout: Layout,
     keys: Sequence[str] = (),
     names: dict[str, str] | None = None,
-) -> ScanSet:
+) -> CaseTable:
     """Match images and masks by case, ignoring upper and lower case, and in which form a letter with an accent is.
 
     Of a case with two images of one sequence, or two masks, nothing says which is the right one: it is left out.
@@ -170,7 +114,7 @@ def match(
     """
     findings: list[Finding] = []
     unclear: set[str] = set()
-    of_case: dict[str, dict[str, Found]] = {}
+    of_case: dict[str, dict[str, NamedImage]] = {}
     for image in images:
         of_keys = of_case.setdefault(as_compared(image.case), {})
         if image.key in of_keys:
@@ -193,7 +137,7 @@ def match(
         if case_key not in of_mask:
             wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
             mend = f"add {wanted}, or remove the image"
-            findings.append(Finding("error", first.file, "has no mask", mend, first.case))
+            findings.append(Finding("error", "mask-missing", first.file, "has no mask", mend, first.case))
             continue
         lacking = [key for key in keys if key not in found]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
@@ -205,14 +149,15 @@ def match(
     for case_key, (case, file) in of_mask.items():
         if case_key not in of_case:
             what = f"is a mask without an image {case}"
-            findings.append(Finding("error", file, what, "add the image or remove the mask", case))
-    return ScanSet(name, folder, layout, tuple(cases), tuple(findings), sequences)
+            findings.append(Finding("error", "image-missing", file, what, "add the image or remove the mask", case))
+    return CaseTable(name, folder, layout, tuple(cases), tuple(findings), sequences)
 
 
 def doubled(case: str, first: Path, second: Path) -> Finding:
     """Two files are of one case."""
     where = first.name if first.parent == second.parent else str(first)
-    return Finding("error", second, f"has the id {case}, as has {where}", "rename or remove one of the two", case)
+    what = f"has the id {case}, as has {where}"
+    return Finding("error", "case-twice", second, what, "rename or remove one of the two", case)
 
 
 def _masked(stem: str, known: Set[str]) -> str | None:
@@ -232,52 +177,9 @@ def _cases(stems: Iterable[str]) -> set[str]:
     return {as_compared(name) for name in [*stems, *(found[1] for found in map(NUMBERED.fullmatch, stems) if found)]}
 
 
-def visible(folder: Path) -> list[Path]:
-    """Entries of a folder without hidden ones, such as the ``._`` files of macOS archives.
-
-    Raises:
-        ScanError: the folder may not be read.
-    """
-    with reading(folder):
-        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
-        for entry in entries[:1]:
-            entry.is_dir()  # a folder may let its entries be listed and not be looked at
-        return entries
-
-
-def scan_files(folder: Path) -> list[Path]:
-    """The scans in a folder, by name; also links to nowhere, so that whoever reads them says so."""
-    return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
-
-
-def not_read(files: Iterable[Path]) -> list[Finding]:
-    """A warning for each folder that has some of these files, whose formats are not read."""
-    held: dict[Path, list[Path]] = {}
-    for file in files:
-        held.setdefault(file.parent, []).append(file)
-    return [
-        Finding(
-            "warning",
-            folder,
-            f"has scans that are not read: {few_names([file.name for file in those])}",
-            how_to_convert(those),
-        )
-        for folder, those in held.items()
-    ]
-
-
-def contents(folder: Path) -> str:
-    """What is in a folder, in a few words."""
-    names = [entry.name + ("/" if entry.is_dir() else "") for entry in visible(folder)]
-    return f"found {few_names(names)}" if names else "it is empty"
-
-
-def mask_files(folder: Path) -> list[Path]:
-    """The files in a folder that may be masks, DICOM masks among them, by name."""
-    return sorted([*scan_files(folder), *(entry for entry in visible(folder) if is_dicom_mask(entry))])
-
-
-def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]], *, several: bool = False) -> list[Found]:
+def _numbered(
+    images: Sequence[NamedImage], masks: Sequence[tuple[str, Path]], *, several: bool = False
+) -> list[NamedImage]:
     """Take ``P1_0000`` for a sequence of case P1 where there is a mask of P1 and none of ``P1_0000``."""
     have = {as_compared(case) for case, _ in masks}
     found = []
@@ -285,29 +187,31 @@ def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]], *, sev
         number = NUMBERED.fullmatch(image.case)
         own = as_compared(image.case) in have
         of_case = number is not None and not own and as_compared(number[1]) in have
-        found.append(Found(number[1], image.file, number[2]) if number and of_case else image)
+        found.append(NamedImage(number[1], image.file, number[2]) if number and of_case else image)
     # Files of cases without a mask are of the same form as those of the others.
     if any(image.key for image in found):
         found = [
-            Found(number[1], image.file, number[2])
+            NamedImage(number[1], image.file, number[2])
             if not image.key and (number := NUMBERED.fullmatch(image.case))
             else image
             for image in found
         ]
     if not several and {image.key for image in found} == {"0000"}:  # one sequence
-        return [Found(image.case, image.file) for image in found]
+        return [NamedImage(image.case, image.file) for image in found]
     return found
 
 
-def _lacks(image: Found, key: str, name: str, sequences: Sequence[str]) -> Finding:
+def _lacks(image: NamedImage, key: str, name: str, sequences: Sequence[str]) -> Finding:
     numbered = f" ({image.case}_{key})" if UNNAMED.fullmatch(key) and name != key else ""
     what = f"is of case {image.case}, which has no sequence {name}{numbered}"
     mend = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
     if not sequences:
         what, mend = f"is of case {image.case}, which has no image", "add the file or leave the case out"
-    return Finding("error", image.file, what, mend, image.case)
+    code = "sequence-missing" if sequences else "image-missing"
+    return Finding("error", code, image.file, what, mend, image.case)
 
 
-def _unknown(image: Found, sequences: Sequence[str]) -> Finding:
+def _unknown(image: NamedImage, sequences: Sequence[str]) -> Finding:
     what = f"is sequence {image.key or 'without a name'} of case {image.case}, the set has {', '.join(sequences)}"
-    return Finding("error", image.file, what, "remove the file, or name it among the sequences", image.case)
+    mend = "remove the file, or name it among the sequences"
+    return Finding("error", "sequence-unknown", image.file, what, mend, image.case)
