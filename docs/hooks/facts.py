@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from fedshift.data.reading_rules import table
 from fedshift.methods import method_set
 from fedshift.tasks import networks
 
@@ -26,3 +27,8 @@ def tasks(kind: str) -> str:
     """The tasks of a kind that the project has, by name."""
     read = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(APPS.glob("*.yaml"))]
     return ", ".join(f"`{task['name']}`" for task in read if task["kind"] == kind)
+
+
+def reading(*group: str) -> str:
+    """What is read, converted, warned of and refused of a format."""
+    return table(" ".join(group))
