@@ -75,8 +75,7 @@ PATHS = (
     "x\ny",
     "",
     "{}",
-    '{"version":1}',
-    "log_config.json/..",
+    "x.json/..",
 )
 """What leads, or might lead, to a file. A plain name does not: it is a site's, or a job's folder in an archive."""
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedshift.reporting.report.benefit import answer
 
 from fedshift import cli
 from fedshift.federation.resolve import resolve
 from fedshift.reporting.report import page
+from fedshift.reporting.report.benefit import answer
 from fedshift.reporting.report.runs import Run, read
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.protocol_results import HeldOutSite, LeaveOneOut, ModelScores
