@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from fedshift_bench import estimate, runner
+from fedshift_bench.cell_run import run_cell
 from fedshift_bench.store import Store
-from fedshift_bench.work import run_cell
 
 START = 2.0
 
@@ -40,5 +40,5 @@ def run_here(entry: runner.QueueEntry, store: Store, max_parallel: int) -> None:
 @pytest.fixture
 def cells_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are run in the process of the test."""
-    monkeypatch.setattr(runner, "_start", run_here)
+    monkeypatch.setattr(runner, "start_child", run_here)
     monkeypatch.setattr(runner, "POLL_INTERVAL", 0.0)

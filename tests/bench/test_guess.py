@@ -9,13 +9,12 @@ import pytest
 from fedshift.reporting.known_scores import GUESS
 from fedshift.schema.errors import ConfigError
 from fedshift_bench.cell_record import IMAGE_FREE
-from fedshift_bench.columns import blocks
+from fedshift_bench.claims import conclusions
+from fedshift_bench.columns import below_guess, blocks
 from fedshift_bench.footnotes import footnotes
-from fedshift_bench.guess import below_guess
 from fedshift_bench.leaderboard import make_leaderboard
 from fedshift_bench.record import Comparison
 from fedshift_bench.tables import LAST_ROUND, long_csv, make_tables, markdown
-from fedshift_bench.verdict import judged
 
 from .made import made
 
@@ -58,7 +57,7 @@ def test_rows_are_ranked_if_most_of_them_are_better_than_the_guess(
     comparison = guessed(guess, metric=metric, ranking={"against": "X"})
     (block,) = blocks(comparison)
     assert bool(below_guess(comparison, block)) is is_below
-    (one,) = judged(comparison)
+    (one,) = conclusions(comparison)
     (table,) = make_tables(comparison)
     has_bold = any(entry.best for entries in table.rows.values() for entry in entries)
     assert (one.outcome == "undecided") is is_below and has_bold is not is_below

@@ -14,8 +14,7 @@ from scipy import stats
 from fedshift import cli
 from fedshift.schema.errors import ConfigError
 from fedshift_bench.leaderboard import Leaderboard, make_leaderboard
-from fedshift_bench.leaderboard_tables import FILES, cells_of, headings, notes, write_leaderboard
-from fedshift_bench.rank_figure import rank_svg
+from fedshift_bench.leaderboard_tables import FILES, headings, notes, rank_svg, row_text, write_leaderboard
 from fedshift_bench.record import Comparison, write_comparison
 
 from .made import made
@@ -139,7 +138,7 @@ def test_scores_and_differences_are_printed_in_their_own_unit() -> None:
         for told in cell.scores["best"]["test"].values():
             told["hd95"] = told.pop("accuracy")
     board = make_leaderboard([distances], against="fedavg")
-    rows = {row.name: cells_of(row, board)[1:3] for row in board.rows}
+    rows = {row.name: row_text(row, board)[1:3] for row in board.rows}
     assert headings(board)[2] == "mean score, mm"
     assert rows == {
         "a": ["2.02", "−0.004"],
@@ -149,7 +148,7 @@ def test_scores_and_differences_are_printed_in_their_own_unit() -> None:
         "d": ["2.28", "+0.25"],
     }
     percent = make_leaderboard([table()])
-    assert headings(percent)[2] == "mean score, %" and cells_of(percent.rows[0], percent)[2] == "+11.0"
+    assert headings(percent)[2] == "mean score, %" and row_text(percent.rows[0], percent)[2] == "+11.0"
 
 
 def test_the_files_have_every_row_and_the_diagram_its_names(tmp_path: Path) -> None:

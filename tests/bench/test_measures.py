@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift_bench.measures import measure
+from fedshift_bench.columns import measure
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import read_results
 from fedshift_bench import collect, runner
+from fedshift_bench.cell_run import EXIT_FAILED, run_cell
 from fedshift_bench.cells import Cell, make_cells
-from fedshift_bench.cli.compare import describe
 from fedshift_bench.collect import Collector
 from fedshift_bench.estimate import Estimate
+from fedshift_bench.progress import describe
 from fedshift_bench.record import read_comparison
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import (
@@ -43,7 +44,6 @@ from fedshift_bench.store import (
     read_status,
 )
 from fedshift_bench.tables import make_tables
-from fedshift_bench.work import EXIT_FAILED, run_cell
 
 from .conftest import Ended, run_here
 from .made import write_spec
@@ -90,7 +90,7 @@ def cells_of(home: Path, **changes: Any) -> list[Cell]:
 
 def start_cell(folder: Path, started: list[subprocess.Popen[bytes]], *, share: float) -> subprocess.Popen[bytes]:
     """A child that runs the cell in ``folder``, once it has come so far."""
-    command = [sys.executable, "-m", "fedshift_bench.work", str(folder)]
+    command = [sys.executable, "-m", "fedshift_bench.cell_run", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     started.append(process)
     until = time.monotonic() + 60
@@ -148,7 +148,7 @@ def test_a_command_from_the_spec_to_the_tables(
     )
     before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE_FILE}")}
     axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
-    monkeypatch.setattr(runner, "_start", run_here)
+    monkeypatch.setattr(runner, "start_child", run_here)
     assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
     assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -294,7 +294,7 @@ def test_a_cell_with_a_result_is_whole_while_its_process_still_ends(home: Path) 
     (entry,) = runner.make_queue([cell], store, flat)
     run_cell(store.prepare(cell.work))
     entry.process, entry.state, entry.share = Ending(), "running", 0.9  # type: ignore[assignment]
-    assert not runner._poll(entry, store) and entry.share == 1.0
+    assert not runner.poll_child(entry, store) and entry.share == 1.0
 
 
 def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:
@@ -335,9 +335,9 @@ def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.Mo
     def start(job: runner.QueueEntry, store: Store, max_parallel: int) -> None:
         job.process, job.state = Child(job), "running"  # type: ignore[assignment]
 
-    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "start_child", start)
     monkeypatch.setattr(runner, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(runner, "_resident", lambda job: 0)
+    monkeypatch.setattr(runner, "resident_bytes", lambda job: 0)
     for free, expected in ((2.5 * 2**30, 1), (5.0 * 2**30, 2), (50.0 * 2**30, 3), (0, 1)):
         jobs = runner.make_queue(cells, store, lambda cell: Estimate(1.0, 2 * 2**30))
         most.clear()

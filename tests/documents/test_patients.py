@@ -10,12 +10,11 @@ import pytest
 
 from fedshift.reporting.differences import signed
 from fedshift.reporting.known_scores import GUESS
-from fedshift_bench.columns import blocks
-from fedshift_bench.guess import below_guess
+from fedshift_bench.claims import conclusions
+from fedshift_bench.columns import below_guess, blocks
+from fedshift_bench.paired_tests import paired_tests
 from fedshift_bench.record import read_comparison
-from fedshift_bench.significance import paired_tests
 from fedshift_bench.tables import LAST_ROUND, make_tables
-from fedshift_bench.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -168,7 +167,7 @@ def test_where_to_start_and_the_task_say_the_same() -> None:
 )
 def test_the_verdicts_are_those_of_the_runs_after_correction(claim: str, row: str, against: str) -> None:
     comparison = read_comparison(CLAIMS / claim / "cells.json")
-    (one,) = (one for one in judged(comparison) if (one.higher, one.lower) == (row, against))
+    (one,) = (one for one in conclusions(comparison) if (one.higher, one.lower) == (row, against))
     (table, *_) = make_tables(comparison)
     place = [column.key for column in table.columns].index("average")
     means = [f"{100 * (table.rows[name][place].mean or 0):.1f}" for name in (row, against)]
@@ -184,7 +183,7 @@ def test_no_claim_is_refuted_as_the_page_says() -> None:
         (folder.name, one)
         for folder in CLAIMS.iterdir()
         if folder.is_dir()
-        for one in judged(read_comparison(folder / "cells.json"))
+        for one in conclusions(read_comparison(folder / "cells.json"))
     ]
     outcomes = {name: [one.outcome for at, one in found if at == name] for name, _ in found}
     assert outcomes["rotated_mnist"].count("confirmed") == 4 and outcomes["office_caltech"] == ["confirmed"] * 5

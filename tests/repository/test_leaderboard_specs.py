@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedshift.methods import method_set
+from fedshift_bench.all_methods import expand
 from fedshift_bench.cells import make_cells
-from fedshift_bench.every import expand
 from fedshift_bench.record import FILE_NAME, read_comparison
 from fedshift_bench.spec import read_spec
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from fedshift import cli
-from fedshift.federation import effect, resolve
+from fedshift.federation import resolve
 from fedshift.methods import method_set
 from fedshift_bench import cells as comparison_cells
-from fedshift_bench import estimate
+from fedshift_bench import compare, estimate
 from fedshift_bench.cells import Cell, WorkItem, make_cells
 from fedshift_bench.collect import Collector
+from fedshift_bench.paired_tests import Paired, printed_p
 from fedshift_bench.published import COLUMNS
-from fedshift_bench.significance import Paired, printed_p
 from fedshift_bench.spec import Spec, read_spec
 from fedshift_bench.store import Store
 
@@ -203,7 +203,7 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
     monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
     monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
-    monkeypatch.setattr(effect, "without_effect", lambda job: [])
+    monkeypatch.setattr(compare, "without_effect", lambda job: [])
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out

@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         at_home(folder, patch)
         patch.setattr(estimate, "measure_start", lambda: START)
-        patch.setattr(runner, "_start", run_here)
+        patch.setattr(runner, "start_child", run_here)
         compare(folder, "--only", "fedavg", "--out", "results/small")
     made = read_comparison(folder / "results" / "small")
     cells = [cell.model_copy(update={"source": "older"}) if cell.state == "done" else cell for cell in made.cells]
@@ -141,12 +141,12 @@ def test_a_run_that_failed_has_no_score_of_other_data(
     manifest = home / "fedshift" / "phantom" / "shapes" / "A" / "manifest.json"
     content = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**content, "licence": "another"}), encoding="utf-8")
-    monkeypatch.setattr(runner, "_start", fail)
+    monkeypatch.setattr(runner, "start_child", fail)
     assert compare(home, "--only", "fedavg", *words) == 1
     found = rows(home / "runs" / "small")["fedavg"]
     assert found.state == "failed" and "exit code 2" in found.reason and not found.scores
     shutil.rmtree(home / "runs")
-    monkeypatch.setattr(runner, "_start", interrupt)
+    monkeypatch.setattr(runner, "start_child", interrupt)
     with suppress(KeyboardInterrupt):
         compare(home, "--only", "fedavg", *words)
     assert rows(home / "runs" / "small")["fedavg"].state == "missing"

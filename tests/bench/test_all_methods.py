@@ -9,8 +9,8 @@ import pytest
 
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
+from fedshift_bench.all_methods import REFERENCE, Expanded, add_rows, expand
 from fedshift_bench.cells import make_cells
-from fedshift_bench.every import REFERENCE, Expanded, add_rows, expand
 from fedshift_bench.spec import read_spec
 
 from .made import write_spec
