@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from conftest import make_image_site
 
 from fedshift.federation.site.site import Site
 from fedshift.schema.results import Results, read_results
@@ -21,17 +20,6 @@ from fedshift_bench.spec import read_spec
 from fedshift_bench.store import RUN_FOLDER, Store
 
 from .made import write_spec
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An $XDG_DATA_HOME with the three sites of the tests' own task."""
-    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
-        make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    return tmp_path
 
 
 class Ran:
