@@ -30,12 +30,8 @@ def expand(spec: Spec, *, folder: Path, on_tried: Callable[[int, int], None] = l
     """Add a row for every method that the spec asks for (`Spec.every_method`) and does not name itself.
 
     A method gets no row if the spec leaves it out, if it is a centralised reference, or if its job is refused. Rows are
-    called as the methods' files.
-
-    Args:
-        spec: the spec at its scale.
-        folder: the folder of the spec's file.
-        on_tried: called with the number of methods tried and their total.
+    called as the methods' files. ``folder`` is that of the spec's file; ``on_tried`` gets the number of methods tried
+    and their total.
 
     Raises:
         ConfigError: the spec leaves out a method that does not exist.
@@ -59,16 +55,10 @@ def expand(spec: Spec, *, folder: Path, on_tried: Callable[[int, int], None] = l
 
 
 def add_rows(spec: Spec, methods: Sequence[str], options: Mapping[str, Any]) -> tuple[Spec, list[str]]:
-    """Add rows of a user's own to a spec, or find those that it has.
+    """Add rows of a user's own to an expanded spec, or find those that it has; and their labels, in order.
 
-    Args:
-        spec: the expanded spec.
-        methods: method names as for ``fedshift job``, or labels of the spec's rows.
-        options: as for ``--set``, for these rows only. A row with options is not the spec's own and is called after
-            them.
-
-    Returns:
-        The spec, and the labels of the rows in the order of ``methods``.
+    ``methods`` are names as for ``fedshift job``, or labels of the spec's rows. ``options`` are as for ``--set`` and
+    for these rows only: a row with options is not the spec's own and is called after them.
     """
     rows, labels = dict(spec.axes[spec.row_axis]), []
     text = ", ".join(f"{key}={value}" for key, value in options.items())

@@ -55,12 +55,9 @@ class CellPlan:
 
 
 def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> CellPlan:
-    """Resolve a cell.
+    """Resolve a cell's merged settings, whose tasks and weights may be in the spec's ``folder``.
 
-    Args:
-        settings: the cell's merged settings.
-        metric: the score in the table; None for the task's.
-        folder: the spec's folder, which may contain tasks and weights.
+    ``metric`` is the score in the table; None for the task's.
 
     Raises:
         ConfigError: a name, key or value is invalid.

@@ -39,12 +39,10 @@ JobRunner = Callable[[JobSpec, Mapping[str, Path], Path, Callable[[float], None]
 
 
 def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
-    """Run or resume the cell in ``folder``; do nothing if it has finished.
+    """Run or resume the cell in ``folder`` (`Store.prepare`); do nothing if it has finished.
 
-    Args:
-        folder: the cell's folder, made by `Store.prepare`.
-        run_federation: runs a federation; by default in this process. Centralised references and cross-site
-            evaluations always run in this process.
+    ``run_federation`` runs a federation, by default in this process, as centralised references and cross-site
+    evaluations always do.
 
     Raises:
         BusyError: another process is running the cell.

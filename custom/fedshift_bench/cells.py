@@ -95,10 +95,8 @@ def make_cells(
 ) -> list[Cell]:
     """Resolve all cells of a spec. The first axis varies slowest, then the others, the draw, the seed, the fold.
 
-    Args:
-        spec: the spec at its scale.
-        folder: the folder of the spec's file.
-        on_resolved: called with the number of resolved combinations of labels and their total.
+    ``folder`` is that of the spec's file; ``on_resolved`` gets the number of resolved combinations of labels and their
+    total.
 
     Raises:
         ConfigError: a cell cannot be resolved (the message names its labels), or metrics differ between cells.
@@ -187,12 +185,9 @@ def _with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
 
 
 def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[dict[str, Any]]:
-    """The settings of a row after its own: options of the job, by their paths.
+    """The settings of a row after its own: options of its job, by their paths, but those that an axis has ``fixed``.
 
-    Args:
-        tuning: the spec's.
-        job: the row's own job; `Distribution.draw` does not depend on it, so rows share the draws of shared options.
-        fixed: options that are not drawn, as an axis sets them.
+    `Distribution.draw` does not depend on the job, so rows share the draws of shared options.
 
     Raises:
         ConfigError: a range is given for a method's option that it does not have.

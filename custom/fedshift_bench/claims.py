@@ -56,7 +56,7 @@ def claims_of(comparison: Comparison) -> list[tuple[Block, str, str]]:
 def _printed(comparison: Comparison, block: Block) -> dict[str, float]:
     """The published average over sites of each row: as printed, or of the block's sites if all of them are."""
     values = {(value.row, value.column): float(value.value) for value in comparison.published if value.value}
-    choices = ([block.name("average")], [block.key], [block.name(site) for site in block.own or block.held_out])
+    choices = ([block.name("average")], [block.key], [block.name(site) for site in block.main or block.held_out])
     means = {}
     for row in comparison.rows:
         columns = next((names for names in choices if all((row, name) in values for name in names)), None)

@@ -30,7 +30,11 @@ OF_TABLE = ("labels", "seed", "fold", "draw", "drawn", "commands", "shown")
 
 
 class Collector:
-    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once."""
+    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once.
+
+    ``cells`` are all cells of the spec, and ``folder`` that of its file. ``finished`` cells need not be in the store.
+    ``left_out`` are methods without a row, and why.
+    """
 
     def __init__(
         self,
@@ -43,27 +47,13 @@ class Collector:
         finished: FinishedCells | None = None,
         left_out: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare to collect the cells of a spec.
-
-        Args:
-            spec: the spec at its scale.
-            scale: the scale's name.
-            cells: all cells of the spec.
-            store: the store with the cells' folders.
-            folder: the folder of the spec's file.
-            finished: finished cells that the store need not have.
-            left_out: methods without a row, and why.
-        """
         self._finished, self._left_out = finished or FinishedCells(), dict(left_out or {})
         self._spec, self._scale, self._cells, self._store, self._folder = spec, scale, cells, store, folder
         self._read: dict[str, dict[str, Any]] = {}
         self._published: list[PublishedValue] | None = None
 
     def collect(self, reasons: Mapping[str, str] | None = None) -> Comparison:
-        """Make the record from the cells' current state.
-
-        Args:
-            reasons: the reasons of failed cells, by cell name.
+        """Make the record from the cells' current state; ``reasons`` are those of failed cells, by cell name.
 
         Raises:
             ConfigError: the published values do not fit the spec, or a cell's files are damaged.

@@ -72,7 +72,7 @@ class Block:
     """One value of each axis except the first, and the sites of its rows in order."""
 
     labels: dict[str, str]
-    own: list[str]
+    main: list[str]
     held_out: list[str]
 
     @property
@@ -83,7 +83,7 @@ class Block:
     @property
     def sites(self) -> list[str]:
         """All sites, held-out sites last."""
-        return [*self.own, *self.held_out]
+        return [*self.main, *self.held_out]
 
     def name(self, column: str) -> str:
         """A column's key in the whole comparison, such as ``0.17/average``."""
@@ -97,9 +97,9 @@ def blocks(comparison: Comparison) -> list[Block]:
     for chosen in product(*(comparison.axes[axis] for axis in further)):
         labels = dict(zip(further, chosen, strict=True))
         cells = comparison.cells_with(labels)
-        own = dict.fromkeys(site for cell in cells for sites in cell.main_sites.values() for site in sites)
+        main = dict.fromkeys(site for cell in cells for sites in cell.main_sites.values() for site in sites)
         held_out = dict.fromkeys(site for cell in cells for site in cell.extra_sites)
-        made.append(Block(labels, list(own), list(held_out)))
+        made.append(Block(labels, list(main), list(held_out)))
     return made
 
 
@@ -136,11 +136,11 @@ def main_scores(comparison: Comparison, cell: CellRecord) -> dict[str, float]:
 
 def summary(comparison: Comparison, cell: CellRecord, what: Summary) -> float | None:
     """A summary of a cell over its sites; None if a site's score is missing."""
-    own, held_out = [site for sites in cell.main_sites.values() for site in sites], cell.extra_sites
+    main, held_out = [site for sites in cell.main_sites.values() for site in sites], cell.extra_sites
     if what == "held_out":
-        sites = held_out or (own if "held_out" in cell.shown else [])
+        sites = held_out or (main if "held_out" in cell.shown else [])
     else:
-        sites = own if what == "average" else [*own, *held_out]
+        sites = main if what == "average" else [*main, *held_out]
     scores = site_scores(comparison, cell)
     values = [scores[site] for site in sites if site in scores]
     if not values or len(values) < len(sites):

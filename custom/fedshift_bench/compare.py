@@ -34,6 +34,7 @@ from fedshift_bench.finished import FinishedCells, finished_comparisons
 from fedshift_bench.image_free import with_guess
 from fedshift_bench.leaderboard import make_leaderboard
 from fedshift_bench.leaderboard_tables import FILES, rich_leaderboard, write_leaderboard
+from fedshift_bench.progress import say
 from fedshift_bench.record import Comparison, write_comparison
 from fedshift_bench.runner import GridProgress, QueueEntry
 from fedshift_bench.spec import Spec
@@ -105,7 +106,7 @@ class Command:
         """Note an entry that has ended: its failure, or its cost."""
         if entry.state == "failed":
             self._reasons |= {cell.name: entry.reason for cell in entry.cells}
-            console.print(f"failed: {entry.names}: {entry.reason}", markup=False)
+            say(f"failed: {entry.names}: {entry.reason}")
         elif entry.process is not None and entry.cell.work is not None:
             folder = self._store.folder_of(entry.cell.work)
             done, in_rounds = read_done(folder), seconds_in_rounds(entry.cell, folder)
@@ -124,7 +125,7 @@ class Command:
         for reason in dict.fromkeys(reason for _, reason in failed):
             names = [name for name, why in failed if why == reason]
             which = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} to {names[-1]}"
-            console.print(f"failed: {which}: {reason}", markup=False)
+            say(f"failed: {which}: {reason}")
 
     def _print_plan(self, collected: Comparison, entries: Sequence[QueueEntry], max_parallel: int) -> None:
         """Print how many cells are to run, missing inputs, and the estimates."""
@@ -187,11 +188,6 @@ class Command:
         if any(entry.estimate.is_assumed for entry in entries):
             n = self._spec.samples or ASSUMED_SAMPLES
             say(f"for sites without data, {n.train}/{n.val}/{n.test} samples (train/val/test) are assumed")
-
-
-def say(text: str) -> None:
-    """Print a line as it is."""
-    print(text, flush=True)  # noqa: T201
 
 
 def show(comparison: Comparison, out: Path) -> int:

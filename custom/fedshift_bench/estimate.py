@@ -124,11 +124,11 @@ class Estimator:
         rounds, rest, peak, assumed = self._unscaled(cell)
         step_key, learned = _step_key(cell.plan.job, self._device), self._known.learned
         same = learned.get(_cost_key(cell, self._device), [])
-        similar = same or [one for key, seen in learned.items() if key.startswith(step_key) for one in seen]
+        similar = same or [cost for key, costs in learned.items() if key.startswith(step_key) for cost in costs]
         if similar:
-            rounds, rest = rounds * median(one.ratio for one in similar), median(one.rest for one in similar)
+            rounds, rest = rounds * median(cost.ratio for cost in similar), median(cost.rest for cost in similar)
         if same:
-            peak = max(one.peak_bytes for one in same)
+            peak = max(cost.peak_bytes for cost in same)
         return Estimate(rounds + rest, peak, bool(same), assumed)
 
     def learn(self, cell: Cell, *, seconds: float, in_rounds: float, peak_bytes: int) -> None:

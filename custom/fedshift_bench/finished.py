@@ -41,11 +41,7 @@ class FinishedCells:
 def finished_comparisons(spec: Spec, scale: str, *, folder: Path, out: Path) -> list[Comparison]:
     """The comparisons whose cells need not run again: that in ``out``, and that of `Spec.finished`, if they exist.
 
-    Args:
-        spec: the spec at its scale.
-        scale: the scale's name.
-        folder: the folder of the spec's file.
-        out: the folder of the command's own tables.
+    ``folder`` is that of the spec's file, and ``out`` has the command's own tables.
 
     Raises:
         ConfigError: a file is no ``cells.json``.

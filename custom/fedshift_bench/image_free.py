@@ -24,11 +24,7 @@ Guess = dict[str, dict[str, Metrics]]
 
 
 def with_guess(comparison: Comparison, cells: Sequence[Cell]) -> Comparison:
-    """Add the guess to finished cells that lack it and whose data are here.
-
-    Args:
-        comparison: as `fedshift_bench.collect.Collector` makes it.
-        cells: its cells, in the same order.
+    """Add the guess to finished cells that lack it and whose data are here; ``cells`` are in the record's order.
 
     Raises:
         DataError: a site's folder is damaged.

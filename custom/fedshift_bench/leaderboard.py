@@ -107,8 +107,8 @@ class _Ranked:
     def averages(self, row: str) -> list[float]:
         """A row's average over sites, and over blocks if there are further axes, for each seed."""
         cells = [self._cells(row, block) for block in self.blocks]
-        found = [[summary(self.comparison, of_seed[seed], "average") for of_seed in cells] for seed in self.seeds]
-        return [fmean(value for value in values if value is not None) for values in found]
+        by_seed = [[summary(self.comparison, seeds[seed], "average") for seeds in cells] for seed in self.seeds]
+        return [fmean(value for value in values if value is not None) for values in by_seed]
 
     def _cells(self, row: str, block: Block) -> dict[int, CellRecord]:
         return {cell.seed: cell for cell in self.comparison.row_cells(row, block.labels) if cell.is_done}
@@ -130,11 +130,9 @@ class _Ranked:
 
 
 def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None = None) -> Leaderboard:
-    """Rank the rows of comparisons.
+    """Rank the rows of comparisons of different tasks, whose rows of one name are one method.
 
-    Args:
-        comparisons: tables of different tasks, whose rows of one name are one method.
-        against: the row that the others are tested against; by default that of the first comparison's ``ranking``.
+    ``against`` is the row that the others are tested against; by default that of the first comparison's ``ranking``.
 
     Raises:
         ConfigError: no row is to test against, it is not ranked, scores cannot be ranked together, or all are no better

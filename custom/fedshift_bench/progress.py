@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from fedshift.cli.display import console
 from fedshift.reporting.progress import duration
@@ -11,6 +12,8 @@ from fedshift_bench.runner import GridProgress, State
 
 SECONDS_PER_LINE = 30.0
 """Seconds between two progress lines if the output is not a terminal."""
+say = partial(console.print, markup=False, emoji=False)
+"""Prints a line as it is."""
 STATES: dict[State, str] = {"running": "running", "elsewhere": "in another process", "failed": "failed"}
 
 
@@ -22,12 +25,12 @@ def time_range(low: float, high: float) -> str:
 
 def describe(progress: GridProgress, *, phantom: bool = False) -> str:
     """The progress of a comparison in one line."""
-    done, of = progress.rounds
+    done, n_rounds = progress.rounds
     total = sum(len(entry.cells) for entry in progress.entries)
     ended = f"{'PHANTOM ' if phantom else ''}{progress.count('done', 'failed')} of {total} cells ended"
     counts = [f"{count} {word}" for state, word in STATES.items() if (count := progress.count(state))]
     left = f"about {duration(progress.seconds_left)} left"
-    return ", ".join([ended, f"{done} of {of} rounds of all cells", *counts, left])
+    return ", ".join([ended, f"{done} of {n_rounds} rounds of all cells", *counts, left])
 
 
 @contextmanager
@@ -60,6 +63,6 @@ def running(*, phantom: bool) -> Iterator[Callable[[GridProgress], None]]:
         count, now = progress.count("done", "failed"), progress.clock()
         if count != n_ended or now - last_printed > SECONDS_PER_LINE:
             n_ended, last_printed = count, now
-            print(describe(progress, phantom=phantom), flush=True)  # noqa: T201
+            say(describe(progress, phantom=phantom))
 
     yield show

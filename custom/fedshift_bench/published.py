@@ -43,13 +43,7 @@ class PublishedValue(Strict):
 def read_published(
     published: Published, *, folder: Path, rows: Sequence[str], columns: Sequence[str]
 ) -> list[PublishedValue]:
-    """Read the published values of our rows and columns.
-
-    Args:
-        published: the file, and its labels of our rows and columns where they differ from ours.
-        folder: the spec's folder.
-        rows: our rows.
-        columns: keys of our columns.
+    """Read the published values of our rows and columns (their keys); ``folder`` is the spec's.
 
     Raises:
         ConfigError: the file or a label does not exist, or a line is invalid.

@@ -152,13 +152,8 @@ def run(
 ) -> None:
     """Run the cells that have not ended, the longest first. An interrupt stops all child processes and is raised again.
 
-    Args:
-        entries: from `make_queue`.
-        store: the store of the cells.
-        max_parallel: cells that run at the same time, if memory allows; at least one runs.
-        on_poll: called a few times per second.
-        on_end: called when an entry has finished or failed.
-        memory: returns the free bytes; by default those of this machine.
+    At least one runs, and up to ``max_parallel`` if the free bytes (``memory``) allow. ``on_poll`` is called a few
+    times per second, ``on_end`` when an entry has finished or failed.
     """
     free = memory or free_memory
     progress = GridProgress(entries, time.monotonic(), max_parallel)

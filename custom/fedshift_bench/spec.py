@@ -280,37 +280,34 @@ def _mapping(value: object, where: str, *, may_be_empty: bool = False) -> dict[A
 
 def _merge(raw: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The spec's keys overridden by a scale's: options by key, axes by label; null removes a label or an axis."""
-    merged = dict(raw)
-    for key, value in changes.items():
-        if key == "axes":
-            axes = _mapping(raw.get(key), f"{where}: the spec's own axes")
-            merged[key] = _merge_axes(axes, _mapping(value, f"{where}: axes"), where)
-        else:
-            merged[key] = _override(raw.get(key), value) if key == "options" else value
-    return merged
-
-
-def _merge_axes(axes: dict[Any, Any], changes: dict[Any, Any], where: str) -> dict[Any, Any]:
-    merged = dict(axes)
-    for axis, values in changes.items():
-        if values is None:
-            merged.pop(axis, None)
-            continue
-        place, ours = f"axes.{axis}", f"{where}: the spec's own axes.{axis}"
-        labels = {} if axes.get(axis) is None else dict(_mapping(axes[axis], ours))
-        for label, value in _mapping(values, f"{where}: {place}").items():
-            if value is None:
-                if label not in labels:
-                    known = nearest(str(label), map(str, labels))
-                    raise ConfigError("unknown-label", f"{where}: {place}: there is no {label!r} to remove{known}")
-                del labels[label]
+    merged = dict(raw) | {key: value for key, value in changes.items() if key not in ("axes", "options")}
+    if "options" in changes:
+        merged["options"] = _override(raw.get("options"), changes["options"])
+    if "axes" in changes:
+        axes = merged["axes"] = dict(_mapping(raw.get("axes"), f"{where}: the spec's own axes"))
+        for axis, values in _mapping(changes["axes"], f"{where}: axes").items():
+            if values is None:
+                axes.pop(axis, None)
             else:
-                before = _mapping(labels.get(label), f"{ours}.{label}", may_be_empty=True)
-                after = _mapping(value, f"{where}: {place}.{label}", may_be_empty=True)
-                options = _override(before.get("options"), after.get("options"))
-                labels[label] = {**before, **after, **({"options": options} if options else {})}
-        merged[axis] = labels
+                axes[axis] = _merge_labels(axes.get(axis), values, where, f"axes.{axis}")
     return merged
+
+
+def _merge_labels(before: object, changes: object, where: str, axis: str) -> dict[Any, Any]:
+    ours = f"{where}: the spec's own {axis}"
+    labels = {} if before is None else dict(_mapping(before, ours))
+    for label, value in _mapping(changes, f"{where}: {axis}").items():
+        if value is None and label in labels:
+            del labels[label]
+        elif value is None:
+            known = nearest(str(label), map(str, labels))
+            raise ConfigError("unknown-label", f"{where}: {axis}: there is no {label!r} to remove{known}")
+        else:
+            old = _mapping(labels.get(label), f"{ours}.{label}", may_be_empty=True)
+            new = _mapping(value, f"{where}: {axis}.{label}", may_be_empty=True)
+            options = _override(old.get("options"), new.get("options"))
+            labels[label] = {**old, **new, **({"options": options} if options else {})}
+    return labels
 
 
 def _override(before: Any, value: Any) -> Any:
