@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fedshift.schema.errors import ConfigError
 from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked
-from fedshift_bench.leaderboard_tables import notes, p_text, table_lines
-from fedshift_bench.rank_figure import rank_svg
+from fedshift_bench.leaderboard_tables import notes, p_text, rank_svg, table_lines
 from fedshift_bench.ranks import ALPHA
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
 from fedshift_bench.spec import read_spec

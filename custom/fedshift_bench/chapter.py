@@ -20,10 +20,10 @@ from fedshift.reporting.report.section import (
 )
 from fedshift.reporting.report.wording import counted
 from fedshift_bench import tables
-from fedshift_bench.footnotes import footnotes
-from fedshift_bench.measures import measure
+from fedshift_bench.claims import claims_sentence
+from fedshift_bench.columns import Measure, measure
+from fedshift_bench.footnotes import footnotes, notes
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
-from fedshift_bench.verdict import verdict
 
 MAX_COMMANDS = 40
 """Number of cells whose commands are shown."""
@@ -44,57 +44,44 @@ def read_chapter(path: Path) -> Chapter:
 
 
 def make_chapter(comparison: Comparison) -> Chapter:
-    """The chapter of a comparison."""
+    """The summary, the tables, and the commands that repeat the cells."""
     return Chapter(
         "grid",
         tables.title_with_scale(comparison.title, comparison.scale),
-        sections(comparison),
+        [_summary(comparison), _tables(comparison), _repeat(comparison)],
         f"{len(comparison.cells)} cells of a comparison",
-        phantom=any(record.kind == "phantom" for cell in comparison.cells for record in cell.data.values()),
+        phantom=comparison.is_phantom,
     )
 
 
-def sections(comparison: Comparison) -> list[Section]:
-    """The summary, the tables, and the commands that repeat the cells."""
-    done = sum(cell.state == "done" for cell in comparison.cells)
-    told = verdict(comparison)
-    findings = [Finding("result", told)] if told else []
-    findings += [
-        Finding("result", f"{' '.join(comparison.what.split())} {done} of {len(comparison.cells)} cells are done.")
-    ]
-    findings += [Finding("caution", note) for note in comparison.notes]
-    findings += [
-        Finding("caution", f"{cell.name} failed: {cell.reason}.") for cell in comparison.cells if cell.state == "failed"
-    ]
-    return [
-        Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(findings)]),
-        _tables(comparison),
-        _repeat(comparison),
-    ]
+def _summary(comparison: Comparison) -> Section:
+    claims = claims_sentence(comparison)
+    n_done = f"{len(comparison.done)} of {len(comparison.cells)} cells are done."
+    failed = [cell for cell in comparison.cells if cell.state == "failed"]
+    findings = [Finding("result", claims)] if claims else []
+    findings += [Finding("result", f"{' '.join(comparison.what.split())} {n_done}")]
+    findings += [Finding("caution", note) for note in notes(comparison)]
+    findings += [Finding("caution", f"{cell.name} failed: {cell.reason}.") for cell in failed]
+    how = "Read this first; the tables below contain the numbers."
+    return Section("summary", "Summary", how, [Findings(findings)])
 
 
 def _tables(comparison: Comparison) -> Section:
-    of = measure(comparison.metric)
+    shown = measure(comparison.metric)
     blocks: list[Block] = []
     for table in tables.make_tables(comparison):
-        columns = [Column(next(iter(comparison.axes)), numeric=False), *(Column(one.heading) for one in table.columns)]
-        rows: list[Row] = [
-            [name, *(Cell(tables.entry_text(entry, of), _printed(entry), strong=entry.best) for entry in entries)]
-            for name, entries in table.rows.items()
-        ]
+        columns = [Column(comparison.row_axis, numeric=False), *(Column(column.heading) for column in table.columns)]
+        rows: list[Row] = [[name, *(_cell(entry, shown) for entry in entries)] for name, entries in table.rows.items()]
         blocks.append(Table(columns, rows, caption=table.title))
-    blocks += [Text(line) for line in footnotes(comparison) if line not in comparison.notes]
-    return Section(
-        "tables",
-        "Tables",
-        f"{tables.heading(comparison)}. The best value of a column is bold; this does not mean that the difference is "
-        "significant.",
-        blocks,
-    )
+    above = notes(comparison)
+    blocks += [Text(line) for line in footnotes(comparison) if line not in above]
+    how = "The best value of a column is bold; this does not mean that the difference is significant."
+    return Section("tables", "Tables", f"{tables.heading(comparison)}. {how}", blocks)
 
 
-def _printed(entry: tables.Entry) -> str:
-    return f"[{entry.published}]" if entry.published else ""
+def _cell(entry: tables.Entry, shown: Measure) -> Cell:
+    published = f"[{entry.published}]" if entry.published else ""
+    return Cell(tables.entry_text(entry, shown), published, strong=entry.best)
 
 
 def _repeat(comparison: Comparison) -> Section:
@@ -104,6 +91,5 @@ def _repeat(comparison: Comparison) -> Section:
     if len(comparison.cells) > MAX_COMMANDS:
         left = counted(len(comparison.cells) - MAX_COMMANDS, "more cell")
         blocks.append(Text(f"The commands of {left} are in cells.json."))
-    return Section(
-        "again", "How to repeat a cell", "Commands for single cells; 'fedshift compare' runs all of them.", blocks
-    )
+    how = "Commands for single cells; 'fedshift compare' runs all of them."
+    return Section("again", "How to repeat a cell", how, blocks)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedshift_bench.cells import make_cells
-from fedshift_bench.kept import Kept
+from fedshift_bench.finished import FinishedCells
+from fedshift_bench.paired_tests import FEWEST
 from fedshift_bench.record import FILE_NAME, read_comparison
-from fedshift_bench.significance import FEWEST
 from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -37,7 +37,7 @@ def test_finished_cells_of_a_recipe_need_not_run_again(
     comparison = read_comparison(BENCHMARKS / "results" / "recipes" / folder / FILE_NAME)
     (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
     spec, _ = read_spec(spec_path)
-    kept = Kept([comparison])
+    kept = FinishedCells([comparison])
     assert {cell.name for cell in comparison.cells} == {
-        cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)
+        cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.find(cell) is not None
     }

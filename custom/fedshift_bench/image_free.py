@@ -24,24 +24,20 @@ Guess = dict[str, dict[str, Metrics]]
 
 
 def with_guess(comparison: Comparison, cells: Sequence[Cell]) -> Comparison:
-    """Add the guess to finished cells that lack it and whose data are here.
-
-    Args:
-        comparison: as `fedshift_bench.collect.Collector` makes it.
-        cells: its cells, in the same order.
+    """Add the guess to finished cells that lack it and whose data are here; ``cells`` are in the record's order.
 
     Raises:
         DataError: a site's folder is damaged.
     """
-    found: dict[str, Guess] = {}
+    guesses: dict[str, Guess] = {}
     records = []
     for record, cell in zip(comparison.cells, cells, strict=True):
-        if record.state == "done" and cell.work is not None and IMAGE_FREE not in record.scores:
+        if record.is_done and cell.work is not None and IMAGE_FREE not in record.scores:
             key = _key(cell)
-            if key not in found:
-                found[key] = _guess(cell, record) if can_guess(cell.plan.job) else {}
-            if found[key]:
-                record = record.model_copy(update={"scores": {**record.scores, IMAGE_FREE: found[key]}})
+            if key not in guesses:
+                guesses[key] = _guess(cell, record) if can_guess(cell.plan.job) else {}
+            if guesses[key]:
+                record = record.model_copy(update={"scores": {**record.scores, IMAGE_FREE: guesses[key]}})
         records.append(record)
     return comparison.model_copy(update={"cells": records})
 

@@ -9,39 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_image_site
+from errors import raises
 
 from fedshift import cli
-from fedshift.schema.errors import ConfigError
 from fedshift_bench import estimate, runner
 from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.record import read_comparison, write_comparison
 from fedshift_bench.store import Store
 
-from .conftest import START, Ended, run_here
+from .conftest import START, Ended, at_home, make_home, run_here
 from .made import write_spec
 
 pytestmark = pytest.mark.usefixtures("cells_run_here")
 AXES: dict[str, Any] = {"method": {"fedavg": {"methods": "fedavg"}, "fedprox": {"methods": "fedprox"}}}
 
 
-def at_home(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("XDG_DATA_HOME", str(folder))
-    patch.setenv("FEDSHIFT_DEVICE", "cpu")
-    patch.delenv("FEDSHIFT_DATA", raising=False)
-    patch.chdir(folder)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An $XDG_DATA_HOME with the sites of the tests' own task, and a spec whose first row is finished elsewhere."""
     folder = tmp_path_factory.mktemp("finished")
-    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
-        make_image_site(folder / "fedshift" / "phantom", site, gain=gain)
+    make_home(folder)
     with pytest.MonkeyPatch.context() as patch:
         at_home(folder, patch)
         patch.setattr(estimate, "measure_start", lambda: START)
-        patch.setattr(runner, "_start", run_here)
+        patch.setattr(runner, "start_child", run_here)
         compare(folder, "--only", "fedavg", "--out", "results/small")
     made = read_comparison(folder / "results" / "small")
     cells = [cell.model_copy(update={"source": "older"}) if cell.state == "done" else cell for cell in made.cells]
@@ -117,17 +108,10 @@ def test_other_data_are_another_cell_and_missing_ones_are_not(home: Path, capsys
     assert compare(home, "--dry-run") == 0 and "; 1 are done" in capsys.readouterr().out
 
 
-class Fails(Ended):
-    """A child process whose cell has failed."""
-
-    def poll(self) -> int:
-        return 2
-
-
 def fail(entry: runner.QueueEntry, store: Store, max_parallel: int) -> None:
     assert entry.cell.work is not None
     store.prepare(entry.cell.work)
-    entry.process, entry.state = Fails(), "running"  # type: ignore[assignment]
+    entry.process, entry.state = Ended(code=2), "running"  # type: ignore[assignment]
 
 
 def interrupt(entry: runner.QueueEntry, store: Store, max_parallel: int) -> None:
@@ -141,33 +125,32 @@ def test_a_run_that_failed_has_no_score_of_other_data(
     manifest = home / "fedshift" / "phantom" / "shapes" / "A" / "manifest.json"
     content = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**content, "licence": "another"}), encoding="utf-8")
-    monkeypatch.setattr(runner, "_start", fail)
+    monkeypatch.setattr(runner, "start_child", fail)
     assert compare(home, "--only", "fedavg", *words) == 1
     found = rows(home / "runs" / "small")["fedavg"]
     assert found.state == "failed" and "exit code 2" in found.reason and not found.scores
     shutil.rmtree(home / "runs")
-    monkeypatch.setattr(runner, "_start", interrupt)
+    monkeypatch.setattr(runner, "start_child", interrupt)
     with suppress(KeyboardInterrupt):
         compare(home, "--only", "fedavg", *words)
     assert rows(home / "runs" / "small")["fedavg"].state == "missing"
 
 
 @pytest.mark.parametrize("words", [(), ("--again",), ("--dry-run",)])
-def test_tables_that_cannot_be_read_are_not_overwritten_and_the_mend_is_named(
+def test_tables_that_cannot_be_read_are_not_overwritten_and_the_remedy_is_named(
     home: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = home / "runs" / "small" / "cells.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("{", encoding="utf-8")
     assert compare(home, *words) == 2
-    told = capsys.readouterr().err
-    assert f"{broken} is not a cells.json" in told and "remove it or name another --out" in told
+    error = capsys.readouterr().err
+    assert str(broken) in error and "--out" in error and "[record-invalid]" in error
     assert broken.read_text(encoding="utf-8") == "{" and not list(home.glob("runs/cells/*/cell.json"))
     assert compare(home, "--dry-run", "--out", "elsewhere") == 0
     (home / "results" / "small" / "cells.json").write_bytes(b"\xff")
     capsys.readouterr()
-    assert compare(home, "--out", "elsewhere", *words) == 2
-    assert "remove it or leave 'finished' out of the spec" in capsys.readouterr().err
+    assert compare(home, "--out", "elsewhere", *words) == 2 and "'finished'" in capsys.readouterr().err
 
 
 def test_tables_that_may_not_be_read_are_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +158,16 @@ def test_tables_that_may_not_be_read_are_named(home: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(ConfigError, match=r"cells\.json cannot be read \(Permission denied\): see to its permissions"):
+    with raises("file-read", naming="cells.json"):
         read_comparison(home / "results" / "small")
 
 
-def test_words_that_do_nothing_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        compare(home, "--set", "fedprox.mu=0.5") == 2
-        and "--set is for the rows of --methods" in capsys.readouterr().err
-    )
-    assert compare(home, "--seeds", "7") == 2 and "--seeds 7: the spec has the seeds 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "code"), [(("--set", "fedprox.mu=0.5"), "options-together"), (("--seeds", "7"), "unknown-number")]
+)
+def test_words_that_do_nothing_are_refused(
+    home: Path, words: tuple[str, ...], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(home, *words) == 2
+    error = capsys.readouterr().err
+    assert words[0] in error and f"[{code}]" in error

@@ -1,6 +1,6 @@
 """Run one cell in its own process, which ends with its parent.
 
-Command: ``python -m fedshift_bench.work FOLDER``.
+Command: ``python -m fedshift_bench.cell_run FOLDER``.
 """
 
 from __future__ import annotations
@@ -33,39 +33,40 @@ from fedshift_bench.store import (
 )
 
 EXIT_FAILED, EXIT_BUSY = 2, 3
-"""Exit codes."""
 
 JobRunner = Callable[[JobSpec, Mapping[str, Path], Path, Callable[[float], None]], None]
 """Runs a job: takes the job, each site's data folder, the run's folder, and a callback for the completed fraction."""
 
 
 def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
-    """Run or resume the cell in ``folder``; do nothing if it has finished.
+    """Run or resume the cell in ``folder`` (`Store.prepare`); do nothing if it has finished.
 
-    Args:
-        folder: the cell's folder, made by `Store.prepare`.
-        run_federation: runs a federation; by default in this process. Centralised references and cross-site
-            evaluations always run in this process.
+    ``run_federation`` runs a federation, by default in this process, as centralised references and cross-site
+    evaluations always do.
 
     Raises:
         BusyError: another process is running the cell.
         FedshiftError: the run failed; the reason is also in the cell's status.
     """
+    from fedshift.schema.identity import own_identity
+    from fedshift.tasks.device import own_device
+
     with lock_cell(folder):
         if (folder / DONE_FILE).is_file():
             return
-        own, status = own_version(), _StatusWriter(folder, earlier_seconds=read_status(folder).seconds)
+        identity, status = own_identity(), _StatusWriter(folder)
         try:
-            in_simulator = _run(folder, run_federation, status)
+            in_simulator = _run(folder, run_federation, status.share)
         except FedshiftError as error:
             status.fail(str(error))
             raise
         done = Done(
             how="FLARE's simulator" if in_simulator else "one process",
             seconds=round(status.seconds, 3),
-            device=_device(),
+            device=own_device(),
             peak_bytes=_peak(),
-            **own,
+            version=identity.version,
+            source=identity.source,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         write_text(folder / DONE_FILE, done.model_dump_json(indent=1))
@@ -76,30 +77,27 @@ def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
 class _StatusWriter:
     """Writes the cell's progress, at most twice per second."""
 
-    def __init__(self, folder: Path, *, earlier_seconds: float) -> None:
-        self._path, self._earlier_seconds = folder / STATUS_FILE, earlier_seconds
+    def __init__(self, folder: Path) -> None:
+        self._path, self._seconds_before = folder / STATUS_FILE, read_status(folder).seconds
         self._start = self._last_written = time.monotonic()
         self._share = 0.0
 
     @property
     def seconds(self) -> float:
-        return self._earlier_seconds + time.monotonic() - self._start
+        return self._seconds_before + time.monotonic() - self._start
 
-    def share(self, share: float, note: str = "") -> None:
+    def share(self, share: float) -> None:
         now = time.monotonic()
         if now - self._last_written > 0.5 or share <= 0:
             self._last_written, self._share = now, share
-            write_text(self._path, Status(share=share, note=note, seconds=self.seconds).model_dump_json())
+            write_text(self._path, Status(share=share, seconds=self.seconds).model_dump_json())
 
     def fail(self, reason: str) -> None:
         write_text(self._path, Status(share=self._share, seconds=self.seconds, failed=reason).model_dump_json())
 
 
-def _run(folder: Path, run_federation: JobRunner | None, status: _StatusWriter) -> bool:
-    """Run or resume a cell.
-
-    Returns:
-        Whether ``run_federation`` was used.
+def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[float], None]) -> bool:
+    """Run or resume a cell, and return whether ``run_federation`` was used.
 
     Raises:
         FedshiftError: the run failed, or the data have changed.
@@ -115,15 +113,15 @@ def _run(folder: Path, run_federation: JobRunner | None, status: _StatusWriter) 
     data = find_sites(first)
     for site, path in data.items():
         if manifest_sha256(path) != work.data.get(site):
-            raise DataError(f"{path} has changed since the command started: repeat the command")
-    device, run, total = own_device(), folder / RUN_FOLDER, len(work.jobs)
+            raise DataError("data-changed", f"{path} has changed since the command started: repeat the command")
+    run, total = folder / RUN_FOLDER, len(work.jobs)
     pooled = method_set.pooled_reference(first.methods) is not None
-    run_job = _pooled_runner(device) if pooled else run_federation or _federation_runner(device)
-    status.share(0.0)
+    run_job = _run_pooled if pooled else run_federation or _run_in_process
+    on_share(0.0)
     if work.kind == "cross_site":
         # Sites' own models are in memory until the end of the run, so an interrupted run starts again.
         shutil.rmtree(run, ignore_errors=True)
-        protocols.cross_site(first, data, run, device=device, on_progress=_report_share(status.share))
+        protocols.cross_site(first, data, run, device=own_device(), on_progress=_as_share(on_share))
     elif work.kind == "leave_one_out":
         n_started = 0
 
@@ -132,38 +130,30 @@ def _run(folder: Path, run_federation: JobRunner | None, status: _StatusWriter) 
             n_started += 1
 
         def run_site_job(job: JobSpec, job_folder: Path) -> None:
-            run_job(job, data, job_folder, lambda share: status.share((n_started - 1 + share) / total))
+            run_job(job, data, job_folder, lambda share: on_share((n_started - 1 + share) / total))
 
         protocols.leave_one_out(work.jobs, run, name=work.name, run=run_site_job, on_site=on_site)
     else:
         protocols.claim(run, first)
-        run_job(first, data, run, status.share)
+        run_job(first, data, run, on_share)
     return work.kind != "cross_site" and not pooled and run_federation is not None
 
 
-def _federation_runner(device: str) -> JobRunner:
-    """Runs federations in this process."""
+def _run_in_process(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
+    from fedshift.federation.in_process import run_in_process
+    from fedshift.tasks.device import own_device
 
-    def run(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
-        from fedshift.federation.in_process import run_in_process
-
-        run_in_process(job, data, folder, device=device, resume=True, on_progress=_report_share(on_share))
-
-    return run
+    run_in_process(job, data, folder, device=own_device(), resume=True, on_progress=_as_share(on_share))
 
 
-def _pooled_runner(device: str) -> JobRunner:
-    """Runs centralised references in this process."""
+def _run_pooled(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
+    from fedshift.federation.in_process import run_pooled
+    from fedshift.tasks.device import own_device
 
-    def run(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
-        from fedshift.federation.in_process import run_pooled
-
-        run_pooled(job, data, folder, device=device, resume=True, on_progress=_report_share(on_share))
-
-    return run
+    run_pooled(job, data, folder, device=own_device(), resume=True, on_progress=_as_share(on_share))
 
 
-def _report_share(on_share: Callable[[float], None]) -> Callable[..., None]:
+def _as_share(on_share: Callable[[float], None]) -> Callable[..., None]:
     """A callback that converts a coordinator's progress to a fraction; statistics and evaluation count half a round."""
 
     def report(coordinator: object) -> None:
@@ -175,20 +165,6 @@ def _report_share(on_share: Callable[[float], None]) -> Callable[..., None]:
         on_share(min(done / (coordinator.rounds + 1), 1.0))
 
     return report
-
-
-def _device() -> str:
-    from fedshift.tasks.device import own_device
-
-    return own_device()
-
-
-def own_version() -> dict[str, str]:
-    """The running fedshift's version and source hash."""
-    from fedshift.schema.identity import own_identity
-
-    own = own_identity()
-    return {"version": own.version, "source": own.source}
 
 
 def _peak() -> int:
@@ -209,11 +185,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
-    """Run the cell named on the command line.
-
-    Returns:
-        The exit code: 0 if the cell is done, otherwise `EXIT_FAILED` or `EXIT_BUSY`.
-    """
+    """Run the cell named on the command line. The exit code is 0 if it is done, else `EXIT_FAILED` or `EXIT_BUSY`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     _end_with_parent()
     try:

@@ -19,14 +19,18 @@ from fedshift.schema.job import JobSpec, WeightsSpec
 from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
 from fedshift.tasks.kinds import build_task
-from fedshift_bench.measures import BESIDE_METRICS
-from fedshift_bench.spec import Settings
+from fedshift_bench.spec import GRADIENT_NORMS, Settings
 
 CellKind = Literal["federation", "pooled", "leave_one_out", "cross_site"]
+FURTHER_METRICS = {
+    *("hd95", "asd", "volume_difference", "false_positives", "ece", "macro_accuracy"),
+    *GRADIENT_NORMS,
+}
+"""Scores that a table may show though a task's own metrics need not include them."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class CellPlan:
     """The runs of a cell, for seed 0.
 
     ``jobs`` has one job by its name, or for ``leave_one_out`` one job for each held-out site. ``missing_inputs``
@@ -40,53 +44,53 @@ class Plan:
     is_pooled: bool
     missing_inputs: tuple[str, ...] = ()
 
-    def at(self, seed: int) -> dict[str, JobSpec]:
-        """The jobs with the given seed."""
-        return {name: job.model_copy(update={"seed": seed}) for name, job in self.jobs.items()}
-
     @property
     def job(self) -> JobSpec:
         """The only or first job."""
         return next(iter(self.jobs.values()))
 
+    def at(self, seed: int) -> dict[str, JobSpec]:
+        """The jobs with the given seed."""
+        return {name: job.model_copy(update={"seed": seed}) for name, job in self.jobs.items()}
 
-def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
-    """Resolve a cell.
 
-    Args:
-        settings: the cell's merged settings.
-        metric: the score in the table; None for the task's.
-        folder: the spec's folder, which may contain tasks and weights.
+def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> CellPlan:
+    """Resolve a cell's merged settings, whose tasks and weights may be in the spec's ``folder``.
+
+    ``metric`` is the score in the table; None for the task's.
 
     Raises:
         ConfigError: a name, key or value is invalid.
     """
     if settings.task is None or settings.methods is None:
         key = "task" if settings.task is None else "methods"
-        raise ConfigError(f"{key!r} is missing: set it for all cells or at each value of an axis")
-    weights, missing_inputs = _weights(settings.weights, folder)
+        raise ConfigError("key-missing", f"{key!r} is missing: set it for all cells or at each value of an axis")
+    file = None if settings.weights is None else _find_weights(settings.weights, folder)
+    weights: WeightsSpec | None = None if file is None else pretrained.identify(file)
+    is_task_file = settings.task.endswith((".yaml", ".yml")) and (folder / settings.task).is_file()
+    task, methods = str(folder / settings.task) if is_task_file else settings.task, settings.methods
     common: dict[str, Any] = {
         "protocol": settings.protocol,
         "options": [f"{key}={_inline(value)}" for key, value in settings.options.items()],
         "weights": weights,
     }
-    task, methods = _task(settings.task, folder), settings.methods
     run = settings.run or "federation"
     held_out = settings.held_out if run == "federation" else ()
     job = resolve(task, methods, sites=settings.sites, held_out=held_out, **common)
     is_pooled = method_set.pooled_reference(job.methods) is not None
     built = build_task(job)
-    _check_metric(metric, {*built.metrics, *BESIDE_METRICS})
-    if settings.weights is not None and weights is not None:
-        path = _find(settings.weights, folder)
-        assert path is not None
-        pretrained.take(built.network(), pretrained.read(path), where=str(path))
-        pretrained.keep(path, weights)
+    known = {*built.metrics, *FURTHER_METRICS}
+    if metric is not None and metric not in known:
+        raise ConfigError("unknown-metric", f"there is no metric {metric!r}{nearest(metric, known)}")
+    if file is not None and weights is not None:
+        pretrained.take(built.network(), pretrained.read(file), where=str(file))
+        pretrained.keep(file, weights)
     jobs = {job.name: job}
     if run == "leave_one_out":
         sites = job.task.sites
         if len(sites) < 2:
-            raise ConfigError(f"the job has only site {sites[0]}: leave_one_out needs at least two sites")
+            what = f"the job has only site {sites[0]}"
+            raise ConfigError("too-few-sites", f"{what}: leave_one_out needs at least two sites")
         jobs = {
             site: resolve(
                 task,
@@ -100,8 +104,10 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
         }
     if run == "cross_site":
         method_set.require_federation(job)
+    missing = settings.weights is not None and weights is None
+    where = f"starting weights {settings.weights}: put the file into {data_home() / 'weights'}"
     kind: CellKind = "pooled" if run == "federation" and is_pooled else run
-    return Plan(kind, job.name, jobs, built.metric, is_pooled, missing_inputs)
+    return CellPlan(kind, job.name, jobs, built.metric, is_pooled, (where,) if missing else ())
 
 
 def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> list[str]:
@@ -118,17 +124,15 @@ def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> lis
     if settings.weights is not None:
         arguments += ["--weights", settings.weights]
     arguments += ["--seed", str(seed)]
-
-    def line(*start: str) -> str:
-        return shlex.join(("fedshift", *start))
-
     if settings.run == "leave_one_out":
-        return [line("leave-one-out", *arguments)]
-    if settings.run == "cross_site":
-        return [line("cross-site", *arguments, "--methods", str(settings.methods))]
-    if is_pooled:
-        return [line("pooled", *arguments)]
-    return [line("job", *arguments), line("run", f"jobs/{name}", "--in-process")]
+        words = [["leave-one-out", *arguments]]
+    elif settings.run == "cross_site":
+        words = [["cross-site", *arguments, "--methods", str(settings.methods)]]
+    elif is_pooled:
+        words = [["pooled", *arguments]]
+    else:
+        words = [["job", *arguments], ["run", f"jobs/{name}", "--in-process"]]
+    return [shlex.join(("fedshift", *line)) for line in words]
 
 
 def _inline(value: Any) -> str:
@@ -137,29 +141,7 @@ def _inline(value: Any) -> str:
     return text.removesuffix("...").strip()
 
 
-def _task(name: str, folder: Path) -> str:
-    """A task's name, or the path of a task file, which may be in the spec's folder."""
-    if name.endswith((".yaml", ".yml")) and (folder / name).is_file():
-        return str(folder / name)
-    return name
-
-
-def _check_metric(metric: str | None, known: set[str]) -> None:
-    if metric is not None and metric not in known:
-        raise ConfigError(f"there is no metric {metric!r}{nearest(metric, known)}")
-
-
-def _weights(name: str | None, folder: Path) -> tuple[WeightsSpec | None, tuple[str, ...]]:
-    """The identified weights file, or a sentence that says what is missing."""
-    if name is None:
-        return None, ()
-    path = _find(name, folder)
-    if path is None:
-        return None, (f"starting weights {name}: put the file into {data_home() / 'weights'}",)
-    return pretrained.identify(path), ()
-
-
-def _find(name: str, folder: Path) -> Path | None:
+def _find_weights(name: str, folder: Path) -> Path | None:
     """Find a weights file in the spec's folder, as a path, or in the folders where jobs look for weights."""
     weight_folders = [Path(os.environ["FEDSHIFT_WEIGHTS"])] if os.environ.get("FEDSHIFT_WEIGHTS") else []
     weight_folders.append(data_home() / "weights")

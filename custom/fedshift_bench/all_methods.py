@@ -10,8 +10,8 @@ from typing import Any
 from fedshift.federation.resolve import split_methods
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
+from fedshift_bench.cell_plan import make_plan
 from fedshift_bench.cells import merge
-from fedshift_bench.plan import make_plan
 from fedshift_bench.spec import Settings, Spec
 
 REFERENCE = "trains on all sites' images in one place: a reference, and no federated method"
@@ -30,49 +30,37 @@ def expand(spec: Spec, *, folder: Path, on_tried: Callable[[int, int], None] = l
     """Add a row for every method that the spec asks for (`Spec.every_method`) and does not name itself.
 
     A method gets no row if the spec leaves it out, if it is a centralised reference, or if its job is refused. Rows are
-    called as the methods' files. With `Spec.ranking` every row is tested against the ranking's baseline.
-
-    Args:
-        spec: the spec at its scale.
-        folder: the folder of the spec's file.
-        on_tried: called with the number of methods tried and their total.
+    called as the methods' files. ``folder`` is that of the spec's file; ``on_tried`` gets the number of methods tried
+    and their total.
 
     Raises:
-        ConfigError: the spec leaves out a method that does not exist, or ranks against a row that it does not have.
+        ConfigError: the spec leaves out a method that does not exist.
     """
-    left_out: dict[str, str] = {}
-    first = next(iter(spec.axes))
-    rows = dict(spec.axes[first])
-    if spec.every_method is not None:
-        for name in spec.every_method.without:
-            method_set.find(name)
-        named = {tuple(split_methods(row.methods)) for row in rows.values() if row.methods is not None}
-        new = [name for name in method_set.available() if (name,) not in named]
-        for number, name in enumerate(new):
-            settings = Settings(methods=name)
-            reason = spec.every_method.without.get(name) or _refusal(spec, settings, folder)
-            if reason:
-                left_out[name] = " ".join(reason.split())
-            else:
-                rows[name] = settings
-            on_tried(number + 1, len(new))
-    return Expanded(_with_rows(spec, rows), left_out)
+    if spec.every_method is None:
+        return Expanded(spec, {})
+    for name in spec.every_method.without:
+        method_set.find(name)
+    rows, left_out = dict(spec.axes[spec.row_axis]), {}
+    named = {tuple(split_methods(row.methods)) for row in rows.values() if row.methods is not None}
+    new = [name for name in method_set.available() if (name,) not in named]
+    for number, name in enumerate(new, 1):
+        settings = Settings(methods=name)
+        reason = spec.every_method.without.get(name) or _refusal(spec, settings, folder)
+        if reason:
+            left_out[name] = " ".join(reason.split())
+        else:
+            rows[name] = settings
+        on_tried(number, len(new))
+    return Expanded(spec.with_rows(rows), left_out)
 
 
 def add_rows(spec: Spec, methods: Sequence[str], options: Mapping[str, Any]) -> tuple[Spec, list[str]]:
-    """Add rows of a user's own to a spec, or find those that it has.
+    """Add rows of a user's own to an expanded spec, or find those that it has; and their labels, in order.
 
-    Args:
-        spec: the expanded spec.
-        methods: method names as for ``fedshift job``, or labels of the spec's rows.
-        options: as for ``--set``, for these rows only. A row with options is not the spec's own and is called after
-            them.
-
-    Returns:
-        The spec, and the labels of the rows in the order of ``methods``.
+    ``methods`` are names as for ``fedshift job``, or labels of the spec's rows. ``options`` are as for ``--set`` and
+    for these rows only: a row with options is not the spec's own and is called after them.
     """
-    first = next(iter(spec.axes))
-    rows, labels = dict(spec.axes[first]), []
+    rows, labels = dict(spec.axes[spec.row_axis]), []
     text = ", ".join(f"{key}={value}" for key, value in options.items())
     for name in methods:
         known = {label.lower(): label for label in rows}.get(name.lower())
@@ -83,12 +71,7 @@ def add_rows(spec: Spec, methods: Sequence[str], options: Mapping[str, Any]) -> 
             row = row.model_copy(update={"options": {**row.options, **options}})
         rows.setdefault(label, row)
         labels.append(label)
-    return _with_rows(spec, rows), labels
-
-
-def _with_rows(spec: Spec, rows: Mapping[str, Settings]) -> Spec:
-    first = next(iter(spec.axes))
-    return spec.model_copy(update={"axes": {**spec.axes, first: dict(rows)}})
+    return spec.with_rows(rows), labels
 
 
 def _refusal(spec: Spec, settings: Settings, folder: Path) -> str:

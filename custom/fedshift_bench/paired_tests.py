@@ -25,18 +25,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from fedshift_bench.cell_record import CellRecord
-from fedshift_bench.columns import Block, blocks, main_sites, p_value, site_score, summary
-from fedshift_bench.ranks import signed_rank
+from fedshift_bench.columns import Block, blocks, main_scores, p_value, summary
+from fedshift_bench.ranks import FEWEST, signed_rank
 from fedshift_bench.record import Comparison
 
-FEWEST = 3
-"""Pairs needed for a test: with two there is one degree of freedom, and p says next to nothing."""
 CONFIDENCE = 0.95
 """Of the interval of a mean difference."""
 POWER = 0.8
 """Of the smallest detectable difference."""
+PairScores = dict[tuple[Any, ...], float]
+"""A row's scores by what its pairs are: fold, site, place in the site's manifest, seed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Paired:
 
     With pairs of folds it is a signed-rank test, ``folds`` are those that have pairs, and ``over_folds`` is the t-test
     of their averages; otherwise it is ``over_pairs``. ``p`` is None with fewer than `FEWEST` pairs (that differ), and
-    of a t-test with constant differences.
+    of a t-test with constant differences. ``over_cases`` is there if both rows have scores of single cases.
     """
 
     row: str
@@ -79,13 +80,12 @@ class Paired:
     folds: tuple[int, ...] = ()
     over_folds: TTest | None = None
     over_cases: OverCases | None = None
-    """Where both rows have scores of single cases."""
 
     @property
     def largest_p(self) -> float | None:
         """The most cautious p-value; None without a test of pairs, as cases say nothing of other trainings."""
-        others = (self.over_folds, self.over_cases)
-        return None if self.p is None else max(self.p, *(one.p or 0.0 for one in others if one is not None), 0.0)
+        others = [test.p or 0.0 for test in (self.over_folds, self.over_cases) if test is not None]
+        return None if self.p is None else max(self.p, *others, 0.0)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -93,125 +93,99 @@ class Paired:
 
         Where folds lack sites that others have, the mean of their averages is not that of all pairs, and there is none.
         """
-        found = self._t_test
-        return None if found is None else found.interval
+        return None if self._t_test is None else self._t_test.interval
 
     @property
     def smallest(self) -> float | None:
         """The smallest detectable difference (`TTest.smallest`), by the same t-test."""
-        found = self._t_test
-        return None if found is None else found.smallest
+        return None if self._t_test is None else self._t_test.smallest
 
     @property
     def _t_test(self) -> TTest | None:
-        found = self.over_pairs or self.over_folds
-        if found is None or not math.isclose(sum(found.interval) / 2, self.difference, abs_tol=1e-9):
+        test = self.over_pairs or self.over_folds
+        if test is None or not math.isclose(sum(test.interval) / 2, self.difference, abs_tol=1e-9):
             return None
-        return found
+        return test
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
     """All tests of a comparison in every block; tests without pairs are omitted."""
-    return [
-        found
-        for block in blocks(comparison)
-        for row, against in comparison.tests
-        if (found := paired_test(comparison, block, row, against)) is not None
-    ]
+    tests = [paired_test(comparison, block, *pair) for block in blocks(comparison) for pair in comparison.tests]
+    return [test for test in tests if test is not None]
 
 
 def paired_test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
     """The test of one row against another in a block; None without pairs."""
-    first = next(iter(comparison.axes))
-    labels = [{first: label, **block.labels} for label in (row, against)]
-    by_fold = comparison.pairs == "sites_and_folds"
-    if by_fold:
-        scores = _of_folds(comparison, [comparison.of_folds(one) for one in labels])
+    labels = [{comparison.row_axis: label, **block.labels} for label in (row, against)]
+    if comparison.pairs == "sites_and_folds":
+        ours, theirs = _fold_scores(comparison, [comparison.fold_cells(each) for each in labels])
     else:
         collect = _averages if comparison.pairs == "seeds" else _single_scores
-        scores = [collect(comparison, comparison.of(one)) for one in labels]
-    pairs = [pair for pair in scores[0] if pair in scores[1]]
+        ours, theirs = (collect(comparison, comparison.cells_with(each)) for each in labels)
+    pairs = [pair for pair in ours if pair in theirs]
     if not pairs:
         return None
-    a, b = ([values[pair] for pair in pairs] for values in scores)
+    a, b = [ours[pair] for pair in pairs], [theirs[pair] for pair in pairs]
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
     shared = (row, against, block.key, len(pairs), difference)
     over_cases = _over_cases(comparison, labels)
-    if by_fold:
+    if comparison.pairs == "sites_and_folds":
         folds = tuple(sorted({fold for fold, _ in pairs}))
-        averages = [[fmean(values[pair] for pair in pairs if pair[0] == fold) for fold in folds] for values in scores]
-        over_folds = t_test(*averages)
+        over_folds = t_test(
+            *([fmean(row[pair] for pair in pairs if pair[0] == fold) for fold in folds] for row in (ours, theirs))
+        )
         return Paired(*shared, signed_rank(a, b), folds=folds, over_folds=over_folds, over_cases=over_cases)
-    found = t_test(a, b)
-    return Paired(*shared, None if found is None else found.p, over_pairs=found, over_cases=over_cases)
+    test = t_test(a, b)
+    return Paired(*shared, None if test is None else test.p, over_pairs=test, over_cases=over_cases)
 
 
 def _over_cases(comparison: Comparison, labels: Sequence[Mapping[str, str]]) -> OverCases | None:
     """The test over cases; None where a cell of either row has no scores of them."""
-    rows = [_of_cases(comparison, comparison.of_folds(one)) for one in labels]
-    if any(not row for row in rows) or rows[0].keys() != rows[1].keys():
+    ours, theirs = (_case_scores(comparison, comparison.fold_cells(each)) for each in labels)
+    if not ours or not theirs or ours.keys() != theirs.keys():
         return None
-    means = [{place: fmean(row[key] for key in keys) for place, keys in _by_place(row).items()} for row in rows]
-    a, b = ([scores[place] for place in means[0]] for scores in means)
-    return OverCases(len(a), signed_rank(a, b))
+    a, b = _mean_by_start(ours, 3), _mean_by_start(theirs, 3)
+    return OverCases(len(a), signed_rank(list(a.values()), [b[place] for place in a]))
 
 
-def _of_cases(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str, int, int], float]:
+def _case_scores(comparison: Comparison, cells: Sequence[CellRecord]) -> PairScores:
     """Scores by fold, site, place in the site's manifest, and seed; empty where a finished cell lacks a site's."""
-    found: dict[tuple[int, str, int, int], float] = {}
-    for cell in cells:
-        for part, sites in main_sites(cell).items() if cell.state == "done" else ():
+    scores: PairScores = {}
+    for cell in (cell for cell in cells if cell.is_done):
+        for part, sites in cell.main_sites.items():
             by_site = cell.case_scores(comparison.model, part)
             for site in sites:
                 if site not in by_site:
                     return {}
-                found |= {(cell.fold or 0, site, place, cell.seed): value for place, value in enumerate(by_site[site])}
-    return found
+                scores |= {(cell.fold or 0, site, place, cell.seed): v for place, v in enumerate(by_site[site])}
+    return scores
 
 
-def _by_place(
-    scores: Mapping[tuple[int, str, int, int], float],
-) -> dict[tuple[int, str, int], list[tuple[int, str, int, int]]]:
-    found: dict[tuple[int, str, int], list[tuple[int, str, int, int]]] = {}
-    for key in scores:
-        found.setdefault(key[:3], []).append(key)
-    return found
-
-
-def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:
+def _fold_scores(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[PairScores]:
     """Scores by fold and site, each the mean over the seeds with which both rows have it."""
-    found: list[dict[tuple[int, str, int], float]] = [
-        {
-            (cell.fold or 0, site, cell.seed): value
-            for cell in cells
-            for sites in main_sites(cell).values()
-            for site in sites
-            if (value := site_score(comparison, cell, site)) is not None
-        }
+    ours, theirs = (
+        {(cell.fold or 0, site, cell.seed): v for cell in cells for site, v in main_scores(comparison, cell).items()}
         for cells in rows
-    ]
-    both = set.intersection(*(set(scores) for scores in found))
-    pairs = list(dict.fromkeys((fold, site) for fold, site, _ in found[0] if (fold, site, _) in both))
-    return [
-        {pair: fmean(value for key, value in scores.items() if key[:2] == pair and key in both) for pair in pairs}
-        for scores in found
-    ]
+    )
+    return [_mean_by_start({key: row[key] for key in ours if key in theirs}, 2) for row in (ours, theirs)]
 
 
-def _averages(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str], float]:
+def _mean_by_start(scores: PairScores, n: int) -> PairScores:
+    """The mean of all scores whose keys begin with the same ``n`` values."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for key, value in scores.items():
+        groups.setdefault(key[:n], []).append(value)
+    return {key: fmean(values) for key, values in groups.items()}
+
+
+def _averages(comparison: Comparison, cells: Sequence[CellRecord]) -> PairScores:
     """The average over sites of each seed in which no site's score is missing."""
     averages = {(cell.seed, ""): summary(comparison, cell, "average") for cell in cells}
     return {pair: value for pair, value in averages.items() if value is not None}
 
 
-def _single_scores(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str], float]:
-    return {
-        (cell.seed, site): value
-        for cell in cells
-        for sites in main_sites(cell).values()
-        for site in sites
-        if (value := site_score(comparison, cell, site)) is not None
-    }
+def _single_scores(comparison: Comparison, cells: Sequence[CellRecord]) -> PairScores:
+    return {(cell.seed, site): v for cell in cells for site, v in main_scores(comparison, cell).items()}
 
 
 def printed_p(test: Paired, comparison: Comparison) -> str:
@@ -226,29 +200,26 @@ def t_test(a: Sequence[float], b: Sequence[float]) -> TTest | None:
     if len(a) < FEWEST:
         return None
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    spread = max(differences) - min(differences)
-    if spread <= 1e-12 * max(map(abs, (*a, *b))):
+    if max(differences) - min(differences) <= 1e-12 * max(map(abs, (*a, *b))):
         return None  # the differences are constant: t is undefined or infinite
     from scipy.stats import ttest_rel
 
-    found = ttest_rel(a, b)
-    interval = found.confidence_interval(CONFIDENCE)
-    t, p, low, high = map(float, (found.statistic, found.pvalue, interval.low, interval.high))
+    test = ttest_rel(a, b)
+    interval = test.confidence_interval(CONFIDENCE)
+    t, p, low, high = map(float, (test.statistic, test.pvalue, interval.low, interval.high))
     if not all(map(math.isfinite, (t, p, low, high))):
         return None
     return TTest(t, p, (low, high), smallest=(high - low) / 2 * _detectable(len(a)))
 
 
 def _detectable(n: int) -> float:
-    """The smallest detectable difference of n pairs as a multiple of half of the interval, from the noncentral t."""
+    """The smallest detectable difference of n pairs as a multiple of half of the interval, from the noncentral t.
+
+    Of the power only the part in the true direction counts: the other one adds nothing there.
+    """
     from scipy.optimize import brentq
     from scipy.stats import nct
     from scipy.stats import t as student
 
     limit = float(student.ppf((1 + CONFIDENCE) / 2, n - 1))
-
-    def lacking(shift: float) -> float:
-        """Of the power, in the true direction: the other one adds nothing there."""
-        return POWER - float(nct.sf(limit, n - 1, shift))
-
-    return float(brentq(lacking, 0, 2 * limit)) / limit
+    return float(brentq(lambda shift: POWER - float(nct.sf(limit, n - 1, shift)), 0, 2 * limit)) / limit
