@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_context, small_job
+from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 from volumesites import blob_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import augmentation, base
-from fedshift.schema.errors import ConfigError
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -46,13 +46,13 @@ def ramps(count: int, size: int) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("augmentation.level=moderate", "level moderate .* data.normalise volume .*percentile"),
-        ("augmentation.level=none augmentation.rotation=30 data.normalise=volume", "rotation .* data.normalise volume"),
-        ("augmentation.level=weak data.mirror=[0]", "left and right.*augmentation.flip=0"),
+        ("augmentation.level=moderate", "data.normalise"),
+        ("augmentation.level=none augmentation.rotation=30 data.normalise=volume", "data.normalise"),
+        ("augmentation.level=weak data.mirror=[0]", "augmentation.flip=0"),
     ],
 )
 def test_what_does_not_fit_volumes_is_refused(options: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with raises("method-needs", naming=words):
         blob_job(tmp_path, *options.split(), methods="augmentation")
     mended = [option.replace("mirror=[0]", "mirror=[0,1]") for option in options.split() if "normalise" not in option]
     assert "augmentation" in blob_job(tmp_path, *mended, "data.normalise=percentile", methods="augmentation").methods

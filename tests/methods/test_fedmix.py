@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import Samples, Sent, make_context, make_image_site, server_context, small_image_job, small_job
+from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.site.site import Site
 from fedshift.methods import base, fedmix
-from fedshift.schema.errors import DataError
 
 
 class Problem:
@@ -155,7 +155,7 @@ def test_masks_are_averaged_pixel_by_pixel() -> None:
 
 
 def test_a_site_with_too_few_images_is_told_what_to_do() -> None:
-    with pytest.raises(DataError, match=r"has 4 training images, and FedMix averages groups of 5: lower fedmix"):
+    with raises("too-few-images", naming="fedmix.images"):
         fedmix.Client(fedmix.Config()).statistics(Samples(torch.rand(4, 3, 6, 6)), make_context("fedmix", round=0))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_site, small_job
+from errors import raises
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.schema.errors import ConfigError
 from fedshift.tasks import machine, precision
 from fedshift.tasks.device import device_name
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads, uses_bf16
@@ -125,7 +125,7 @@ def test_cores_are_shared_among_those_who_work_side_by_side(
 
 @pytest.mark.parametrize("value", ["0", "many", "1.5", "true", "null"])
 def test_other_threads_are_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"threads.*must be a whole number from 1, or auto"):
+    with raises("invalid-value", naming="threads"):
         small_job("fedavg", f"schedule.threads={value}")
 
 

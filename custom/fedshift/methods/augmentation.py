@@ -163,6 +163,14 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
 class Client(base.Client[Config]):
     """Augments every training batch before normalisation."""
 
+    idle = (
+        base.Rule(
+            "interpolation",
+            "without crops and rotations (level none) no image is resampled",
+            lambda case: case.config.level == "none" and not case.config.rotation,
+        ),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse shifted intensities, and flips where a task tells left from right.
 
@@ -174,27 +182,24 @@ class Client(base.Client[Config]):
             need = f"method augmentation: {which} needs images whose black is 0, and"
             if any(data.get("mean", (0.0,))):
                 raise ConfigError(
+                    "method-needs",
                     f"{need} data.mean shifts it: leave out data.mean and data.std, and normalise after the "
-                    "augmentation with fedrdn.mode=fixed"
+                    "augmentation with fedrdn.mode=fixed",
                 )
             normalise = data.get("normalise", "volume")
             if "patch" in data and normalise in SHIFTING:
                 raise ConfigError(
+                    "method-needs",
                     f"{need} data.normalise {normalise} shifts it: use the task's own augmentation "
-                    "(data.augmentation=light or strong), or data.normalise=percentile"
+                    "(data.augmentation=light or strong), or data.normalise=percentile",
                 )
         mirror = data.get("mirror")
         if self._flip and mirror is not None and len(data["patch"]) - 1 not in mirror:
             raise ConfigError(
+                "method-needs",
                 "method augmentation: it swaps left and right, which data.mirror leaves out because classes differ in "
-                "the side: set augmentation.flip=0"
+                "the side: set augmentation.flip=0",
             )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``interpolation`` where no image is resampled between its pixels: a flip alone is not."""
-        if self.config.level == "none" and not self.config.rotation:
-            return {"interpolation": "without crops and rotations (level none) no image is resampled"}
-        return {}
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
         """What the method does to images."""

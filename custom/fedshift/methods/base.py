@@ -228,20 +228,54 @@ class Batch:
     y: Tensor
 
 
+@dataclass(frozen=True)
+class Case:
+    """What a rule is decided by: a method's options, the job, its network, and the other methods' client halves."""
+
+    config: Any
+    job: JobSpec
+    net: nn.Module
+    others: Mapping[str, Client[Any]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that a half declares; `fedshift.methods.traits` reads and checks it.
+
+    Attributes:
+        what: a need, a trait, or names of options.
+        why: the end of a sentence, in which ``{case.config.…}`` and the like are filled in.
+        when: whether it holds in a case; by default always.
+        mend: an ``option=value`` that ends it.
+    """
+
+    what: str
+    why: str = ""
+    when: Callable[[Case], bool] = lambda _case: True
+    mend: str = ""
+
+
 class Client(Generic[ConfigT]):
     """The half at a site. A new object is made for every task that a site is given."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
     trains_on: ClassVar[TrainsOn] = "site"
-    mixes_samples: ClassVar[bool] = False
-    """Whether the method mixes samples of a batch, and their targets, with each other."""
+    needs: ClassVar[tuple[Rule, ...]] = ()
+    """Names in `fedshift.methods.traits.NEEDS`: what task, network and optimiser must have. ``why`` may say more."""
+    traits: ClassVar[tuple[Rule, ...]] = ()
+    """Names in `fedshift.methods.traits.TRAITS`: what the method does that another may not bear and no hook shows.
+    ``mend`` is the ``option=value`` that ends it."""
+    clashes: ClassVar[tuple[Rule, ...]] = ()
+    """The traits of other methods that this one does not bear, and why."""
+    idle: ClassVar[tuple[Rule, ...]] = ()
+    """Options, separated by spaces, that change nothing as things are, and why. A job in which one of them is set to
+    something other than its default is refused. A strength of 0 turns a method off, and is not counted."""
     attached_to_predict: ClassVar[bool] = False
     """Whether `attach` changes what the network computes in evaluation, so that predictions and exports need it."""
     removes_norms: ClassVar[bool] = False
     """Whether the network's normalisation layers pass on what they get, so that a batch may be of one image."""
-    reads_last_pass: ClassVar[bool] = False
-    """Whether the method takes inputs or embeddings of a step's last pass through the network, which must then be the
-    batch's own."""
+    waits: ClassVar[bool] = False
+    """Whether no weight moves before the end of a round."""
     adds_up_changes: ClassVar[bool] = False
     """Whether a site keeps the sum of the changes that it sent and the server their mean
     (`fedshift.methods.shared.tally`). What leaves no part of a single change, or adds noise to it, is refused."""
@@ -258,34 +292,11 @@ class Client(Generic[ConfigT]):
         self.config = config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a job that the method cannot work with. Called when the job is made.
+        """Refuse what the method alone cannot work with and no entry of `needs` says. Called when the job is made.
 
         Raises:
             ConfigError: a task, optimiser or network that does not fit, and why.
         """
-
-    def check_beside(self, name: str, other: Client[Any], net: nn.Module) -> None:
-        """Refuse another method of the job. Called after `check`, once for every other method.
-
-        Args:
-            name: the other method.
-            other: its client half.
-            net: the job's network.
-
-        Raises:
-            ConfigError: the two methods cannot be combined, and why.
-        """
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Return the options that change nothing with the other options, the task and the network as they are.
-
-        A job in which one of them is set to something other than its default is refused. A strength of 0 turns a method
-        off, and is not counted.
-
-        Returns:
-            The option's name, and why it has no effect, as the end of a sentence.
-        """
-        return {}
 
     def perturbations(self) -> Mapping[str, Client[Any]]:
         """Return the ways in which the method perturbs images or features in training, each as a half of its own.
@@ -297,10 +308,6 @@ class Client(Generic[ConfigT]):
             What is perturbed, in the plural, to a half that does this alone, and in every batch.
         """
         return {}
-
-    def repeats_samples(self) -> str:
-        """``option=value`` without which a sample may be the main part of several of a batch; empty if none may."""
-        return ""
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Specs of the arrays that the method sends from a site, by name."""

@@ -39,7 +39,6 @@ When: sites differ so much that one model does not serve all, and a site alone h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -99,26 +98,20 @@ def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> 
 class Client(base.Client[Config]):
     """Trains and keeps the personal model. State: its network keys under ``own.``, its optimiser's under the other."""
 
+    clashes = (
+        base.Rule("keeps a model, or parts of it, at the site", "decides which model a site is evaluated with"),
+        base.Rule("fine-tunes the final model", "decides which model a site is evaluated with"),
+        base.Rule("sends a loss of the received model", "has a site's own model there"),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse a λ with which SGD leads away from the received model."""
         optimizer, lam = job.task.optimizer, self.config.lam
         if optimizer.name == "sgd" and optimizer.lr * lam >= 2:
             raise ConfigError(
+                "options-clash",
                 f"method ditto: optimizer.lr {optimizer.lr:g} times ditto.lam {lam:g} must be below 2, or a step leads "
-                "past the received model and no nearer to it: lower one of them"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that decide which model a site has, or need the received one before training."""
-        if other.personal(net) or other.scores_own_model(net) or other.fine_tune():
-            raise ConfigError(
-                f"method ditto: cannot be combined with {name} and its present options, because both decide which "
-                "model a site is evaluated with: leave one of them out"
-            )
-        if any(spec.kind == "loss" for spec in other.up(net).values()):
-            raise ConfigError(
-                f"method ditto: cannot be combined with {name}, which needs the loss of the received model when the "
-                "site holds its own: leave one of them out"
+                "past the received model and no nearer to it: lower one of them",
             )
 
     def scores_own_model(self, net: nn.Module) -> bool:
@@ -194,8 +187,9 @@ class Client(base.Client[Config]):
         held = {key: value.cpu().clone() for key, value in self.checkpoint(ctx).items()}
         if not all(bool(value.isfinite().all()) for value in under(OWN, held).values()):
             raise DataError(
+                "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the personal model is not finite after training: lower "
-                "ditto.lam or optimizer.lr"
+                "ditto.lam or optimizer.lr",
             )
         ctx.state.clear()
         ctx.state.update(held)

@@ -73,8 +73,6 @@ from fedshift.methods.shared import search
 from fedshift.methods.shared.last_layers import last_layers
 from fedshift.methods.shared.passes import at_weights, uncounted
 from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
@@ -226,47 +224,32 @@ def boundary_loss(
 class Client(base.Client[Config]):
     """Sends spectra once and trains in episodes."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require another site."""
-        if len(job.task.sites) < 2:
-            raise ConfigError("method elcfs: exchanges spectra with other sites, and the job has one: name more sites")
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that a second pass confuses, that change images whose spectra are sent, or make masks soft."""
-        if other.reads_last_pass:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which takes what the network computes in a step's "
-                "last pass, and elcfs has two passes: leave one of them out"
-            )
-        if type(other).inputs is not base.Client.inputs:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which normalises images, because the spectra that "
-                "sites exchange are of images as they are: leave one of them out"
-            )
-        if other.mixes_samples:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which mixes images and their targets, so that they "
-                "have no boundaries: leave one of them out"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Options that the variant, the kind of task, the number of sites or a zero leaves without effect."""
-        c = self.config
-        idle: dict[str, str] = {}
-        if c.variant == "released":
-            why = "variant released takes the whole brightness of one other site, and the inner gradient as a constant"
-            idle |= dict.fromkeys(("alpha", "lam", "partners", "order"), why)
-            idle["bounded"] = "variant released is bounded"
-        elif c.partners is not None and c.partners >= len(job.task.sites) - 1:
-            idle["partners"] = f"there are {len(job.task.sites) - 1} other sites, all of which take part by default"
-        if not c.inner_lr:
-            idle["order"] = "inner_lr is 0"
-        if not c.contrast:
-            idle |= dict.fromkeys(("bounded", "temperature"), "contrast is 0")
-        if not build_task(job).dense:
-            why = "images with one label each have no boundaries"
-            idle |= dict.fromkeys(("contrast", "bounded", "temperature"), why)
-        return idle
+    needs = (base.Rule("two sites", "they exchange spectra"),)
+    clashes = (
+        base.Rule("reads what a step's last pass computes", "has two passes in a step"),
+        base.Rule("normalises images", "exchanges spectra of images as they are"),
+        base.Rule("mixes images and their targets", "needs masks with boundaries"),
+    )
+    idle = (
+        base.Rule(
+            "alpha lam partners order",
+            "variant released takes the whole brightness of one other site, and the inner gradient as a constant",
+            lambda case: case.config.variant == "released",
+        ),
+        base.Rule("bounded", "variant released is bounded", lambda case: case.config.variant == "released"),
+        base.Rule(
+            "partners",
+            "there are no more other sites, all of which take part by default",
+            lambda case: (case.config.partners or 0) >= len(case.job.task.sites) - 1,
+        ),
+        base.Rule("order", "inner_lr is 0", lambda case: not case.config.inner_lr),
+        base.Rule("bounded temperature", "contrast is 0", lambda case: not case.config.contrast),
+        base.Rule(
+            "contrast bounded temperature",
+            "images with one label each have no boundaries",
+            lambda case: not build_task(case.job).dense,
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The site's spectra."""

@@ -26,7 +26,6 @@ from torch import nn
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.methods.shared.norms import re_estimate
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -46,11 +45,13 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``buffers: local`` in a network without buffers."""
-        if next(net.buffers(), None) is None:
-            return {"buffers": f"network {job.task.network.name} has no running statistics"}
-        return {}
+    idle = (
+        base.Rule(
+            "buffers",
+            "network {case.job.task.network.name} has no running statistics",
+            lambda case: next(case.net.buffers(), None) is None,
+        ),
+    )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """All buffers with ``buffers: local``, otherwise nothing."""

@@ -24,12 +24,10 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -52,9 +50,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``nesterov`` without momentum."""
-        return {} if self.config.beta else {"nesterov": "beta is 0, so there is no momentum"}
+    idle = (base.Rule("nesterov", "beta is 0, so there is no momentum", lambda case: not case.config.beta),)
 
 
 class Server(base.Server[Config]):

@@ -58,14 +58,23 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Keeps normalisation layers at the site."""
 
+    idle = (
+        base.Rule(
+            "norms",
+            "all norms of network {case.job.task.network.name} are batch norms",
+            lambda case: norm_keys(case.net, "all") == norm_keys(case.net, "batch"),
+        ),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require layers to keep; ``unseen: averaged`` needs running statistics to be sent."""
         if not norm_keys(net, self.config.norms):
             network = job.task.network.name
             if norm_keys(net, "all"):
                 raise ConfigError(
+                    "method-needs",
                     f"method fedbn: keeps batch norms at a site, and network {network} has none, only norms of another "
-                    "kind (instance, group or layer norm): add --set fedbn.norms=all to keep those"
+                    "kind (instance, group or layer norm): add --set fedbn.norms=all to keep those",
                 )
             # FedFA's Table 3 has this row, of a LeNet.
             log.warning(
@@ -73,15 +82,10 @@ class Client(base.Client[Config]):
             )
         if self.config.unseen == "averaged" and job.methods.get("fedavg", {}).get("buffers") == "local":
             raise ConfigError(
+                "methods-clash",
                 "method fedbn: unseen=averaged needs running statistics to be sent, and fedavg.buffers=local keeps "
-                "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated"
+                "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated",
             )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``norms: all`` in a network with batch norm only."""
-        if norm_keys(net, "all") == norm_keys(net, "batch"):
-            return {"norms": f"all norms of network {job.task.network.name} are batch norms"}
-        return {}
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """Keys of normalisation layers; batch counters that are sent are left out, they count all sites' batches."""

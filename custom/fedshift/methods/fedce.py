@@ -48,8 +48,6 @@ from fedshift.methods import base
 from fedshift.methods.afl import places
 from fedshift.methods.shared.aggregation import average, inner_products
 from fedshift.methods.shared.passes import predicted
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 from fedshift.tasks.losses import main
@@ -107,13 +105,7 @@ class Client(base.Client[Config]):
     State: ``own.<key>`` is the network after the site's last training round, ``received.<key>`` what the server sent.
     """
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a job with one site, without which there is no model."""
-        if len(job.task.sites) < 2:
-            raise ConfigError(
-                f"method fedce: compares each site with the others, and {job.task.sites[0]} is the only one: choose "
-                "two or more with --sites"
-            )
+    needs = (base.Rule("two sites", "each is compared with the others"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """One number."""

@@ -96,8 +96,9 @@ class Client(base.Client[Config]):
         sites = min(len(job.task.sites), job.federation.sites_per_round or len(job.task.sites))
         if self.config.variant == "paper" and sites < PAPER_SITES:
             raise ConfigError(
+                "method-needs",
                 f"method feddg_ga: compares the gaps of three sites at least, and a round has {sites}: use --set "
-                "feddg_ga.variant=released or more sites"
+                "feddg_ga.variant=released or more sites",
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:

@@ -41,7 +41,7 @@ models, it is quick and less stable than FedAvg: watch the validation scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ from torch import nn
 from fedshift.methods import base
 from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
@@ -76,20 +75,10 @@ class Client(base.Client[Config]):
     """
 
     adds_up_changes = True
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep parameters at the site, or fine-tune."""
-        parameters = {key for key, _ in net.named_parameters()}
-        if other.scores_own_model(net) or parameters & other.withheld(net):
-            raise ConfigError(
-                f"method feddyn: its server rule needs every site's change of all parameters, and {name} keeps a model "
-                "or a part of it at the site: leave one of them out"
-            )
-        if other.fine_tune():
-            raise ConfigError(
-                f"method feddyn: cannot be combined with {name}, because its terms would pull the fine-tuned model "
-                "back towards the other sites: leave one of them out"
-            )
+    clashes = (
+        base.Rule("keeps a model, or parts of it, at the site", "needs every site's change of all parameters"),
+        base.Rule("fine-tunes the final model", "would pull it back towards the other sites"),
+    )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Which l_k the server's h contains, and with ``released`` the mean number of samples."""

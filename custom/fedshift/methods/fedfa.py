@@ -60,7 +60,6 @@ from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.mixing import stages_of
 from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -204,6 +203,18 @@ class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
 
     option_for_sums = "fedfa.share=sums"
+    idle = (
+        base.Rule(
+            "momentum running share",
+            "with fusion {case.config.fusion} sites share no statistics",
+            lambda case: not case.config.shares,
+        ),
+        base.Rule(
+            "momentum running",
+            "variant released has one variance for all channels, which makes every γ 1 whatever the sites send",
+            lambda case: case.config.variant == "released" and case.config.fusion == "adaptive",
+        ),
+    )
     _strength = BOTH
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
@@ -213,17 +224,6 @@ class Client(base.Client[Config]):
         means, deviations = (Client(self.config.model_copy(update={"p": 1.0})) for _ in range(2))
         means._strength, deviations._strength = (1.0, 0.0), (0.0, 1.0)
         return {"shifted means of features": means, "scaled deviations of features": deviations}
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What needs shared statistics or a γ that differs between channels."""
-        config = self.config
-        if not config.shares:
-            why = f"with fusion {config.fusion} sites share no statistics"
-            return {"momentum": why, "running": why, "share": why}
-        if config.variant == "released" and config.fusion == "adaptive":
-            why = "variant released has one variance for all channels, which makes every γ 1 whatever the sites send"
-            return {"momentum": why, "running": why}
-        return {}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """For each layer m and s, or with ``share: sums`` their d and d²."""

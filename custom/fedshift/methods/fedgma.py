@@ -43,13 +43,11 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -73,8 +71,9 @@ class Config(Strict):
         """Refuse ``variant: released`` with τ = 0, which is its step size."""
         if self.variant == "released" and self.tau == 0:
             raise ConfigError(
+                "options-clash",
                 "method fedgma: variant released steps by tau, so with tau 0 no round changes the model: use "
-                "--set fedgma.tau=0.4"
+                "--set fedgma.tau=0.4",
             )
 
 
@@ -87,9 +86,7 @@ def mask(agreement: np.ndarray, *, tau: float, released: bool) -> np.ndarray:
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``server_lr`` with ``variant: released``."""
-        return {"server_lr": "variant released steps by tau"} if self.config.variant == "released" else {}
+    idle = (base.Rule("server_lr", "variant released steps by tau", lambda case: case.config.variant == "released"),)
 
 
 class Server(base.Server[Config]):

@@ -41,7 +41,6 @@ class Config(harmofl.Config):
 class Client(harmofl.Client):
     """Normalises images and takes the local step with the gradient at w + δ."""
 
-    name = "fedharmo"
     owns = frozenset({"step"})
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:

@@ -32,7 +32,6 @@ pixel's classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +42,6 @@ from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import head_keys
 from fedshift.methods.shared.passes import gradient_over
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -63,7 +60,7 @@ class Config(Strict):
 
 def head_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
     """The classifier's parameters by network key."""
-    keys = head_keys("fediir", net)
+    keys = head_keys(net)
     return {name: parameter for name, parameter in net.named_parameters() if name in keys}
 
 
@@ -93,17 +90,8 @@ def specs(net: nn.Module, reveals: str, *, up: bool) -> dict[str, base.ArraySpec
 class Client(base.Client[Config]):
     """Adds the penalty to the loss and sends the classifier's mean gradient."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a network that names its head."""
-        head_keys("fediir", net, job.task.network.name)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with a classifier of its own at every site."""
-        if head_keys("fediir", net) & other.keeps(net):
-            raise ConfigError(
-                f"method fediir: compares gradients of one classifier over sites, and with {name} and its present "
-                "options a site may have its own: leave one of them out"
-            )
+    needs = (base.Rule("a named head"),)
+    clashes = (base.Rule("may keep the head at the site", "compares gradients of one classifier over sites"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The classifier's mean gradient, one array for each parameter."""

@@ -32,13 +32,10 @@ from typing import Literal, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import idle_warmup, penalty_weight, warn_of_warmup
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays
+from fedshift.methods.shared.domains import WarmedUp
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import ClassifyingNetwork
@@ -56,6 +53,11 @@ class Config(Strict):
     warmup: int = Field(default=500, ge=0)
 
 
+LINEAR = base.Rule(
+    "a linear head", "of penalty classifier", lambda case: case.config.penalty == "classifier", "{name}.penalty=scalar"
+)
+
+
 def scalar_penalty(logits: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Eq. 26: squared derivative of the loss with respect to a factor on all logits, at 1."""
     logits = precise(logits)
@@ -70,32 +72,18 @@ def classifier_penalty(loss: Tensor, weight: Tensor) -> Tensor:
     return gradient.square().sum()
 
 
-class Client(base.Client[Config]):
+class Client(WarmedUp[Config]):
     """Adds the penalty and counts the site's steps over all rounds."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """``penalty: classifier`` needs a linear head."""
-        if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
-            raise ConfigError(
-                f"method fedirm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
-                "has none: use --set fedirm.penalty=scalar"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
-        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
+    needs = (LINEAR,)
+    traits = (base.Rule("divides the task's loss"),)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(loss + β penalty) / max(β, 1)."""
-        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        weight = self.penalty_weight(ctx)
         if self.config.penalty == "scalar":
             penalty = scalar_penalty(logits, batch.y, ctx.run.objective)
         else:
             head = cast(ClassifyingNetwork, ctx.run.net).head
             penalty = classifier_penalty(ctx.run.objective(logits, batch.y), head.weight)
         return (loss + weight * penalty) / max(weight, 1.0)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Warn after the last round if the warm-up is not over; sends nothing."""
-        warn_of_warmup(ctx, method="fedirm", weight=self.config.weight, warmup=self.config.warmup)
-        return {}

@@ -110,21 +110,17 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
 class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
-    reads_last_pass = True
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    clashes = (base.Rule("divides the task's loss", "replaces that loss"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse methods that divide the loss, and losses of several outputs: FedMix subtracts the whole loss."""
+        """Refuse losses of several outputs: FedMix subtracts the whole loss."""
         task = build_task(job)
         if task.dense and not isinstance(trial.run(net, task.spatial, training=True), Tensor):
             raise ConfigError(
+                "method-needs",
                 "method fedmix: replaces the loss of one output, and the network has several (deep supervision): turn "
-                "it off in network.options"
-            )
-        released = job.methods.get("fraug", {}).get("variant") == "released"
-        for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
-            raise ConfigError(
-                f"method fedmix: cannot be combined with {other}, which divides the task's loss that FedMix replaces: "
-                "leave one of them out"
+                "it off in network.options",
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -163,13 +159,15 @@ class Client(base.Client[Config]):
         each = self.config.images
         if ctx.run.marginal:
             raise DataError(
+                "masks-partial",
                 f"site {ctx.run.site}: its masks leave out some of the task's classes, and FedMix averages masks: "
-                "leave the site or the method out"
+                "leave the site or the method out",
             )
         if data.n_train < each:
             raise DataError(
+                "too-few-images",
                 f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "
-                "fedmix.images or leave the site out"
+                "fedmix.images or leave the site out",
             )
         order = torch.randperm(data.n_train, generator=generator(GROUPS_SEED, ctx.run.site, 0, "fedmix.groups"))
         group = torch.full((data.n_train,), -1)

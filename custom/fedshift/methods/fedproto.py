@@ -38,7 +38,7 @@ models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,9 +47,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LastEpoch, check_beside, prototype_fault, prototype_specs
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import EMBEDDING, classes_of, head_of, on_embedding
+from fedshift.methods.shared.prototypes import LastEpoch, prototype_fault, prototype_specs
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -81,16 +80,15 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
 class Client(base.Client[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fedproto", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with which an image may count twice, where prototypes are of training batches."""
-        if self.config.prototypes == "last_epoch":
-            check_beside("fedproto", name, other, min_samples=self.config.min_samples)
+    needs = EMBEDDING
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    clashes = (
+        base.Rule(
+            "may show an image twice in a batch",
+            "sends no prototype of fewer than min_samples images",
+            lambda case: case.config.prototypes == "last_epoch" and case.config.min_samples > 1,
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Prototypes (K, d) and counts (K,): class counts with ``weights: samples``, otherwise 0 or 1."""

@@ -20,11 +20,10 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedshift.methods import base, method_set
+from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 SEARCH = {"mu": search.log(0.001, 1)}
@@ -50,17 +49,22 @@ def distance(weights: Sequence[Tensor], anchor: Sequence[Tensor], *, squared: bo
 class Client(base.Client[Config]):
     """Adds the proximal term to the loss."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Both options where gradients are taken at w_g alone, at which the term's is 0."""
-        beside = [method.client() for method in method_set.load(job.methods)]
-        if "fedsgd" in job.methods:
-            why = "fedsgd moves no weight before the end of a round"
-        # FedSAM takes a gradient elsewhere within its step, and fine-tuning takes further steps.
-        elif job.task.schedule.local_steps == 1 and not any("step" in o.owns or o.fine_tune() for o in beside):
-            why = "schedule.local_steps is 1, and before the first step no weight has moved"
-        else:
-            return {}
-        return {"mu": why, "variant": why}
+    idle = (
+        base.Rule(
+            "mu variant",
+            "schedule.local_steps is 1, and before the first step no weight has moved",
+            # FedSAM takes a gradient elsewhere within its step, and fine-tuning takes further steps.
+            lambda case: (
+                case.job.task.schedule.local_steps == 1
+                and not any("step" in other.owns or other.fine_tune() for other in case.others.values())
+            ),
+        ),
+        base.Rule(
+            "mu variant",
+            "no weight moves before the end of a round",
+            lambda case: any(other.waits for other in case.others.values()),
+        ),
+    )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Drop the anchor of an earlier training run."""

@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from fedshift.methods import base
 from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -63,7 +62,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse a standard deviation that is too small to divide by."""
         if min(self.fixed_std) < SMALLEST_STD:
-            raise ConfigError(f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}")
+            raise ConfigError(
+                "invalid-value", f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}"
+            )
 
 
 def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,15 +77,14 @@ class Client(base.Client[Config]):
     """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
 
     per_sample = frozenset({"inputs"})  # in training only what all sites have sent is used
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What another ``mode`` reads."""
-        mode, idle = self.config.mode, {}
-        if mode != "fixed":
-            idle = dict.fromkeys(("fixed_mean", "fixed_std"), f"mode {mode} uses the sites' statistics: set mode=fixed")
-        if mode != "random":
-            idle["variant"] = f"mode {mode} draws no pairs"
-        return idle
+    idle = (
+        base.Rule(
+            "fixed_mean fixed_std",
+            "mode {case.config.mode} uses the sites' statistics: set mode=fixed",
+            lambda case: case.config.mode != "fixed",
+        ),
+        base.Rule("variant", "mode {case.config.mode} draws no pairs", lambda case: case.config.mode != "random"),
+    )
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
         """What the method does to images."""
@@ -124,8 +124,9 @@ class Client(base.Client[Config]):
         own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_images
         if float(own_std.min()) < SMALLEST_STD:
             raise DataError(
+                "images-constant",
                 f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "
-                "with it: run 'fedshift data check' on the site"
+                "with it: run 'fedshift data check' on the site",
             )
         ctx.state["mean"], ctx.state["std"] = own_mean, own_std
         return {"mean": own_mean.numpy(), "std": own_std.numpy()}

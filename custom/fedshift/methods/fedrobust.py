@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedshift.methods import base
@@ -42,7 +42,6 @@ from fedshift.methods.shared import search
 from fedshift.methods.shared.passes import probing
 from fedshift.methods.shared.spatial import over_space
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -73,8 +72,9 @@ class Config(Strict):
             step, penalty = getattr(self, f"step_{name}"), getattr(self, f"penalty_{name}")
             if step * penalty >= 1:
                 raise ConfigError(
+                    "options-clash",
                     f"method fedrobust: step_{name} {step:g} times penalty_{name} {penalty:g} must be below 1, or the "
-                    f"adversary diverges: lower step_{name}"
+                    f"adversary diverges: lower step_{name}",
                 )
 
 
@@ -116,10 +116,10 @@ def intensity_range(data: base.TrainingSamples, run: base.Run) -> float:
 class Client(base.Client[Config]):
     """Keeps the site's adversary and trains on the images that it changes."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """A penalty on what does not move."""
-        steps = {"delta": self.config.step_delta, "gamma": self.config.step_gamma}
-        return {f"penalty_{name}": f"step_{name} is 0" for name, step in steps.items() if not step}
+    idle = (
+        base.Rule("penalty_delta", "step_delta is 0", lambda case: not case.config.step_delta),
+        base.Rule("penalty_gamma", "step_gamma is 0", lambda case: not case.config.step_gamma),
+    )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Measure the images' range, once."""

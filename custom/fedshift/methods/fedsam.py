@@ -26,10 +26,9 @@ from collections.abc import Callable
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 TINY = 1e-12
@@ -84,10 +83,13 @@ class Client(base.Client[Config]):
     """Takes the local step with the gradient at w + ε."""
 
     owns = frozenset({"step"})
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``eta`` without ``adaptive``."""
-        return {} if self.config.adaptive else {"eta": "it belongs to adaptive SAM: --set fedsam.adaptive=true as well"}
+    idle = (
+        base.Rule(
+            "eta",
+            "it belongs to adaptive SAM: --set fedsam.adaptive=true as well",
+            lambda case: not case.config.adaptive,
+        ),
+    )
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Two forward and backward passes, one optimiser step."""

@@ -44,8 +44,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.auxiliary import AuxiliaryNetwork
-from fedshift.methods.shared.head import classes_of, head_of, require_embedding
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import EMBEDDING, classes_of, head_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import Strict
@@ -94,20 +93,17 @@ class Noise(nn.Module):
 class Client(base.Client[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
-    reads_last_pass = True
+    needs = EMBEDDING
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    idle = (
+        base.Rule(
+            "cmi lr momentum",
+            "stochastic is false, so the embedding has no distribution: --set fedsr.stochastic=true as well",
+            lambda case: not case.config.stochastic,
+        ),
+    )
 
     _noise: AuxiliaryNetwork | None = None
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fedsr", job, net)
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``cmi``, ``lr`` and ``momentum`` with an embedding that is not drawn."""
-        if self.config.stochastic:
-            return {}
-        why = "stochastic is false, so the embedding has no distribution: --set fedsr.stochastic=true as well"
-        return dict.fromkeys(("cmi", "lr", "momentum"), why)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Put z in place of the head's input in training, and record it."""

@@ -39,7 +39,7 @@ When: some sites are alike and others are not, and the alike ones should not dec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -50,9 +50,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, check_beside, prototype_fault, prototype_specs
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import EMBEDDING, classes_of, head_of, on_embedding
+from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, prototype_fault, prototype_specs
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -132,24 +131,24 @@ def contrast_loss(u: Tensor, classes: Tensor, prototypes: Tensor, present: Tenso
 class Client(base.Client[Config]):
     """Adds both terms to the loss and sends the site's prototypes."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fpl", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with which an image may count twice."""
-        check_beside("fpl", name, other, min_samples=self.config.min_samples)
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``temperature`` without the contrast, ``variant`` without consistency, ``min_samples`` without both."""
-        idle = {} if self.config.contrast else {"temperature": "contrast is 0, and τ is a part of it"}
-        if not self.config.consistency:
-            idle["variant"] = "consistency is 0, and variants differ in it alone"
-        if not self.config.contrast and not self.config.consistency:
-            idle["min_samples"] = "contrast and consistency are 0, so no prototype is used"
-        return idle
+    needs = EMBEDDING
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    clashes = (
+        base.Rule(
+            "may show an image twice in a batch",
+            "sends no prototype of fewer than min_samples images",
+            lambda case: case.config.min_samples > 1,
+        ),
+    )
+    idle = (
+        base.Rule("temperature", "contrast is 0, and τ is a part of it", lambda case: not case.config.contrast),
+        base.Rule("variant", "consistency is 0, in which variants differ", lambda case: not case.config.consistency),
+        base.Rule(
+            "min_samples",
+            "contrast and consistency are 0, so no prototype is used",
+            lambda case: not case.config.contrast and not case.config.consistency,
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Prototypes (K, d), and which classes the site has (K,)."""

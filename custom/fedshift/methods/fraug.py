@@ -61,7 +61,6 @@ from fedshift.methods.shared.mixing import soft
 from fedshift.methods.shared.mmd import mmd
 from fedshift.methods.shared.norms import norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import Strict
@@ -123,8 +122,9 @@ class Config(Strict):
     def _interpolates_in_the_paper(self) -> Self:
         if self.variant == "paper" and not self.interpolate:
             raise ConfigError(
+                "options-clash",
                 "method fraug: interpolate=false is a setting of the released code, and in the paper λ_syn has no "
-                "other use: set fraug.schedule=false for λ_syn = 1, or fraug.variant=released"
+                "other use: set fraug.schedule=false for λ_syn = 1, or fraug.variant=released",
             )
         return self
 
@@ -132,6 +132,11 @@ class Config(Strict):
     def personalises(self) -> bool:
         """Whether an RTNet is used at all."""
         return self.rtnet or self.moving_average
+
+    @property
+    def uses_class_means(self) -> bool:
+        """Whether class means are used; as released, l2 measures the generator's output against them."""
+        return self.moving_average or (self.variant == "released" and self.generator_distance == "l2")
 
 
 # --- formulas -----------------------------------------------------------------------------------------
@@ -167,11 +172,6 @@ DISTANCES: Mapping[Distance, Callable[[Tensor, Tensor], Tensor]] = {"mmd": mmd, 
 
 
 # --- generator and RTNet ------------------------------------------------------------------------------
-
-
-def has_embedding(net: nn.Module) -> bool:
-    """Whether the network is made of ``features`` and a linear ``head``."""
-    return hasattr(net, "features") and isinstance(getattr(net, "head", None), nn.Linear)
 
 
 def latent_size(head: nn.Linear, config: Config) -> int:
@@ -234,49 +234,44 @@ class Client(base.Client[Config]):
     """At every step trains the classifier, then the generator, then the RTNet."""
 
     owns = frozenset({"step"})
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse networks without an embedding, and batches of one image."""
-        if job.task.kind != "classification":
-            raise ConfigError(
-                f"method fraug: makes synthetic embeddings of images, and a network for {job.task.kind} has no "
-                "embedding of a whole image: use a classification task"
-            )
-        if not has_embedding(net):
-            raise ConfigError(
-                f"method fraug: network {type(net).__name__} has no embedding, that is, no 'features' with a linear "
-                "'head': use a classification network that has both"
-            )
-        if job.task.schedule.batch_size < 2:
-            raise ConfigError(
-                "method fraug: its batch norms need batches of two images at least: use --set schedule.batch_size=…"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse fine-tuning, to which no generator comes."""
-        if other.fine_tune():
-            raise ConfigError(
-                f"method fraug: cannot be combined with {name}, because it trains with a generator, and a final model "
-                "that sites fine-tune comes without: leave one of them out"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What the variant, the switches of Table 3 or ``schedule: false`` leave without a use."""
-        config, idle = self.config, {}
-        released, only_generator = config.variant == "released", not config.personalises
-        if not config.schedule:
-            idle["gamma_syn"] = "schedule is false, so λ_syn is 1"
-        if only_generator:
-            # The paper has λ_syn in (3) only, the released code also as a weight in the model's loss.
-            scaling = ("interpolate",) if released else ("gamma_syn", "schedule")
-            why = "without rtnet and moving_average no RTNet is used"
-            idle |= dict.fromkeys((*scaling, "beta", "lr_rtnet", "rtnet_distance"), why)
-        # As released, l2 measures the generator's output against the class means.
-        if not config.moving_average and not (released and config.generator_distance == "l2"):
-            why = "without moving_average class means are not used"
-            idle |= dict.fromkeys(("lambda_c", "ramp_up", "absent"), why)
-        return idle
+    needs = (
+        base.Rule("one label for each image"),
+        base.Rule("a linear head"),
+        base.Rule("features before a head"),
+        base.Rule("batches of two images", "its batch norms do"),
+    )
+    traits = (
+        base.Rule("reads what a step's last pass computes"),
+        base.Rule(
+            "divides the task's loss",
+            when=lambda case: case.config.variant == "released",
+            mend="fraug.variant=paper",
+        ),
+    )
+    clashes = (base.Rule("fine-tunes the final model", "trains with a generator, and a final model has none"),)
+    idle = (
+        base.Rule("gamma_syn", "schedule is false, so λ_syn is 1", lambda case: not case.config.schedule),
+        base.Rule(
+            "beta lr_rtnet rtnet_distance",
+            "without rtnet and moving_average no RTNet is used",
+            lambda case: not case.config.personalises,
+        ),
+        base.Rule(  # the paper has λ_syn in (3) only, the released code also as a weight in the model's loss
+            "gamma_syn schedule",
+            "without rtnet and moving_average no RTNet is used",
+            lambda case: not case.config.personalises and case.config.variant == "paper",
+        ),
+        base.Rule(
+            "interpolate",
+            "without rtnet and moving_average no RTNet is used",
+            lambda case: not case.config.personalises and case.config.variant == "released",
+        ),
+        base.Rule(
+            "lambda_c ramp_up absent",
+            "without moving_average class means are not used",
+            lambda case: not case.config.uses_class_means,
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The generator."""
@@ -322,7 +317,9 @@ class Client(base.Client[Config]):
         self._rtnet.restore(ctx.state)
         self._generator.restore(ctx.state)
         if not self._received:
-            raise DataError(f"site {run.site}: the generator did not come with the model: start the run anew")
+            raise DataError(
+                "array-missing", f"site {run.site}: the generator did not come with the model: start the run anew"
+            )
         self._generator.load(self._received)
         means = ctx.state.get("prototypes", torch.zeros(head.out_features, head.in_features))
         # As released, classes that no image has shown yet have prototypes too: 0.
@@ -388,8 +385,9 @@ class Client(base.Client[Config]):
             np.isfinite(a).all() for a in arrays.values()
         ):
             raise DataError(
+                "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the generator or the RTNet is not finite after training; "
-                "lower fraug.lr_generator, fraug.lr_rtnet or fraug.alpha"
+                "lower fraug.lr_generator, fraug.lr_rtnet or fraug.alpha",
             )
         return arrays
 

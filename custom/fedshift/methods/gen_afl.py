@@ -53,8 +53,9 @@ class Client(afl.Client):
         n = len(job.task.sites)
         if self.config.lambda_min > 1 / n:
             raise ConfigError(
+                "invalid-value",
                 f"method gen_afl: with lambda_min {self.config.lambda_min:g} the weights of {n} sites sum to more "
-                f"than 1: use at most 1/{n}, such as --set gen_afl.lambda_min=0"
+                f"than 1: use at most 1/{n}, such as --set gen_afl.lambda_min=0",
             )
 
 

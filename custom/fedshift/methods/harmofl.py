@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -79,15 +78,7 @@ def with_mean(x: Tensor, shared: Tensor) -> Tensor:
 class Client(base.Client[Config]):
     """Sends its mean spectrum once and normalises every image with the shared one."""
 
-    name: ClassVar[str] = "harmofl"
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a second method that normalises images."""
-        if type(other).inputs is not base.Client.inputs:
-            raise ConfigError(
-                f"method {self.name}: cannot be combined with {name}, because each would undo the other's "
-                "normalisation of the images: leave one of them out"
-            )
+    clashes = (base.Rule("normalises images", "would undo that, or be undone"),)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
         """What the method does to images."""

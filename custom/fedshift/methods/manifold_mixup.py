@@ -48,7 +48,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse an empty list of places."""
         if self.layers is not None and not self.layers:
-            raise ConfigError("method manifold_mixup: layers is empty: list 0 for the input, or stages from 1")
+            raise ConfigError(
+                "invalid-value", "method manifold_mixup: layers is empty: list 0 for the input, or stages from 1"
+            )
 
 
 def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
@@ -68,7 +70,8 @@ def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
 class Client(base.Client[Config]):
     """Draws the place for each batch; the layer at that place mixes the features."""
 
-    mixes_samples = True
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (base.Rule("mixes images and their targets"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Every place must exist in the network."""

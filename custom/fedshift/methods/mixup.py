@@ -49,11 +49,15 @@ def mix(batch: base.Batch, partner: Tensor, share: Tensor, *, n_classes: int) ->
 class Client(base.Client[Config]):
     """Mixes every training batch."""
 
-    mixes_samples = True
-
-    def repeats_samples(self) -> str:
-        """With a λ for each image, an image and its partner's may both be mainly that image."""
-        return "mixup.draw=batch" if self.config.draw == "sample" and self.config.alpha else ""
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (
+        base.Rule("mixes images and their targets"),
+        base.Rule(  # with a λ for each image, an image and its partner's may both be mainly that image
+            "may show an image twice in a batch",
+            when=lambda case: case.config.draw == "sample" and case.config.alpha > 0,
+            mend="mixup.draw=batch",
+        ),
+    )
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Blended images and soft targets."""

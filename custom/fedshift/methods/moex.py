@@ -70,15 +70,19 @@ def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
 class Client(base.Client[Config]):
     """Draws the partners for each batch; the layer exchanges moments in every pass of the step."""
 
-    mixes_samples = True
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (
+        base.Rule("mixes images and their targets"),
+        base.Rule(  # with λ = ½, both targets of a pair may stand for the same class
+            "may show an image twice in a batch",
+            when=lambda case: case.config.lam == 0.5 and case.config.p > 0,
+            mend="moex.lam=0.9",
+        ),
+    )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """The stage ``layer`` must exist in the network."""
         stages_of(net, (self.config.layer,), "moex")
-
-    def repeats_samples(self) -> str:
-        """With λ = ½, both targets of a pair may stand for the same class."""
-        return "moex.lam=0.9" if self.config.lam == 0.5 and self.config.p else ""
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
         """What the method does to features."""

@@ -27,7 +27,6 @@ When: local models drift because the sites' images differ. A site's first round 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -38,10 +37,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import on_embedding, require_embedding
+from fedshift.methods.shared.head import EMBEDDING, on_embedding
 from fedshift.methods.shared.passes import same_precision
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -69,20 +66,14 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, *, temperature: floa
 class Client(base.Client[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("moon", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods after which a site begins with the very model that it trained last."""
-        if other.trains_on != "site" or other.personal(net) >= {key for key, _ in net.named_parameters()}:
-            raise ConfigError(
-                f"method moon: pulls a model from the site's last one towards the received one, and with {name} and "
-                "its present options a site receives the model that it trained last, so that mu does nothing: leave "
-                f"moon or {name} out"
-            )
+    needs = EMBEDDING
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    clashes = (
+        base.Rule(
+            "gives a site the model that it trained last",
+            "pulls from that model towards the received one, so that mu would do nothing",
+        ),
+    )
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Record the input of the head."""

@@ -37,7 +37,7 @@ than batch norm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedshift.methods import base
-from fedshift.methods.shared.norms import is_norm, own_keys
+from fedshift.methods.shared.norms import is_norm, module_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -76,7 +76,9 @@ class Config(Strict):
 def units(net: nn.Module) -> dict[str, tuple[str, ...]]:
     """Modules that directly hold parameters, by name, with their ``state_dict`` keys."""
     return {
-        name: keys for name, module, keys in own_keys(net) if next(module.parameters(recurse=False), None) is not None
+        name: keys
+        for name, module, keys in module_keys(net)
+        if next(module.parameters(recurse=False), None) is not None
     }
 
 
@@ -130,27 +132,23 @@ def random_batches(
 class Client(base.Client[Config]):
     """Keeps a copy of its model and mixes it with the received one."""
 
+    clashes = (base.Rule("keeps parts of the model at the site", "decides that too"),)
+    idle = (
+        base.Rule("keep", "mode adaptive learns what to keep", lambda case: case.config.mode == "adaptive"),
+        base.Rule(
+            "search_steps search_batch search_lr temperature",
+            "mode fixed does not search: --set partialfed.mode=adaptive",
+            lambda case: case.config.mode == "fixed",
+        ),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse a ``keep`` that the network has nothing for."""
         if self.config.mode == "fixed" and self.config.keep and not self.kept(net, {}):
             raise ConfigError(
+                "method-needs",
                 f"method partialfed: network {job.task.network.name} has no normalisation layers, so with keep=[norm] "
-                "this would be FedAvg: name other places, such as --set partialfed.keep=[head]"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """The options of the other ``mode``."""
-        if self.config.mode == "adaptive":
-            return {"keep": "mode adaptive learns what to keep"}
-        search = ("search_steps", "search_batch", "search_lr", "temperature")
-        return dict.fromkeys(search, "mode fixed does not search: --set partialfed.mode=adaptive")
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse other methods that keep keys at the site."""
-        if other.personal(net):
-            raise ConfigError(
-                f"method partialfed: cannot be combined with {name} and its present options, because both "
-                "decide what a site keeps: leave one of them out"
+                "this would be FedAvg: name other places, such as --set partialfed.keep=[head]",
             )
 
     def keeps(self, net: nn.Module) -> frozenset[str]:

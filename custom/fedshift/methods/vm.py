@@ -60,7 +60,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse ``weights: samples`` with ``variant: released``, whose rule has no sample weights."""
         if self.variant == "released" and self.weights == "samples":
-            raise ConfigError("method vm: variant released has no sample weights: use --set vm.weights=uniform")
+            raise ConfigError(
+                "options-clash", "method vm: variant released has no sample weights: use --set vm.weights=uniform"
+            )
 
 
 def coefficients(losses: np.ndarray, shares: np.ndarray, *, beta: float, released: bool) -> np.ndarray:

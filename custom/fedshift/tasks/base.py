@@ -140,11 +140,14 @@ class SiteData(Samples):
         self.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
         if (without := self.manifest.preparation.get(WITHOUT_STRUCTURE)) and not task.takes_empty:
             raise DataError(
+                "mask-empty",
                 f"site {site}: {without} of its cases have an empty mask, and the task {task.name} takes none: set "
-                "data.empty=true, or prepare the site without them"
+                "data.empty=true, or prepare the site without them",
             )
         if not self.n_train and site not in task.held_out:
-            raise DataError(f"site {site}: no image to train on; prepare the site with more of them, or hold it out")
+            raise DataError(
+                "no-images", f"site {site}: no image to train on; prepare the site with more of them, or hold it out"
+            )
 
 
 class ScanData(SiteData):
@@ -301,7 +304,8 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
     name = job.evaluation.metric
     if name is not None and name not in known:
         raise ConfigError(
-            f"evaluation.metric: rounds of task {job.task.name} have no score {name!r}{nearest(name, known)}"
+            "unknown-metric",
+            f"evaluation.metric: rounds of task {job.task.name} have no score {name!r}{nearest(name, known)}",
         )
     return name or known[0]
 
@@ -317,8 +321,9 @@ def refuse_patch_options(job: JobSpec) -> None:
         default = fields[key].default
         if getattr(job.evaluation, key) != default:
             raise ConfigError(
+                "options-clash",
                 f"evaluation.{key} is for segmentation by patches: set data.patch, or evaluation.{key}="
-                f"{str(default).lower()}"
+                f"{str(default).lower()}",
             )
 
 

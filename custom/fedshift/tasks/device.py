@@ -79,7 +79,9 @@ def choose_device(asked: str = "auto") -> torch.device:
 
 
 def _unusable(asked: str, reason: str) -> ConfigError:
-    return ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda")
+    return ConfigError(
+        "device-unusable", f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda"
+    )
 
 
 def own_device() -> str:

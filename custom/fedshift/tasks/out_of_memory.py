@@ -32,7 +32,7 @@ def out_of_memory_as_error(where: str, *, mend: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         what = "the GPU's memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "memory"
-        raise TooLittleMemory(f"{where}: {what} ran out; {mend}") from error
+        raise TooLittleMemory("out-of-memory", f"{where}: {what} ran out; {mend}") from error
 
 
 def training_out_of_memory(site: str, round_: int | None = None) -> AbstractContextManager[None]:

@@ -254,10 +254,13 @@ def check_patch(net: nn.Module, patch: Sequence[int], *, name: str) -> None:
         ]
         if near != list(patch) and fits(net, near):
             raise ConfigError(
+                "patch-size",
                 f"{said} cannot be halved as often as it halves it (by {_by(unit)} in all); the nearest that fits is "
-                f"{_by(near)}: set data.patch=[{', '.join(map(str, near))}], or take a network of fewer levels"
+                f"{_by(near)}: set data.patch=[{', '.join(map(str, near))}], or take a network of fewer levels",
             )
-    raise ConfigError(f"{said} does not go through it, nor does any near it: take another patch or another network")
+    raise ConfigError(
+        "patch-size", f"{said} does not go through it, nor does any near it: take another patch or another network"
+    )
 
 
 def _by(sizes: Sequence[int]) -> str:

@@ -42,9 +42,14 @@ def stages_of(net: nn.Module, layers: Iterable[int] | None, method: str) -> dict
     """
     stages: dict[int, Stage] = dict(enumerate(getattr(net, "stages", ()), start=1))
     if not stages:
-        raise ConfigError(f"method {method}: network {type(net).__name__} names no stages, so no layer can be placed")
+        raise ConfigError(
+            "method-needs", f"method {method}: network {type(net).__name__} names no stages, so no layer can be placed"
+        )
     chosen = sorted(set(stages if layers is None else layers))
     unknown = [number for number in chosen if number not in stages]
     if unknown:
-        raise ConfigError(f"method {method}: layers {unknown} do not exist; the network has stages 1 to {len(stages)}")
+        raise ConfigError(
+            "unknown-layer",
+            f"method {method}: layers {unknown} do not exist; the network has stages 1 to {len(stages)}",
+        )
     return {number: stages[number] for number in chosen}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.methods.base import ArraySpec, Client, Run
+from fedshift.methods.base import ArraySpec, Run
 from fedshift.methods.shared.head import head_of
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays
 
 LARGEST = 1e6
@@ -89,26 +87,6 @@ class LastEpoch:
         counts = images * enough if by_class else enough
         prototypes = self.seen.means() * enough[:, None]
         return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
-
-
-def check_beside(method: str, name: str, other: Client[Any], *, min_samples: int) -> None:
-    """Refuse another method of the job with which a class of one image may count as more (`LastEpoch` counts samples).
-
-    Args:
-        method: the method that sends prototypes.
-        name: the other method.
-        other: its client half.
-        min_samples: as in `LastEpoch.arrays`.
-
-    Raises:
-        ConfigError: the other method may repeat an image within a batch.
-    """
-    mend = other.repeats_samples()
-    if mend and min_samples > 1:
-        raise ConfigError(
-            f"method {method}: sends no prototype of a class with fewer than {min_samples} images, and {name} with its "
-            f"present options may count one image of a batch twice: use --set {mend}"
-        )
 
 
 def prototype_specs(net: nn.Module, *, min_samples: int, by_class: bool) -> dict[str, ArraySpec]:

@@ -51,5 +51,5 @@ class LeNet5(nn.Module):
 def build(*, in_channels: int, n_classes: int, size: int = 28) -> LeNet5:
     """For images of ``size`` x ``size``."""
     if size < 12 or size % 4:
-        raise ConfigError(f"network lenet5: size must be a multiple of 4 and at least 12, not {size}")
+        raise ConfigError("invalid-value", f"network lenet5: size must be a multiple of 4 and at least 12, not {size}")
     return LeNet5(in_channels=in_channels, n_classes=n_classes, size=size)

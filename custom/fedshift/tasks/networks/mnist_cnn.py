@@ -43,5 +43,5 @@ class MnistCnn(nn.Module):
 def build(*, in_channels: int, n_classes: int, size: int = 28) -> MnistCnn:
     """For images of ``size`` x ``size``."""
     if size < 4 or size % 4:
-        raise ConfigError(f"network mnist_cnn: size must be a multiple of 4, not {size}")
+        raise ConfigError("invalid-value", f"network mnist_cnn: size must be a multiple of 4, not {size}")
     return MnistCnn(in_channels=in_channels, n_classes=n_classes, size=size)

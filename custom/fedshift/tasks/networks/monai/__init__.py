@@ -87,7 +87,7 @@ def build(
         ConfigError: the name is not in the list, the installed MONAI lacks the network, or an option does not exist.
     """
     if name not in names():
-        raise ConfigError(f"there is no network {name!r}{nearest(name, names())}")
+        raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, names())}")
     short = name.removeprefix(PREFIX)
     allowed, cls = ALLOWED[short], _class(short)
     given: dict[str, Any] = {"in_channels": in_channels, "out_channels": n_classes, "spatial_dims": spatial_dims}
@@ -96,11 +96,13 @@ def build(
     known = [key for key in parameters if key not in own | allowed.withheld]
     for key, value in options.items():
         if key in own:
-            raise ConfigError(f"network {name}: {key} follows from the task: leave it out of network.options")
+            raise ConfigError(
+                "option-fixed", f"network {name}: {key} follows from the task: leave it out of network.options"
+            )
         if key not in known:
-            raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
+            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
         if not _plain(value):
-            raise ConfigError(f"network {name}: option {key} must be numbers, words or lists of them")
+            raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
     if allowed.patch is not None:
         given[allowed.patch] = _fixed(name, allowed, patch)
     plain = {key: _tuples(value) for key, value in options.items()}
@@ -125,20 +127,24 @@ def as_given(short: str, arguments: Mapping[str, Any], *, where: str) -> nn.Modu
         ConfigError: the name is not in the list, or an argument is not plain, or none of the installed MONAI's.
     """
     if short not in ALLOWED:
-        raise ConfigError(f"{where} is {short!r}, and only networks of the list are made{nearest(short, ALLOWED)}")
+        raise ConfigError(
+            "unknown-network", f"{where} is {short!r}, and only networks of the list are made{nearest(short, ALLOWED)}"
+        )
     cls, allowed = _class(short), ALLOWED[short]
     known = inspect.signature(cls.__init__).parameters
     for key, value in arguments.items():
         if key not in known or key in allowed.withheld:
-            raise ConfigError(f"{where}: {short} has no option {key!r} here{nearest(key, known)}")
+            raise ConfigError("unknown-option", f"{where}: {short} has no option {key!r} here{nearest(key, known)}")
         if not _plain(value):
-            raise ConfigError(f"{where}: option {key} must be numbers, words or lists of them")
+            raise ConfigError("invalid-value", f"{where}: option {key} must be numbers, words or lists of them")
     made = type(short, (Segmenter, cls), {"__module__": __name__})
     try:
         net = _made(made, PREFIX + short, {key: _tuples(value) for key, value in arguments.items()})
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ConfigError(f"{where}: {short} cannot be made by the installed MONAI ({reason})") from None
+        raise ConfigError(
+            "network-unmade", f"{where}: {short} cannot be made by the installed MONAI ({reason})"
+        ) from None
     net.main_last = allowed.main_last
     return net
 
@@ -155,8 +161,9 @@ def _class(short: str) -> type[nn.Module]:
         version = importlib.import_module("monai").__version__
         there = ", ".join(PREFIX + one for one in ALLOWED if hasattr(nets, one))
         raise ConfigError(
+            "library-old",
             f"network {PREFIX}{short}: MONAI {version} is installed and does not have it: install monai>="
-            f"{ALLOWED[short].since}, or take another of {there}"
+            f"{ALLOWED[short].since}, or take another of {there}",
         )
     cls: type[nn.Module] = getattr(nets, short)
     return cls
@@ -175,7 +182,9 @@ def _constructed(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> 
     except ImportError as error:
         missing = re.search(r"No module named '([\w.]+)'", str(error))
         package = missing[1].partition(".")[0] if missing else "a package that MONAI leaves optional"
-        raise ConfigError(f"network {name} needs {package}: pip install {package}, at every site") from None
+        raise ConfigError(
+            "not-installed", f"network {name} needs {package}: pip install {package}, at every site"
+        ) from None
     except RuntimeError:
         if torch.get_default_device().type != "meta":
             raise
@@ -185,14 +194,15 @@ def _constructed(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> 
 
 def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[int, ...]:
     if patch is None:
-        raise ConfigError(f"network {name} is made for one size of patch: set data.patch")
+        raise ConfigError("size-missing", f"network {name} is made for one size of patch: set data.patch")
     unit = allowed.multiple
     near = [max(int(side / unit + 0.5), 1) * unit for side in patch]
     if near != list(patch):
         given = " x ".join(map(str, patch))
         raise ConfigError(
+            "patch-size",
             f"network {name}: each side of a patch must be a multiple of {unit}, not {given}; the "
-            f"nearest that fits is {' x '.join(map(str, near))}: set data.patch=[{', '.join(map(str, near))}]"
+            f"nearest that fits is {' x '.join(map(str, near))}: set data.patch=[{', '.join(map(str, near))}]",
         )
     return tuple(patch)
 
