@@ -23,7 +23,6 @@ from nvflare.fuel.hci.client import file_transfer
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.schema.results import LAST
-from flare_armour.patches.party_shares import CONNECTIONS
 
 from .attacks import channels, connections, floods, messages
 from .attacks.hostile import ANSWERS, CONNECTIONS, JOB, LOWERED, WAITING
