@@ -23,6 +23,7 @@ import numpy as np
 
 from fedshift import __version__
 from fedshift.data.fingerprint import scan_fingerprint
+from fedshift.data.merged_fingerprint import merge
 from fedshift.data.prepared import image_files, read_images, read_labels
 from fedshift.data.scans import read_scan
 from fedshift.federation.reference import reference_of
@@ -32,7 +33,6 @@ from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reference import Reference
 from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, judged, limits
-from fedshift_survey.merge import merge
 
 RESULTS = Path(__file__).parent / "results" / "drift"
 

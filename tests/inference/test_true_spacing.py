@@ -32,7 +32,7 @@ from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.results import LAST, Results
 from fedshift.tasks.segmentation import volumes
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
-from fedshift_survey.drift.own import folder_reference
+from fedshift_survey.drift.folder_reference import folder_reference
 
 from .conftest import brightness_model, save_model, write_ball
 

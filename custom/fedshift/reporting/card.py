@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.data.shift import ASPECTS, ShiftMap, shift_map
+from fedshift.data.tallies import row_of_site
 from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.inference.plausible import expected_of
 from fedshift.reporting.report import scores, setup, summary
@@ -35,8 +37,6 @@ from fedshift.reporting.report.wording import listed, size
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.results import FILE_NAME, Results
-from fedshift_survey.shift import ASPECTS, ShiftMap, shift_map
-from fedshift_survey.shift_table import site_row
 
 RESEARCH = "Research use only. This is not a medical device, and nothing here is for diagnosis or treatment."
 PHANTOM = "Trained on the phantom: simulated scans, no patients. It is of no use on scans of patients."
@@ -326,7 +326,7 @@ def _data(described: Described) -> Section:
             Column("Outlined", numeric=False, detail="median size"),
         ]
         rows: list[Row] = [
-            [one.site, *(f"{one.cases.get(split, 0):,}" for split in setup.SPLITS), *site_row(one)] for one in told
+            [one.site, *(f"{one.cases.get(split, 0):,}" for split in setup.SPLITS), *row_of_site(one)] for one in told
         ]
         totals = [f"{sum(one.cases.get(split, 0) for one in told):,}" for split in setup.SPLITS]
         blocks.append(Table(columns, rows, [["all sites", *totals, "", "", ""]], caption="Cases, as the sites tell"))

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedshift.data.case_check import known_spacing
 from fedshift.data.fingerprint import scan_fingerprint
+from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
@@ -26,7 +27,6 @@ from fedshift.inference.sequences import read_case
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.reference import DOUBT, LogSums, Reference
-from fedshift_survey.shift import OF_A_SCAN, from_site
 
 FALSE_ALARMS = 0.05
 """Share of scans like those of the training sites that may be flagged."""

@@ -27,7 +27,9 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         DataError: there is no scan in it, or a month's folder holds other files only.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name one with scans, or with a sub-folder for each month")
+        raise ConfigError(
+            "not-a-folder", f"{folder} is no folder: name one with scans, or with a sub-folder for each month"
+        )
     months: dict[str, list[Path]] = {}
     dated = {
         entry: month

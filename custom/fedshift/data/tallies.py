@@ -1,4 +1,4 @@
-"""Numbers from a fingerprint's sums: quantiles, means and variances."""
+"""Numbers from the sums and tallies of a fingerprint: quantiles, means and variances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import floor, log10, sqrt
 
 import numpy as np
 
-from fedshift.schema.fingerprint import BINS, LOWEST, STEP, Intensities, Tally
+from fedshift.schema.fingerprint import BINS, LOWEST, STEP, Fingerprint, Intensities, Tally
 
 MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)
 """Middles of the bins of normalised intensities."""
@@ -64,3 +64,18 @@ def normalised(of: Intensities) -> np.ndarray:
     histogram = np.array(of.normalised)
     total = histogram.sum()
     return histogram / total if total else histogram
+
+
+def row_of_site(site: Fingerprint) -> tuple[str, str, str]:
+    """Median numbers of voxels, median voxel size, and the classes' median sizes."""
+    if site.withheld:
+        return "–", "–", f"counts only: {site.withheld}"
+    if site.geometry is None:
+        return "–", "–", "histograms with noise only"
+    voxels = " x ".join(f"{edge:g}" for edge in medians(site.geometry.voxels))
+    spacing = " x ".join(f"{mm:g}" for mm in medians(site.geometry.spacing)) if site.geometry.cases else "not known"
+    labels = []
+    for name, volume in site.volumes.items():
+        size = f" {quantile(volume.values, 0.5):g} ml" if volume.values else ""
+        labels.append(f"{name}{size}" + ("" if volume.cases == volume.of else f" (in {volume.cases} of {volume.of})"))
+    return voxels, spacing, ", ".join(labels)

@@ -22,7 +22,7 @@ def merge(fingerprints: Sequence[Fingerprint], *, name: str = EVERYONE) -> Finge
         ConfigError: there are none, or two have other classes, sequences, or kinds of data.
     """
     if not fingerprints:
-        raise ConfigError("no site answered the survey: prepare their data, or ask them why")
+        raise ConfigError("no-site", "no site answered the survey: prepare their data, or ask them why")
     check_alike(fingerprints)
     first = fingerprints[0]
     annotated = [set(one.classes[1:] if one.annotated is None else one.annotated) for one in fingerprints]
@@ -65,13 +65,15 @@ def check_alike(fingerprints: Sequence[Fingerprint]) -> None:
         ):
             if mine != theirs:
                 raise ConfigError(
+                    "other-classes",
                     f"site {first.site} has the {what} {', '.join(mine)}, site {other.site} has {', '.join(theirs)}: "
-                    "prepare them with the same names in the same order, or survey one without the other (--sites)"
+                    "prepare them with the same names in the same order, or survey one without the other (--sites)",
                 )
         if (first.kind == "phantom") != (other.kind == "phantom"):
             raise ConfigError(
+                "phantom-mixed",
                 f"site {first.site} has data of kind {first.kind}, site {other.site} of kind {other.kind}: a survey "
-                "does not mix simulated and real data"
+                "does not mix simulated and real data",
             )
 
 
@@ -86,8 +88,9 @@ def require_every_class(fingerprints: Sequence[Fingerprint]) -> None:
         if all(name in one.volumes and not one.volumes[name].cases for one in outlining):
             has = "has a case with" if outlining else "outlines"
             raise ConfigError(
+                "class-missing",
                 f"no site {has} the class {name}, so none can learn it: prepare a site whose training cases have it, "
-                "or prepare all of them without this class (--label)"
+                "or prepare all of them without this class (--label)",
             )
 
 

@@ -9,10 +9,10 @@ import pytest
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
+from fedshift.data.merged_fingerprint import merge
+from fedshift.data.tallies import plain, spread
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import ALL
-from fedshift_survey.merge import merge
-from fedshift_survey.numbers import plain, spread
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -10,9 +10,7 @@ import pytest
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import counts_only, fingerprint
-from fedshift.methods import method_set
-from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.shift import (
+from fedshift.data.shift import (
     ASPECTS,
     CONTRAST,
     EXTENT,
@@ -23,6 +21,8 @@ from fedshift_survey.shift import (
     ShiftMap,
     shift_map,
 )
+from fedshift.methods import method_set
+from fedshift.schema.fingerprint import Fingerprint
 from fedshift_survey.suggestions import APPEARANCE, UNEQUAL, suggestions
 
 SEEDS = (1, 2, 3, 4)

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
+from fedshift.data.merged_fingerprint import merge
+from fedshift.data.tallies import normalised, spread
 from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally
-from fedshift_survey.merge import merge
-from fedshift_survey.numbers import normalised, spread
 
 Level = Literal["similar", "differs", "differs much", "unknown"]
 Pair = tuple[str, str]

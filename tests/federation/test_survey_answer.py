@@ -10,10 +10,10 @@ from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
 from fedshift.federation.site.privacy.ledger import Ledger
+from fedshift.federation.survey_answer import answer
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.fingerprint import ALL, Fingerprint
 from fedshift.schema.policy import Policy
-from fedshift_survey.site import answer
 
 COUNTS = {"site", "dataset", "kind", "simulated", "cases", "classes", "sequences", "annotated", "withheld"}
 

@@ -29,8 +29,9 @@ def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference
     manifest, task = read_manifest(folder), model.header.job.task
     if (manifest.dataset, manifest.classes) != (task.dataset, tuple(task.classes)):
         raise ConfigError(
+            "other-data",
             f"{folder} is of data set {manifest.dataset} with the classes {', '.join(manifest.classes)}, and "
-            f"{model.path} was trained on {task.dataset} with {', '.join(task.classes)}: name one of its sites"
+            f"{model.path} was trained on {task.dataset} with {', '.join(task.classes)}: name one of its sites",
         )
     sequences = Preparation(sequences=model.sequences).numbers(manifest, folder)
     splits = case_splits(manifest.cases, site=manifest.site, fold=task.data.get("fold"))

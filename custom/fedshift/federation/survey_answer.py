@@ -52,8 +52,9 @@ def answer(
     policy = policy or Policy()
     if policy.encryption == "required":
         raise PolicyError(
+            "policy-encryption",
             f"site {site}: its policy wants answers that the server cannot read (privacy.encryption: required), and "
-            "those of a survey are not encrypted: plan without this site, or ask it"
+            "those of a survey are not encrypted: plan without this site, or ask it",
         )
     least = max(policy.min_cases, policy.survey_cases)
     cases = surveyed_cases(read_manifest(folder))
