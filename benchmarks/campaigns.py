@@ -117,7 +117,7 @@ CAMPAIGNS = {
         "of 73; 40 of 300 rounds, one seed; test images are the sets' own, where the released code scores a validation "
         "part; no crops and recolouring.",
         outcome="As in the paper, FRAug is best, just above FedBN, most at MNIST-M, and both are far above FedAvg. To "
-        "be repeated: FRAug ran without its schedule, see the [changelog](../../../CHANGELOG.md).",
+        "be repeated: FRAug ran without its schedule.",
     ),
     "rotated_mnist": Campaign(
         what="Rotated MNIST by the augmentation paper's protocol: 20 of its 80 rounds of 200 steps of Adam 0.001, "
