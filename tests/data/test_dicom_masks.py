@@ -111,7 +111,7 @@ def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptur
     draw_segmentation(tmp_path / "in" / "P0" / "seg.dcm", series, {"prostate": drawn(mask)})
     words = {"prostate": ("Prostate",)}
     (finding,) = check(tmp_path / "in", labels=words)
-    assert finding.level == "warning" and finding.message == "is CT by its DICOM files and not by its name"
+    assert finding.level == "warning" and finding.code == "looks-like-ct"
     assert finding.mend.startswith("name it with --sequence CT, so that")
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels=words)
     assert "is CT by its DICOM files" in caplog.text
@@ -123,7 +123,7 @@ def test_a_number_for_a_structure_is_not_looked_at_and_that_is_said(
 ) -> None:
     study(tmp_path / "in" / "P0", 0)
     (finding,) = check(tmp_path / "in", labels={"prostate": (2,)})
-    assert finding.level == "warning" and "the number in --label prostate=2 is not looked at" in finding.message
+    assert finding.level == "warning" and finding.code == "label-number" and "prostate=2" in finding.message
     assert check(tmp_path / "in", labels={"prostate": ("Prostate",)}) == []
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels={"prostate": (2,)})
     assert "--label prostate=2 is not looked at: give the name of the structure" in caplog.text
@@ -197,7 +197,7 @@ def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(
     twin = write_slices(tmp_path / "twin", image, seed="another")
     read, findings = read_case(CaseFiles("c", (twin,), seg, labels=labels()))
     assert read is not None
-    assert [finding.message for finding in findings] == ["refers to another series than that of its image"]
+    assert [finding.code for finding in findings] == ["mask-of-other-image"]
 
 
 def studies(root: Path, cases: int = 3, *, start: int = 0) -> Path:

@@ -235,7 +235,7 @@ def test_a_file_without_names_is_read_by_its_values(case: Case) -> None:
 def test_layers_without_names_are_refused(case: Case) -> None:
     path = case.write([case.ball, case.box], [])
     _, (finding,) = read_case(CaseFiles("c", (case.file,), path, labels=wanted()))
-    assert finding.message == "has 2 layers of segments, which may overlap, and names none of them"
+    assert finding.code == "mask-layers"
 
 
 def test_trust_voxels_takes_the_images_geometry(case: Case) -> None:

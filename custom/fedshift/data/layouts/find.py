@@ -65,7 +65,7 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[CaseTable]:
     """
     with reading(path):
         if not path.is_dir():
-            raise ScanError("folder-missing", path, "is not a folder", "name the folder that holds the scans")
+            raise ScanError("not-a-folder", path, "is not a folder", "name the folder that holds the scans")
         tables = _merge_parts(list(_walk(path, sequences, levels=2)))
         others = list(passed_over(path))
     if not any(table.cases or table.findings for table in tables) and others:
