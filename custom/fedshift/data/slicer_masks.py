@@ -172,11 +172,7 @@ def _named(header: Mapping[str, str]) -> list[int]:
 
 
 def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list[Segment]:
-    """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at.
-
-    Raises:
-        ScanError: two segments with the same voxels, or one whose voxels cannot be there.
-    """
+    """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at."""
     numbers = _named(header)
     found: list[Segment] = []
     seen: dict[tuple[int, int], str] = {}
@@ -207,11 +203,7 @@ def _whole(text: str, name: str, path: Path) -> int:
 
 
 def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> None:
-    """Refuse values that no segment has.
-
-    Raises:
-        ScanError: there are some.
-    """
+    """Refuse values that no segment has."""
     for layer in range(layers.shape[-1]):
         known = [0, *(segment.value for segment in segments if segment.layer == layer)]
         values = np.unique(layers[..., layer])
