@@ -200,11 +200,7 @@ def _gather(
 
 
 def _of_site(tables: Sequence[CaseTable], site: str, source: Path | None) -> CaseTable:
-    """The one table that is of a site.
-
-    Raises:
-        DataError: the scans of several folders, or a file that says its cases are of other sites.
-    """
+    """The one table that is of a site."""
     sites = [table.site for table in tables]
     if any(sites):
         of_site = next((table for table in tables if table.site == site), None)
@@ -221,11 +217,7 @@ def _of_site(tables: Sequence[CaseTable], site: str, source: Path | None) -> Cas
 
 
 def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, Split]:
-    """The splits of cases that have one: a known case keeps its own.
-
-    Raises:
-        DataError: a table says another split of a known case, or divides a subject.
-    """
+    """The splits of cases that have one: a known case keeps its own."""
     splits: dict[str, Split] = {case.id: case.split for case in known.values()}
     subjects: dict[str, Split] = {subject_of(case): case.split for case in known.values()}
     for case in given:
@@ -245,11 +237,7 @@ def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, 
 def _names(
     table: CaseTable, manifest: Manifest | None, wanted: Sequence[str] | None, target: Path, *, asked: bool
 ) -> tuple[str, ...]:
-    """The names of the site's sequences. One without a name gets that which is ``asked`` for.
-
-    Raises:
-        DataError: the site has others than the scans, or the task takes others.
-    """
+    """The names of the site's sequences. One without a name gets that which is ``asked`` for."""
     names = spelled_as(table.sequences, manifest.sequences if manifest else wanted or ())
     if manifest is not None and names != manifest.sequences:
         have = manifest.sequences
@@ -276,12 +264,7 @@ def _labels(
     codes: Mapping[str, ClassCodes],
     stay: Set[str],
 ) -> Labels | None:
-    """What the masks' values mean; None if there are no masks. ``stay``: the cases that the site has and keeps.
-
-    Raises:
-        ConfigError: nothing says it.
-        DataError: the site has other classes.
-    """
+    """What the masks' values mean; None if there are no masks. ``stay``: the cases that the site has and keeps."""
     if table is None:
         return None
     if manifest is not None:

@@ -10,6 +10,7 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import IDENTITY, rotation, volume, write_dicom, write_pair
 
 from data_prep.prostate import GLAND
@@ -195,7 +196,7 @@ def test_arrays_that_are_not_the_sites_are_named(spoil: Callable[[Path], object]
 
 def test_failed_building_leaves_nothing(site: Path) -> None:
     (site / "volumes" / "Case02.nii.gz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"Case02\.nii\.gz is an empty file"):
+    with raises("file-empty", naming="Case02.nii.gz"):
         open_arrays(site, matrix=16)
     assert list((site / "arrays").iterdir()) == []
 

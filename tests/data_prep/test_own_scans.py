@@ -382,7 +382,7 @@ def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
     mask = site / "volumes" / "P1_mask.nii.gz"
     sitk.WriteImage(sitk.Cast(sitk.ReadImage(str(mask)) > 0, sitk.sitkUInt8), str(mask))
     (finding,) = check(site)
-    assert "unknown label(s) 1" in finding.message and "0 outside, 2 outer" in finding.mend
+    assert finding.code == "mask-values" and "2 outer" in finding.mend
 
 
 def test_the_classes_that_masks_outline_are_corrected_by_giving_all_cases_again(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_class_that_no_case_has_is_told(tmp_path: Path, caplog: pytest.LogCapt
     site = two(zoned(tmp_path, values=(1, 1)), labels={"outer": [1], "inner": [2]})
     assert "has no mask with a voxel of inner" in caplog.text
     (finding,) = check(site)
-    assert finding.level == "warning" and "has no mask with a voxel of inner" in finding.message
+    assert finding.level == "warning" and finding.code == "class-missing" and "inner" in finding.message
 
 
 # Cases with an error
@@ -613,10 +613,10 @@ def test_a_changed_or_swapped_sequence_is_found(tmp_path: Path) -> None:
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
     (finding,) = check(site)
-    assert finding.file == first and "its voxels have changed (or another sequence of the case)" in finding.message
+    assert finding.file == first and finding.code == "files-changed"
     second.unlink()
     (finding,) = check(site)
-    assert finding.file == second and "(ADC of case case_1) does not exist" in finding.message
+    assert finding.file == second and finding.code == "file-missing" and "ADC of case case_1" in finding.message
 
 
 TAKEN: dict[str, tuple[tuple[str, ...], list[str], str]] = {
@@ -650,7 +650,7 @@ def test_sequences_are_spelled_as_the_task_does(tmp_path: Path) -> None:
     assert read_manifest(site).sequences == ("T2", "adc")
     assert check(site, wanted=("T2",)) == []
     (finding,) = check(site, wanted=("ADC",))
-    assert finding.level == "error" and finding.message == "has the sequence(s) T2, adc, and the task takes ADC"
+    assert finding.level == "error" and finding.code == "other-sequences" and "T2, adc" in finding.message
     own(None, None, tmp_path / "out", **given)
     assert read_manifest(site).sequences == ("T2", "adc")
     own(None, None, tmp_path / "out", wanted=("ADC", "T2"), **given)

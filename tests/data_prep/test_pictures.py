@@ -121,7 +121,7 @@ def test_a_given_split_is_kept_and_says_what_straddles(tree: Path, caplog: pytes
     assert "site here: 2 pictures straddle splits or sites" in caplog.text
     findings = check(tree.parent / "out")
     assert {finding.level for finding in findings} == {"warning"}
-    assert "has 2 picture(s) with copies in other splits or sites (papers: by class)" in findings[0].message
+    assert findings[0].code == "split-straddled" and "papers: by class" in findings[0].message
 
 
 def test_shrinking_averages_and_channels_come_first(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_site_that_only_tests_is_to_be_held_out(tree: Path) -> None:
     prepare(tree, dealing=dealing)
     found = check(tree.parent / "out")
     assert [finding.level for finding in found] == ["warning"] * 2
-    assert "here has pictures for testing only: hold this site out, it cannot train" in found[0].sentence()
+    assert found[0].code == "split-empty"
 
 
 def test_names_in_any_script_and_any_encoding(tree: Path) -> None:

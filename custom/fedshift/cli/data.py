@@ -11,8 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from fedshift.cli import own_scans, phantom
 from fedshift.cli.arguments import add_bits, add_empty, add_interpolate, add_trust_voxels
 from fedshift.cli.parser import Parser
@@ -22,6 +20,7 @@ from fedshift.cli.prepared import (
     console,
     default_root,
     print_export,
+    print_findings,
     print_next,
     print_site,
     progress,
@@ -192,9 +191,7 @@ def _check(args: argparse.Namespace) -> int:
             counts=counts,
             **own_scans.meaning(args),
         )
-    for finding in findings:
-        colour = "red" if finding.level == "error" else "yellow"
-        console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
+    print_findings(findings)
     errors = sum(finding.level == "error" for finding in findings)
     summary = f"{errors} error(s), {len(findings) - errors} warning(s)"
     asked = "; prepare will ask for --label" if counts.unnamed else ""

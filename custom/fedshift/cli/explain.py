@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.cli.display import console
+from fedshift.cli.prepared import print_findings
 from fedshift.data.explain import Explained, How, explain
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import one_line, printable
@@ -28,10 +29,8 @@ def run(args: argparse.Namespace) -> int:
     failed = False
     for result in explain(args.dir, args.masks, how):
         console.print(_table(result), markup=False)
-        for finding in result.findings:
-            failed = failed or finding.level == "error"
-            colour = "red" if finding.level == "error" else "yellow"
-            console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
+        print_findings(result.findings)
+        failed = failed or any(finding.level == "error" for finding in result.findings)
     return int(failed)
 
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from fedshift.cli.arguments import add_interpolate, add_true_spacing, add_volume
 from fedshift.cli.display import console
-from fedshift.cli.prepared import add_volumes, default_root, print_export, print_next, print_site, progress
+from fedshift.cli.prepared import (
+    add_volumes,
+    default_root,
+    print_export,
+    print_findings,
+    print_next,
+    print_site,
+    progress,
+)
 from fedshift.schema.codes import Codes, parse_codes
 from fedshift.schema.empty_masks import takes_empty
 from fedshift.schema.errors import ConfigError
@@ -164,8 +172,7 @@ def _write_cases(args: argparse.Namespace) -> int:
         args.source, images=args.images, masks=args.masks, sequences=chosen["sequences"], volume=args.volume
     )
     write_cases(tables, args.write_cases)
-    for finding in (finding for table in tables for finding in table.findings):
-        console.print(f"{finding.level} {finding.sentence()}", markup=False, highlight=False)
+    print_findings(finding for table in tables for finding in table.findings)
     cases = sum(len(table.cases) for table in tables)
     console.print(f"{cases} case(s) in {args.write_cases}", markup=False, highlight=False)
     labels = next((table.labels for table in tables if table.labels), None)

@@ -140,11 +140,7 @@ def _few_whole_numbers(image: np.ndarray) -> int:
 
 
 def _read_named_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
-    """The mask on the image's grid, with warnings of what its file says of it.
-
-    Raises:
-        ScanError: it cannot be read, or would be resampled from a place that has nothing to do with the image's.
-    """
+    """The mask on the image's grid, with warnings of what its file says of it."""
     mask, remarks = read_named_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
     other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
     if other is not None and other.elsewhere and mask.reading.resampled is not None:

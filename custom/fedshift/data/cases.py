@@ -62,7 +62,7 @@ class Finding:
 class CaseFiles:
     """A case: a file for each sequence, of any kind that `fedshift.data.scans` reads, and its mask.
 
-    The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.structures`).
+    The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.named_masks`).
 
     Attributes:
         id: the case.

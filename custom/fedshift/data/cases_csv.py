@@ -188,11 +188,7 @@ def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
 
 
 def _refuse_columns(columns: Sequence[str], path: Path) -> None:
-    """Refuse a header.
-
-    Raises:
-        DataError: it lacks a column, or has an unknown one or one twice.
-    """
+    """Refuse a header."""
     known = [*PLAIN, *BY_SEQUENCE, "image NAME", "volume NAME"]
     for column in columns:
         if column not in PLAIN and _kind(column) is None:

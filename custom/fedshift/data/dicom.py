@@ -225,11 +225,7 @@ def _syntax(found: Mapping[int, bytes]) -> str:
 
 
 def _elements(content: bytes, found: dict[int, bytes], *, last: int) -> None:
-    """Add the values of the `WANTED` elements up to ``last`` to ``found``; compressed pixels are empty.
-
-    Raises:
-        SliceFault: the file is damaged; what was found before that is in ``found``.
-    """
+    """Add the values of the `WANTED` elements up to ``last`` to ``found``; compressed pixels are empty."""
     if content[START - len(MAGIC) : START] != MAGIC:
         raise SliceFault("that is no DICOM file")
     at, explicit, order, is_head = START, True, "<", True
@@ -266,11 +262,7 @@ def _encoding(syntax: str) -> tuple[bool, str]:
 
 
 def _inflate(content: bytes, *, whole: bool) -> bytes:
-    """What a deflated file holds, or, if the ``whole`` is not wanted, the beginning of it.
-
-    Raises:
-        SliceFault: it is damaged, or holds too much.
-    """
+    """What a deflated file holds, or, if the ``whole`` is not wanted, the beginning of it."""
     reader = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         inflated = reader.decompress(content, MOST_INFLATED if whole else MOST_OF_A_HEAD)

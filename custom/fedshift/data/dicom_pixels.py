@@ -97,11 +97,7 @@ def _arrays(decoder: Any, header: Any, numbers: Sequence[int]) -> Iterator[np.nd
 
 
 def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
-    """Decode one frame; ``file`` is written for that.
-
-    Raises:
-        PixelFault: it is damaged, or no frame of its kind.
-    """
+    """Decode one frame; ``file`` is written for that."""
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.encaps import encapsulate
 

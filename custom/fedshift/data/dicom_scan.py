@@ -117,11 +117,7 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
 
 
 def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:
-    """Refuse a concatenation of which parts are missing.
-
-    Raises:
-        DicomFault: one is.
-    """
+    """Refuse a concatenation of which parts are missing."""
     for uid in dict.fromkeys(part.uid for part in parts.values()):
         files = {part.number: file.name for file, part in parts.items() if part.uid == uid}
         total = max([*files, *(part.total for part in parts.values() if part.uid == uid and part.total is not None)])

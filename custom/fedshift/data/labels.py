@@ -214,11 +214,7 @@ def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:
 def _numbers_and_structures(
     given: Mapping[str, Sequence[int | str]], *, named: bool
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """The values of each class, a free one for a class that only names structures; and structure -> class.
-
-    Raises:
-        ConfigError: a structure that stands for two classes, or of masks that have only values.
-    """
+    """The values of each class, a free one for a class that only names structures; and structure -> class."""
     numbers = {name: tuple(v for v in values if isinstance(v, int)) for name, values in given.items()}
     structures: dict[str, str] = {}
     for name, values in given.items():

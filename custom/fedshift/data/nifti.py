@@ -320,11 +320,7 @@ def _affine_in_mm(affine: np.ndarray, header: Any) -> np.ndarray:
 
 
 def _forms_apart(header: Any) -> float | None:
-    """How far qform and sform put a voxel apart at most, in mm; None if it is no more than rounding.
-
-    Raises:
-        ValueError: there is no qform.
-    """
+    """How far qform and sform put a voxel apart at most, in mm; None if it is no more than rounding."""
     shape = header.get_data_shape()
     qform, sform = (_affine_in_mm(form, header) for form in (header.get_qform(), header.get_sform()))
     most, at_first_voxel = _most_apart(qform, sform, shape), _most_apart(qform, sform, (1, 1, 1))

@@ -136,11 +136,7 @@ class _Frame:
 
 
 def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]:
-    """The frames of a segmentation, decoded once when they are first asked for.
-
-    Raises:
-        ScanError: it is of slides, or too large.
-    """
+    """The frames of a segmentation, decoded once when they are first asked for."""
     if "TotalPixelMatrixColumns" in content or content.get("DimensionOrganizationType") == "TILED_FULL":
         what = "is of slides, as in microscopy, and has no place in a patient's scan"
         raise ScanError("mask-of-slides", path, what, "name a mask of the scan")

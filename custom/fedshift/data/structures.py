@@ -127,11 +127,7 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 
 
 def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
-    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others.
-
-    Raises:
-        ScanError: none can.
-    """
+    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others."""
     chosen: list[_Chosen] = []
     faults: list[ScanError] = []
     for structure in found[:MOST_STRUCTURES]:
@@ -175,11 +171,7 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
 def _classes_of(
     found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
 ) -> list[str | None]:
-    """The class of each structure, None for one that is no class.
-
-    Raises:
-        ScanError: name, code, value and what the command line says do not go together.
-    """
+    """The class of each structure, None for one that is no class."""
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
     seen: dict[str, str] = {}
@@ -219,11 +211,7 @@ def _classes_of(
 def _by_name_before_value(
     structure: Structure, name: str | None, said: Mapping[int, str], path: Path, remarks: list[Remark]
 ) -> str | None:
-    """The class of a structure by its name, or by its value where its name says nothing.
-
-    Raises:
-        ScanError: its name is no class, and a person has said that its value stands for one.
-    """
+    """The class of a structure by its name, or by its value where its name says nothing."""
     by_value = None if structure.value is None else said.get(structure.value)
     if name is None and by_value is not None and _SAYS_NOTHING.fullmatch(structure.name):
         return by_value

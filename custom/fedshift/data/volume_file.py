@@ -98,9 +98,6 @@ def _refuse_size(file: FileFormat) -> None:
 
     A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
     own positions (`fedshift.data.dicom_scan`).
-
-    Raises:
-        ScanError: there are too many, or it is such a file.
     """
     try:
         path, reader = file.path, file.itk_header()

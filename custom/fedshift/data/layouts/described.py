@@ -120,11 +120,7 @@ class _Listed:
 
 
 def _pair_listed(folder: Path, said: Description) -> CaseTable:
-    """The cases of the list in the folder's ``dataset.json``, with what contradicts it.
-
-    Raises:
-        ScanError: a folder that may not be read.
-    """
+    """The cases of the list in the folder's ``dataset.json``, with what contradicts it."""
     listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]
     listed = [_renamed(entry, folder) for entry in listed] if _same_names(listed) else listed
     findings = [*_left_out(folder, listed, said), *_crossed(folder, listed)]

@@ -65,7 +65,7 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[CaseTable]:
     """
     with reading(path):
         if not path.is_dir():
-            raise ScanError("folder-missing", path, "is not a folder", "name the folder that holds the scans")
+            raise ScanError("not-a-folder", path, "is not a folder", "name the folder that holds the scans")
         tables = _merge_parts(list(_walk(path, sequences, levels=2)))
         others = list(passed_over(path))
     if not any(table.cases or table.findings for table in tables) and others:
@@ -176,11 +176,7 @@ def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[
 
 
 def _refuse_two_of_one_kind(path: Path, tables: Sequence[CaseTable]) -> None:
-    """Refuse images and masks in two folders whose names do not say which is which.
-
-    Raises:
-        ScanError: there are two folders with files of the same names, and none of these is called a mask.
-    """
+    """Refuse images and masks in two folders whose names do not say which is which."""
     if len(tables) != 2 or any(table.cases or table.layout != "beside" for table in tables):
         return
     names = [{as_compared(stem_of(file)) for file in scan_files(table.folder)} for table in tables]

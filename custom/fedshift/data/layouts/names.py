@@ -51,7 +51,7 @@ def pair_folders(
     """
     for folder, held in ((images, "scans"), (masks, "masks")):
         if not folder.is_dir():
-            raise ScanError("folder-missing", folder, "is not a folder", f"name the folder that holds the {held}")
+            raise ScanError("not-a-folder", folder, "is not a folder", f"name the folder that holds the {held}")
     if images.resolve() == masks.resolve():
         return pair_beside(images, name)
     loose = [file for file in visible(images) if file.is_file() and file.suffix.lower() == ".dcm"]
