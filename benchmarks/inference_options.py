@@ -23,6 +23,7 @@ from typing import Any
 import frame
 from fedshift.data.casefiles import CaseFiles
 
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.data.splits import case_splits
 from fedshift.inference.model import Choice, Model, open_model

@@ -29,6 +29,7 @@ from typing import Any
 
 import frame
 
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
