@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_context, small_job
+from conftest import make_context
 from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 from volumesites import blob_job
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.methods import augmentation, base
 
 
@@ -269,14 +268,6 @@ def test_blur_comes_with_its_probability_and_leaves_the_rest_alone() -> None:
 
 
 # --- whole runs, learning, refusals -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_runs_on_slices(precision: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    options = ("augmentation.level=moderate", "augmentation.rotation=15", "augmentation.blur=0.5")
-    job = small_job("augmentation", *options, "schedule.rounds=1", f"schedule.precision={precision}")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.rounds[0].rejected == []
 
 
 def bars(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, make_context, make_image_site, server_context, small_image_job, small_job
+from conftest import Samples, Sent, make_context, make_image_site, server_context, small_image_job
 from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.federation.site.site import Site
 from fedshift.methods import base, fedmix
 
@@ -218,15 +217,6 @@ def test_a_new_server_goes_on_from_the_state() -> None:
 
 
 # --- whole runs ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_runs_on_masks_beside_mixup_and_sam(precision: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedmix+fedsam+mixup", "loss=dice", "schedule.rounds=1", f"schedule.precision={precision}")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.statistics is not None and results.statistics.rejected == []
-    assert results.rounds[0].rejected == []
-    assert all(np.isfinite(site.train_loss) for site in results.rounds[0].sites.values())
 
 
 def loss_mixed_with_others(lam: float, seed: int) -> float:

@@ -20,7 +20,7 @@ from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.methods import fedwon
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
-from fedshift.methods.shared.last_layers import last_layers
+from fedshift.methods.shared.head import last_layers
 from fedshift.schema.results import LAST
 from fedshift.tasks import networks
 from fedshift.tasks.kinds import build_task
@@ -264,9 +264,3 @@ def test_a_networks_last_layers_are_found_without_fedfas_draws() -> None:
     for handle in ClientChain(MethodSet(job, net), run, {}).attach(net):
         handle.remove()
     assert run.generators == {}
-
-
-def test_it_runs_on_slices_beside_fedfa(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    results = run_in_process(small_job("fedfa+fedwon", "schedule.rounds=1"), three_sites, tmp_path).results
-    assert results.rounds[0].rejected == []
-    assert all(np.isfinite(site.train_loss) for site in results.rounds[0].sites.values())

@@ -30,7 +30,7 @@ def built(name: str, *, dims: int = 3) -> nn.Module:
 def test_the_papers_unet_names_the_stages_that_a_trial_finds() -> None:
     net = built("unet", dims=2)
     found = trial.find_stages(net, trial.trial_size(2))
-    assert [(one.of(net).module, one.channels, one.where) for one in found] == [
+    assert [(one.in_net(net).module, one.channels, one.where) for one in found] == [
         (stage.module, stage.channels, stage.where) for stage in net.stages
     ]
 

@@ -36,7 +36,7 @@ from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.networks import monai
-from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.networks.monai import without_second_names
 from fedshift.tasks.out_of_memory import is_out_of_memory
 from fedshift.tasks.precision import prepare
 

@@ -167,7 +167,7 @@ class Client(base.Client[Config]):
         base.Rule(
             "interpolation",
             "without crops and rotations (level none) no image is resampled",
-            lambda case: case.config.level == "none" and not case.config.rotation,
+            {"level": "none", "rotation": 0},
         ),
     )
 
@@ -202,7 +202,6 @@ class Client(base.Client[Config]):
             )
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to images."""
         return {"augmented images": self}
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
@@ -220,9 +219,8 @@ class Client(base.Client[Config]):
 
     @property
     def _flip(self) -> float:
-        """Probability of a flip."""
-        own = 0.0 if self.config.level == "none" else FLIP
-        return own if self.config.flip is None else self.config.flip
+        default = 0.0 if self.config.level == "none" else FLIP
+        return default if self.config.flip is None else self.config.flip
 
     def _move(self, batch: base.Batch, ctx: base.Context) -> tuple[Tensor, Tensor]:
         config, count = self.config, len(batch.x)

@@ -108,7 +108,6 @@ class TrainingSamples(Protocol):
     @property
     def n_train(self) -> int:
         """Number of training samples."""
-        ...
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield training images (B, C, *spatial) float32 and targets (see `Batch`) without augmentation.
@@ -117,26 +116,22 @@ class TrainingSamples(Protocol):
 
         In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
         """
-        ...
 
     @property
     def n_images(self) -> int:
         """Number of images that `images_alone` gives."""
-        ...
 
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
         """Yield training images as evaluation passes them to the network: of volumes all windows side by side.
 
         For statistics of images. What `chunks` gives depends on the targets, which a site does not have for new scans.
         """
-        ...
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield validation images and targets, as `chunks` does and in order; nothing if the site has none.
 
         They select the best round and are not for training: a method may measure on them how good a model is.
         """
-        ...
 
 
 class Normalise(Protocol):
@@ -144,7 +139,6 @@ class Normalise(Protocol):
 
     def __call__(self, x: Tensor, *, training: bool) -> Tensor:
         """Return images of the same shape."""
-        ...
 
 
 @dataclass
@@ -245,14 +239,20 @@ class Rule:
     Attributes:
         what: a need, a trait, or names of options.
         why: the end of a sentence, in which ``{case.config.…}`` and the like are filled in.
-        when: whether it holds in a case; by default always.
-        mend: an ``option=value`` that ends it.
+        when: in which cases it holds: values that options must have, or a function; by default always.
+        remedy: an ``option=value`` that ends it.
     """
 
     what: str
     why: str = ""
-    when: Callable[[Case], bool] = lambda _case: True
-    mend: str = ""
+    when: Mapping[str, object] | Callable[[Case], bool] = field(default_factory=dict)
+    remedy: str = ""
+
+    def holds(self, case: Case) -> bool:
+        """Whether it holds in a case."""
+        if callable(self.when):
+            return self.when(case)
+        return all(getattr(case.config, option) == value for option, value in self.when.items())
 
 
 class Client(Generic[ConfigT]):
@@ -264,7 +264,7 @@ class Client(Generic[ConfigT]):
     """Names in `fedshift.methods.traits.NEEDS`: what task, network and optimiser must have. ``why`` may say more."""
     traits: ClassVar[tuple[Rule, ...]] = ()
     """Names in `fedshift.methods.traits.TRAITS`: what the method does that another may not bear and no hook shows.
-    ``mend`` is the ``option=value`` that ends it."""
+    ``remedy`` is the ``option=value`` that ends it."""
     clashes: ClassVar[tuple[Rule, ...]] = ()
     """The traits of other methods that this one does not bear, and why."""
     idle: ClassVar[tuple[Rule, ...]] = ()
@@ -416,12 +416,10 @@ class SiteUpdate(Protocol):
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
         """Method to its arrays by name."""
-        ...
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:
         """Network keys to arrays."""
-        ...
 
 
 @dataclass(frozen=True)

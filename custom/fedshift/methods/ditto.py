@@ -47,7 +47,7 @@ from torch.func import functional_call
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.passes import at_weights, beside, same_precision
+from fedshift.methods.shared.passes import at_weights, extra_pass, same_precision
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -80,14 +80,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """An optimiser's state as tensors by ``number of the parameter.name``."""
     return {
         f"{number}.{name}": value.detach().cpu().clone()
-        for number, of in optimizer.state_dict()["state"].items()
-        for name, value in of.items()
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
         if isinstance(value, Tensor)
     }
 
 
 def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` gave."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
@@ -105,7 +104,6 @@ class Client(base.Client[Config]):
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ with which SGD leads away from the received model."""
         optimizer, lam = job.task.optimizer, self.config.lam
         if optimizer.name == "sgd" and optimizer.lr * lam >= 2:
             raise ConfigError(
@@ -115,14 +113,13 @@ class Client(base.Client[Config]):
             )
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """Always."""
         return True
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Put the personal model in place of the received one, to be evaluated."""
-        own = under(OWN, ctx.state)
-        if own:
-            ctx.run.net.load_state_dict(own)
+        personal = under(OWN, ctx.state)
+        if personal:
+            ctx.run.net.load_state_dict(personal)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Put the received model back, and set up the personal one beside it."""
@@ -130,11 +127,11 @@ class Client(base.Client[Config]):
         assert run.optimizer is not None
         device = next(run.net.parameters()).device
         run.net.load_state_dict({key: torch.as_tensor(value) for key, value in run.received.items()})
-        own = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
-        own = {key: value.to(device, copy=True) for key, value in own.items()}
+        personal = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
+        personal = {key: value.to(device, copy=True) for key, value in personal.items()}
         self._anchor = {name: received for name, _, received in run.received_parameters()}
-        self._parameters = {name: own.pop(name).requires_grad_() for name in self._anchor}
-        self._buffers = own
+        self._parameters = {name: personal.pop(name).requires_grad_() for name in self._anchor}
+        self._buffers = personal
         self._optimizer = like(run.optimizer, list(self._parameters.values()))
         if run.optimizer.state:  # it was restored, so the task keeps it
             restore(self._optimizer, under(OPTIMIZER, ctx.state))
@@ -150,7 +147,7 @@ class Client(base.Client[Config]):
         if run.replay:
             return
         x, y = self._batch.x, self._batch.y
-        with beside(run, x.device):
+        with extra_pass(run, x.device):
             with same_precision(self._logits):
                 answer = functional_call(run.net, {**self._parameters, **self._buffers}, (x,))
             loss = run.objective(answer, y)
@@ -166,13 +163,11 @@ class Client(base.Client[Config]):
         self._optimizer.step()
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The personal model and its optimiser's state."""
-        own = {OWN + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
-        return own | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
+        personal = {OWN + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
+        return personal | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with both."""
         held = {**self._parameters, **self._buffers}
         for key, value in under(OWN, kept).items():
             held[key].copy_(value)

@@ -70,9 +70,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.last_layers import last_layers
+from fedshift.methods.shared.features import over_space, spatial_dims
+from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.passes import at_weights, uncounted
-from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
@@ -113,7 +113,6 @@ class Config(Strict):
 
     @property
     def reach(self) -> float:
-        """α."""
         return 0.0 if self.variant == "released" else self.alpha
 
 
@@ -234,16 +233,16 @@ class Client(base.Client[Config]):
         base.Rule(
             "alpha lam partners order",
             "variant released takes the whole brightness of one other site, and the inner gradient as a constant",
-            lambda case: case.config.variant == "released",
+            {"variant": "released"},
         ),
-        base.Rule("bounded", "variant released is bounded", lambda case: case.config.variant == "released"),
+        base.Rule("bounded", "variant released is bounded", {"variant": "released"}),
         base.Rule(
             "partners",
             "there are no more other sites, all of which take part by default",
             lambda case: (case.config.partners or 0) >= len(case.job.task.sites) - 1,
         ),
-        base.Rule("order", "inner_lr is 0", lambda case: not case.config.inner_lr),
-        base.Rule("bounded temperature", "contrast is 0", lambda case: not case.config.contrast),
+        base.Rule("order", "inner_lr is 0", {"inner_lr": 0}),
+        base.Rule("bounded temperature", "contrast is 0", {"contrast": 0}),
         base.Rule(
             "contrast bounded temperature",
             "images with one label each have no boundaries",
@@ -252,7 +251,6 @@ class Client(base.Client[Config]):
     )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The site's spectra."""
         c = self.config
         what = "brightness"
         if c.reach:
@@ -270,16 +268,15 @@ class Client(base.Client[Config]):
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The spectra of random training images."""
         chosen = torch.zeros(data.n_train, dtype=torch.bool)
         chosen[torch.randperm(data.n_train, generator=ctx.rng("images"))[: self.config.spectra]] = True
-        found, start = [], 0
+        spectra, start = [], 0
         for x, _ in data.chunks():
-            mine = chosen[start : start + len(x)]
+            here = chosen[start : start + len(x)]
             start += len(x)
-            if mine.any():  # some transforms refuse a batch of none
-                found.append(low_amplitude(x[mine], alpha=self.config.reach))
-        return {"spectra": torch.cat(found).float().numpy()}
+            if here.any():  # some transforms refuse a batch of none
+                spectra.append(low_amplitude(x[here], alpha=self.config.reach))
+        return {"spectra": torch.cat(spectra).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """All sites' spectra, apart from this one's."""
@@ -287,8 +284,8 @@ class Client(base.Client[Config]):
         if not arrays:
             return
         owner, sites = arrays["owner"], ctx.run.sites
-        own = sites.index(ctx.run.site) if ctx.run.site in sites else -1
-        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != own]
+        this = sites.index(ctx.run.site) if ctx.run.site in sites else -1
+        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != this]
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Keep the features before the last layer of each training pass, if boundaries are to be held apart."""
@@ -312,7 +309,7 @@ class Client(base.Client[Config]):
         sites = [torch.randperm(len(self._banks), generator=rng)[:count].tolist() for _ in range(n)]
         moved = []
         for number in range(count):
-            banks = [self._banks[of[number]] for of in sites]
+            banks = [self._banks[order[number]] for order in sites]
             places = (torch.rand(n, generator=rng, dtype=torch.float64) * torch.tensor([len(b) for b in banks])).long()
             spectra = torch.stack([bank[place] for bank, place in zip(banks, places.tolist(), strict=True)])
             share = torch.ones(n) if released else c.lam * torch.rand(n, generator=rng)
@@ -335,7 +332,7 @@ class Client(base.Client[Config]):
         half = logits.dtype == torch.bfloat16
         with uncounted(run), at_weights(run.net, weights), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
             outer = run.net(x)
-        outer = outer[first:] if isinstance(outer, Tensor) else [one[first:] for one in outer]
+        outer = outer[first:] if isinstance(outer, Tensor) else [output[first:] for output in outer]
         y = batch.y.repeat(len(moved) // len(batch.y), *[1] * (batch.y.dim() - 1))
         loss = loss + run.objective(outer, y)
         if contrast:
@@ -369,7 +366,6 @@ class Server(base.Server[Config]):
     """Keeps all spectra and sends them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The distribution bank."""
         spec = Client(self.config).up(net)["spectra"]
         return {
             "spectra": base.ArraySpec(spec.shape, reveals="all sites' `spectra`", keep=False, sides=spec.sides),
@@ -377,7 +373,6 @@ class Server(base.Server[Config]):
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: put the spectra together."""
         if ctx.round == 0:
             sent = [update.arrays["elcfs"]["spectra"] for update in updates]
             owner = [ctx.sites.index(update.site) for update in updates]
@@ -387,5 +382,4 @@ class Server(base.Server[Config]):
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """All of them."""
         return self.state

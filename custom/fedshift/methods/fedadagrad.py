@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive
 
 SEARCH = adaptive.SEARCH
@@ -34,13 +33,8 @@ class Config(adaptive.Config):
     server_lr: float = Field(default=0.1, gt=0)
 
 
-class Client(base.Client[Config]):
-    """Plain local training."""
-
-
 class Server(adaptive.Server[Config]):
     """FedAvg with Adagrad at the server."""
 
     def second_moment(self, v: np.ndarray, squared: np.ndarray) -> Any:
-        """Sum of Δ² over rounds."""
         return v + squared

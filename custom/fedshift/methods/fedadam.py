@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive, search
 
 SEARCH = {**adaptive.SEARCH, "beta2": search.choice(0.9, 0.99, 0.999)}
@@ -48,13 +47,8 @@ class Config(adaptive.Config):
     beta2: float = Field(default=0.99, ge=0, lt=1)
 
 
-class Client(base.Client[Config]):
-    """Plain local training."""
-
-
 class Server(adaptive.Server[Config]):
     """FedAvg with Adam at the server."""
 
     def second_moment(self, v: np.ndarray, squared: np.ndarray) -> Any:
-        """Moving mean of Δ²."""
         return self.config.beta2 * v + (1 - self.config.beta2) * squared

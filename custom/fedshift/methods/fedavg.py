@@ -73,5 +73,4 @@ class Server(base.Server[Config]):
         return 1 if self.config.weights == "uniform" else n_samples
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Σ_k c_k w_k for every tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

@@ -50,7 +50,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    idle = (base.Rule("nesterov", "beta is 0, so there is no momentum", lambda case: not case.config.beta),)
+    idle = (base.Rule("nesterov", "beta is 0, so there is no momentum", {"beta": 0}),)
 
 
 class Server(base.Server[Config]):

@@ -67,7 +67,6 @@ class Client(base.Client[Config]):
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require layers to keep; ``unseen: averaged`` needs running statistics to be sent."""
         if not norm_keys(net, self.config.norms):
             network = job.task.network.name
             if norm_keys(net, "all"):

@@ -49,8 +49,7 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import places
-from fedshift.methods.shared.aggregation import average
+from fedshift.methods.shared.aggregation import average, places
 from fedshift.methods.shared.passes import validation_loss
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -92,7 +91,6 @@ class Client(base.Client[Config]):
     """Sends the received and the trained model's loss over the site's validation samples, or else training samples."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse two sites, whose centred gaps are always as far from 0."""
         sites = min(len(job.task.sites), job.federation.sites_per_round or len(job.task.sites))
         if self.config.variant == "paper" and sites < PAPER_SITES:
             raise ConfigError(
@@ -102,7 +100,6 @@ class Client(base.Client[Config]):
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Two numbers."""
         return {
             name: base.ArraySpec(
                 (),
@@ -117,11 +114,9 @@ class Client(base.Client[Config]):
         }
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's loss."""
         self._received = validation_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """That loss, and the trained model's."""
         return {"received": np.asarray(self._received), "trained": np.asarray(validation_loss(ctx.run, data))}
 
 
@@ -136,7 +131,6 @@ class Server(base.Server[Config]):
     tells_sites_apart = True
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Equal weights, and no model yet."""
         n = len(ctx.sites)
         self.state = {"weights": np.full(n, 1 / n), "trained": np.zeros(n), "round": np.full(n, NONE)}
 
@@ -150,16 +144,16 @@ class Server(base.Server[Config]):
         released, n = self.config.variant == "released", len(ctx.sites)
         if ctx.round > 1 and known.sum() >= (2 if released else PAPER_SITES):
             sites = np.array(present)[known]
-            own, gaps = state["weights"][sites], losses["received"][known] - state["trained"][sites]
+            before, gaps = state["weights"][sites], losses["received"][known] - state["trained"][sites]
             step = self.config.step * (1 - (ctx.round - 2) / ctx.rounds)
-            step = step / n if released else step * (PAPER_SITES * (own.mean() if len(own) < n else 1 / n))
+            step = step / n if released else step * (PAPER_SITES * (before.mean() if len(before) < n else 1 / n))
             state["weights"] = state["weights"].copy()
-            state["weights"][sites] = adjusted(own, gaps, step=step, released=released)
+            state["weights"][sites] = adjusted(before, gaps, step=step, released=released)
         state["trained"], state["round"] = state["trained"].copy(), state["round"].copy()
         state["trained"][present], state["round"][present] = losses["trained"], ctx.round
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Mean of the round's models weighted by a."""
-        own = self.state["weights"][places(updates, ctx)]
-        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+        present = self.state["weights"][places(updates, ctx)]
+        shares = present / present.sum() if present.sum() > 0 else np.full(len(present), 1 / len(present))
         return average(weights, updates, shares.tolist())

@@ -90,7 +90,7 @@ class Client(base.Client[Config]):
         if self.config.variant == "released":
             self._alpha *= float(self._arrays["mean_samples"]) / data.n_train
         self._received = {name: received for name, _, received in ctx.run.received_parameters()}
-        self._moved = tally.kept(self._arrays, ctx)
+        self._moved = tally.value_at_site(self._arrays, ctx)
 
     @torch.no_grad()
     def gradients(self, ctx: base.Context) -> None:
@@ -117,14 +117,12 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """What the server has used, and with ``released`` the mean number of training samples."""
         if self.config.variant == "paper":
             return tally.specs()
         mean = base.ArraySpec((), "float64", low=0, reveals="mean number of training samples over sites", keep=False)
         return {**tally.specs(), "mean_samples": mean}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set h to 0; no update has been used."""
         self.state = {f"moved.{name}": np.zeros(tuple(p.shape)) for name, p in net.named_parameters()}
         self.state |= tally.start(ctx.sites)
         if self.config.variant == "released":
@@ -149,5 +147,4 @@ class Server(base.Server[Config]):
         return result
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """What the server has used, and with ``released`` the mean number of samples."""
         return {name: array for name, array in self.state.items() if not name.startswith("moved.")}

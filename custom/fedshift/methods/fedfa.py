@@ -58,8 +58,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.mixing import stages_of
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import over_space, spatial_dims, stages_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -205,20 +204,17 @@ class Client(base.Client[Config]):
     option_for_sums = "fedfa.share=sums"
     idle = (
         base.Rule(
-            "momentum running share",
-            "with fusion {case.config.fusion} sites share no statistics",
-            lambda case: not case.config.shares,
+            "momentum running share", "with fusion {case.config.fusion} sites share no statistics", {"shares": False}
         ),
         base.Rule(
             "momentum running",
             "variant released has one variance for all channels, which makes every γ 1 whatever the sites send",
-            lambda case: case.config.variant == "released" and case.config.fusion == "adaptive",
+            {"variant": "released", "fusion": "adaptive"},
         ),
     )
     _strength = BOTH
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """Those of means and of deviations, of which instance norm takes the former away."""
         if not self.config.p:
             return {}
         means, deviations = (Client(self.config.model_copy(update={"p": 1.0})) for _ in range(2))
@@ -272,12 +268,10 @@ class Client(base.Client[Config]):
                 layer.running_std = ctx.state[f"std.{number}"]
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """M and s of every layer."""
         means = {f"mean.{number}": layer.running_mean for number, layer in self._layers.items()}
         return means | {f"std.{number}": layer.running_std for number, layer in self._layers.items()}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         for number, layer in self._layers.items():
             layer.running_mean, layer.running_std = kept[f"mean.{number}"], kept[f"std.{number}"]
 
@@ -287,12 +281,12 @@ class Client(base.Client[Config]):
             return {}
         arrays: Arrays = {}
         for number, layer in self._layers.items():
-            for name, own in (("mean", layer.running_mean.numpy()), ("std", layer.running_std.numpy())):
+            for name, value in (("mean", layer.running_mean.numpy()), ("std", layer.running_std.numpy())):
                 if self.config.share == "sums":
-                    difference = own.astype(np.float64) - layer.received[name]
+                    difference = value.astype(np.float64) - layer.received[name]
                     arrays |= {f"{name}.{number}": difference, squared(f"{name}.{number}"): difference**2}
                 else:
-                    arrays[f"{name}.{number}"] = own
+                    arrays[f"{name}.{number}"] = value
             if self.config.running == "local":
                 ctx.state[f"mean.{number}"] = layer.running_mean
                 ctx.state[f"std.{number}"] = layer.running_std
@@ -339,7 +333,6 @@ class Server(base.Server[Config]):
     """Computes γ from the sites' m and s."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """For each layer γ, and the mean over sites of m and s."""
         if not self.config.shares:
             return {}
         return {
@@ -349,7 +342,6 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Start with γ = 1, m = 0, s = 1."""
         if not self.config.shares:
             return
         for number, stage in stages_of(net, self.config.layers, "fedfa").items():
@@ -389,5 +381,4 @@ class Server(base.Server[Config]):
         return stack.mean(0), site_variance(stack, scalar=scalar)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """γ, m and s for the next round."""
         return self.state

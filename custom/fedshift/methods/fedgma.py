@@ -86,7 +86,7 @@ def mask(agreement: np.ndarray, *, tau: float, released: bool) -> np.ndarray:
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    idle = (base.Rule("server_lr", "variant released steps by tau", lambda case: case.config.variant == "released"),)
+    idle = (base.Rule("server_lr", "variant released steps by tau", {"variant": "released"}),)
 
 
 class Server(base.Server[Config]):

@@ -110,7 +110,6 @@ class Client(base.Client[Config]):
         self._mean = [torch.from_numpy(arrays[name]).to(device) for name in names]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's gradient."""
         self._gradient = gradient_over(ctx.run, data, head_parameters(ctx.run.net), method="fediir")
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
@@ -121,7 +120,6 @@ class Client(base.Client[Config]):
         return loss + self.config.gamma * misalignment(ctx.run.objective(logits, batch.y), parameters, self._mean)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The gradient at the received model."""
         return {name: gradient.cpu().numpy() for name, gradient in self._gradient.items()}
 
 
@@ -129,11 +127,9 @@ class Server(base.Server[Config]):
     """Averages the gradients over sites and over rounds."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean m, one array for each parameter of the classifier."""
         return specs(net, "moving average over rounds of the mean gradient over sites", up=False)
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set m to 0."""
         self.state = {name: np.zeros(tuple(p.shape), np.float32) for name, p in head_parameters(net).items()}
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
@@ -146,7 +142,6 @@ class Server(base.Server[Config]):
             self.state[name] = np.asarray(ema * old.astype(np.float64) + (1 - ema) * mean, np.float32)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The mean m for the next round."""
         return self.state
 
 

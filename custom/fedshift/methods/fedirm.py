@@ -53,9 +53,7 @@ class Config(Strict):
     warmup: int = Field(default=500, ge=0)
 
 
-LINEAR = base.Rule(
-    "a linear head", "of penalty classifier", lambda case: case.config.penalty == "classifier", "{name}.penalty=scalar"
-)
+LINEAR = base.Rule("a linear head", "of penalty classifier", {"penalty": "classifier"}, "{name}.penalty=scalar")
 
 
 def scalar_penalty(logits: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

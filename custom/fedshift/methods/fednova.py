@@ -57,7 +57,6 @@ class Client(base.Client[Config]):
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require SGD with momentum starting at zero; with FedProx, plain SGD."""
         optimizer = job.task.optimizer
         if job.task.schedule.minutes is not None and job.federation.robust is not None:
             raise ConfigError(

@@ -48,9 +48,8 @@ import numpy as np
 from pydantic import Field
 
 from fedshift.methods import base
-from fedshift.methods.afl import project
 from fedshift.methods.shared import search
-from fedshift.methods.shared.aggregation import inner_products, move, site_fractions
+from fedshift.methods.shared.aggregation import inner_products, move, project, site_fractions
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -78,10 +77,6 @@ class Config(Strict):
     kappa: float = Field(default=0.5, ge=0, lt=1)
     server_lr: float = Field(default=1.0, gt=0)
     weights: Literal["uniform", "samples"] = "uniform"
-
-
-class Client(base.Client[Config]):
-    """Plain local training."""
 
 
 def matched(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> np.ndarray:
@@ -134,8 +129,8 @@ def coefficients(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> n
     scaled = products / size
     gamma = matched(scaled, shares, kappa=kappa)
     pull = kappa * _length(scaled, shares) / _length(scaled, gamma)
-    found: np.ndarray = shares + pull * gamma
-    return found
+    result: np.ndarray = shares + pull * gamma
+    return result
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
@@ -158,5 +153,5 @@ class Server(base.Server[Config]):
         """Return w + η (g + κ ‖g‖/‖g_γ*‖ g_γ*); buffers are averaged with c_k."""
         shares = site_fractions(updates, self.config.weights)
         products = inner_products(weights, updates, trainable=ctx.trainable)
-        found = self.config.server_lr * coefficients(products, np.array(shares), kappa=self.config.kappa)
-        return move(weights, updates, found.tolist(), trainable=ctx.trainable, buffers=shares)
+        moves = self.config.server_lr * coefficients(products, np.array(shares), kappa=self.config.kappa)
+        return move(weights, updates, moves.tolist(), trainable=ctx.trainable, buffers=shares)

@@ -37,18 +37,17 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.head import EMBEDDING, classes_of, head_of, on_embedding
-from fedshift.methods.shared.prototypes import LastEpoch, prototype_fault, prototype_specs
+from fedshift.methods.shared.head import classes_of, head_of
+from fedshift.methods.shared.prototypes import TOO_FEW, LastEpoch, PrototypeClient, PrototypeServer
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -77,34 +76,19 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
     return difference.square().mean()
 
 
-class Client(base.Client[Config]):
+class Client(PrototypeClient[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
-    needs = EMBEDDING
-    traits = (base.Rule("reads what a step's last pass computes"),)
     clashes = (
         base.Rule(
             "may show an image twice in a batch",
-            "sends no prototype of fewer than min_samples images",
+            TOO_FEW,
             lambda case: case.config.prototypes == "last_epoch" and case.config.min_samples > 1,
         ),
     )
 
-    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Prototypes (K, d) and counts (K,): class counts with ``weights: samples``, otherwise 0 or 1."""
-        return prototype_specs(net, min_samples=self.config.min_samples, by_class=self.config.weights == "samples")
-
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All keys, unless models are averaged."""
         return frozenset() if self.config.average_weights else frozenset(net.state_dict())
-
-    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Record the input of the head."""
-
-        def see(u: Tensor) -> None:
-            self._embedding = u
-
-        return [on_embedding(net, see)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The server's prototypes and which classes have one."""
@@ -114,12 +98,11 @@ class Client(base.Client[Config]):
         self._pulls = bool(arrays["known"].any())
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Start with empty class means."""
         self._means = LastEpoch(self._prototypes, ctx.run)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The loss plus λ times the prototype loss; embeddings are collected for ``last_epoch``."""
-        u = precise(self._embedding)
+        u = precise(self.embedding)
         classes = classes_of(batch.y)
         if self.config.prototypes == "last_epoch":
             self._means.add(u, classes, ctx.run)
@@ -127,19 +110,11 @@ class Client(base.Client[Config]):
             return loss
         return loss + self.config.weight * prototype_loss(u, classes, self._prototypes.to(u), self._known)
 
-    def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The class means so far."""
-        return self._means.tensors()
-
-    def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
-        self._means.load(kept)
-
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
-        return self._means.arrays(min_samples=self.config.min_samples, by_class=self.config.weights == "samples")
+        return super().end(data, ctx)
 
     @torch.no_grad()
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -150,16 +125,15 @@ class Client(base.Client[Config]):
         try:
             for x, y in data.chunks():
                 net(ctx.run.normalise(x.to(self._prototypes.device), training=False))
-                self._means.seen.add(self._embedding, y.to(self._prototypes.device))
+                self._means.seen.add(self.embedding, y.to(self._prototypes.device))
         finally:
             net.train(training)
 
 
-class Server(base.Server[Config]):
+class Server(PrototypeServer[Config]):
     """Averages prototypes class by class."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The averaged prototypes (K, d) and which classes have one (K,)."""
         head = head_of(net)
         return {
             "prototypes": base.ArraySpec((head.out_features, head.in_features), reveals="a mean over sites"),
@@ -167,15 +141,9 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """No class has a prototype."""
         head = head_of(net)
         self.state["prototypes"] = np.zeros((head.out_features, head.in_features), np.float32)
         self.state["known"] = np.zeros(head.out_features, np.float32)
-
-    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """Reject impossible counts and prototypes of classes whose count is 0."""
-        by_class = self.config.weights == "samples"
-        return prototype_fault(arrays, n_samples, min_samples=self.config.min_samples, by_class=by_class)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Update P_c, the mean over the sites that have class c, weighted by their counts."""
@@ -188,7 +156,3 @@ class Server(base.Server[Config]):
         has = total > 0
         self.state["prototypes"] = np.where(has[:, None], mean, self.state["prototypes"]).astype(np.float32)
         self.state["known"] = np.maximum(self.state["known"], has).astype(np.float32)
-
-    def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The current prototypes."""
-        return self.state

@@ -71,7 +71,6 @@ class Client(base.Client[Config]):
         ctx.scratch.pop("anchor", None)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus the proximal term."""
         if "anchor" not in ctx.scratch:  # first step: every method's `begin` has run, no weight has changed yet
             ctx.scratch["anchor"] = [p.detach().clone() for p in ctx.run.net.parameters()]
         released = self.config.variant == "released"
@@ -81,9 +80,7 @@ class Client(base.Client[Config]):
         return loss + self.config.mu / 2 * far
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The weights at the start of the round."""
         return {str(number): anchor for number, anchor in enumerate(ctx.scratch["anchor"])}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Hold training near the same weights."""
         ctx.scratch["anchor"] = [kept[str(i)].to(p.device) for i, p in enumerate(ctx.run.net.parameters())]

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -87,7 +87,6 @@ class Client(base.Client[Config]):
     )
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to images."""
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -167,7 +166,6 @@ class Server(base.Server[Config]):
     """Collects the pairs once and sends all of them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The list of pairs, (K, C) each, without site names."""
         if self.config.mode == "fixed":
             return {}
         reveals = "every site's `{}`, without names"
@@ -184,5 +182,4 @@ class Server(base.Server[Config]):
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same list every round, so a site does not have to store it."""
         return self.state

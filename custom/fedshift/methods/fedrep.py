@@ -86,11 +86,9 @@ class Client(base.Client[Config]):
             )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """The head's keys."""
         return head_keys(net)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Look up the head."""
         self._head = head_keys(ctx.run.net)
 
     def gradients(self, ctx: base.Context) -> None:

@@ -39,8 +39,8 @@ from torch.nn import functional
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
+from fedshift.methods.shared.features import over_space
 from fedshift.methods.shared.passes import probing
-from fedshift.methods.shared.spatial import over_space
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -117,12 +117,11 @@ class Client(base.Client[Config]):
     """Keeps the site's adversary and trains on the images that it changes."""
 
     idle = (
-        base.Rule("penalty_delta", "step_delta is 0", lambda case: not case.config.step_delta),
-        base.Rule("penalty_gamma", "step_gamma is 0", lambda case: not case.config.step_gamma),
+        base.Rule("penalty_delta", "step_delta is 0", {"step_delta": 0}),
+        base.Rule("penalty_gamma", "step_gamma is 0", {"step_gamma": 0}),
     )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Measure the images' range, once."""
         if "range" not in ctx.state:
             ctx.state["range"] = torch.tensor(intensity_range(data, ctx.run), dtype=torch.float64)
 
@@ -138,12 +137,10 @@ class Client(base.Client[Config]):
         return base.Batch(affine(x), batch.y)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """Γ and δ."""
         affine: Affine = ctx.scratch["affine"]
         return {"gamma": affine.gamma.detach(), "delta": affine.delta.detach()}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         device = next(ctx.run.net.parameters()).device
         scale = float(ctx.state["range"])
         ctx.scratch["affine"] = Affine(kept["gamma"].to(device), kept["delta"].to(device), scale)

@@ -83,13 +83,7 @@ class Client(base.Client[Config]):
     """Takes the local step with the gradient at w + ε."""
 
     owns = frozenset({"step"})
-    idle = (
-        base.Rule(
-            "eta",
-            "it belongs to adaptive SAM: --set fedsam.adaptive=true as well",
-            lambda case: not case.config.adaptive,
-        ),
-    )
+    idle = (base.Rule("eta", "it belongs to adaptive SAM: --set fedsam.adaptive=true as well", {"adaptive": False}),)
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Two forward and backward passes, one optimiser step."""

@@ -63,7 +63,6 @@ class Client(base.Client[Config]):
     )
 
     def __init__(self, config: Config) -> None:
-        """No gradient accumulated yet."""
         super().__init__(config)
         self._total: dict[str, Tensor] = {}
 
@@ -76,11 +75,9 @@ class Client(base.Client[Config]):
         return loss
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The sum of the gradients so far."""
         return self._total
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with it."""
         device = next(ctx.run.net.parameters()).device
         self._total = {name: total.to(device) for name, total in kept.items()}
 
@@ -99,5 +96,4 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Σ_k c_k w_k for every tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

@@ -44,7 +44,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.auxiliary import AuxiliaryNetwork
-from fedshift.methods.shared.head import EMBEDDING, classes_of, head_of
+from fedshift.methods.shared.head import EmbeddingClient, classes_of, head_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import Strict
@@ -90,16 +90,14 @@ class Noise(nn.Module):
         return kl.sum(1).mean()
 
 
-class Client(base.Client[Config]):
+class Client(EmbeddingClient[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
-    needs = EMBEDDING
-    traits = (base.Rule("reads what a step's last pass computes"),)
     idle = (
         base.Rule(
             "cmi lr momentum",
             "stochastic is false, so the embedding has no distribution: --set fedsr.stochastic=true as well",
-            lambda case: not case.config.stochastic,
+            {"stochastic": False},
         ),
     )
 
@@ -131,7 +129,6 @@ class Client(base.Client[Config]):
         self._noise.restore(ctx.state)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus both terms."""
         loss = loss + self.config.l2r * torch.linalg.vector_norm(precise(self._z), dim=1).mean()
         if self._noise is None:
             return loss
@@ -145,11 +142,9 @@ class Client(base.Client[Config]):
             self._noise.advance(step=not ctx.run.replay)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """σ's layer and the reference, with their momentum."""
         return {} if self._noise is None else self._noise.remember(keys=self._noise.net.state_dict())
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         if self._noise is not None:
             self._noise.restore(kept)
 

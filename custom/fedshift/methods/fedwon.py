@@ -57,7 +57,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.last_layers import last_layers
+from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.norms import is_norm
 from fedshift.schema.strict import Strict
 
@@ -116,7 +116,6 @@ class Replaced(RemovableHandle):
         module.forward = MethodType(forward, module)
 
     def remove(self) -> None:
-        """The module's own again."""
         self._module.__dict__.pop("forward", None)
 
 
@@ -180,7 +179,6 @@ class Client(base.Client[Config]):
         ctx.run.clip_gradients = self._clip
 
     def gradients(self, ctx: base.Context) -> None:
-        """AGC."""
         self._clip()
 
     def _clip(self) -> None:

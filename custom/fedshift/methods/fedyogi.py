@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive, search
 
 SEARCH = {**adaptive.SEARCH, "beta2": search.choice(0.9, 0.99, 0.999)}
@@ -29,10 +28,6 @@ class Config(adaptive.Config):
     """Options of FedYogi."""
 
     beta2: float = Field(default=0.99, ge=0, lt=1)
-
-
-class Client(base.Client[Config]):
-    """Plain local training."""
 
 
 class Server(adaptive.Server[Config]):

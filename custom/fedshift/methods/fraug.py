@@ -56,8 +56,8 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import site_fractions
 from fedshift.methods.shared.auxiliary import AuxiliaryNetwork, Mlp
-from fedshift.methods.shared.head import head_of, on_embedding
-from fedshift.methods.shared.mixing import soft
+from fedshift.methods.shared.features import soft
+from fedshift.methods.shared.head import head_of
 from fedshift.methods.shared.mmd import mmd
 from fedshift.methods.shared.norms import norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError, DataError
@@ -175,7 +175,6 @@ DISTANCES: Mapping[Distance, Callable[[Tensor, Tensor], Tensor]] = {"mmd": mmd, 
 
 
 def latent_size(head: nn.Linear, config: Config) -> int:
-    """Length of z."""
     return config.latent or max(1, head.in_features // 2)
 
 
@@ -201,7 +200,6 @@ def shared_tensors(generator: nn.Module, config: Config) -> dict[str, Tensor]:
 
 
 def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base.ArraySpec]:
-    """Specs of `shared_tensors`."""
     with torch.device("meta"):
         tensors = shared_tensors(make_generator(head_of(net), config), config)
     return {
@@ -242,39 +240,30 @@ class Client(base.Client[Config]):
     )
     traits = (
         base.Rule("reads what a step's last pass computes"),
-        base.Rule(
-            "divides the task's loss",
-            when=lambda case: case.config.variant == "released",
-            mend="fraug.variant=paper",
-        ),
+        base.Rule("divides the task's loss", when={"variant": "released"}, remedy="fraug.variant=paper"),
     )
     clashes = (base.Rule("fine-tunes the final model", "trains with a generator, and a final model has none"),)
     idle = (
-        base.Rule("gamma_syn", "schedule is false, so λ_syn is 1", lambda case: not case.config.schedule),
+        base.Rule("gamma_syn", "schedule is false, so λ_syn is 1", {"schedule": False}),
         base.Rule(
-            "beta lr_rtnet rtnet_distance",
-            "without rtnet and moving_average no RTNet is used",
-            lambda case: not case.config.personalises,
+            "beta lr_rtnet rtnet_distance", "without rtnet and moving_average no RTNet is used", {"personalises": False}
         ),
         base.Rule(  # the paper has λ_syn in (3) only, the released code also as a weight in the model's loss
             "gamma_syn schedule",
             "without rtnet and moving_average no RTNet is used",
-            lambda case: not case.config.personalises and case.config.variant == "paper",
+            {"personalises": False, "variant": "paper"},
         ),
         base.Rule(
             "interpolate",
             "without rtnet and moving_average no RTNet is used",
-            lambda case: not case.config.personalises and case.config.variant == "released",
+            {"personalises": False, "variant": "released"},
         ),
         base.Rule(
-            "lambda_c ramp_up absent",
-            "without moving_average class means are not used",
-            lambda case: not case.config.uses_class_means,
+            "lambda_c ramp_up absent", "without moving_average class means are not used", {"uses_class_means": False}
         ),
     )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The generator."""
         reveals = (
             "weights of a generator of embeddings, trained on the site's images: whoever has them can make embeddings "
             "like those of the site's images of each class"
@@ -293,14 +282,13 @@ class Client(base.Client[Config]):
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Record the embedding of every training batch."""
 
-        def note(u: Tensor) -> None:
+        def record(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if net.training:
-                self._embedding = u.detach()
+                self._embedding = inputs[0].detach()
 
-        return [on_embedding(net, note)]
+        return [head_of(net).register_forward_pre_hook(record)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """Take the average generator."""
         self._received = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -365,11 +353,9 @@ class Client(base.Client[Config]):
         return loss
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """RTNet and generator with their momentum, and the class means."""
         return self._kept(self._generator.net.state_dict())
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         self._rtnet.restore(kept)
         self._generator.restore(kept)
         self._means, self._seen = kept["prototypes"].to(self._means), kept["seen"].to(self._seen)
@@ -377,9 +363,9 @@ class Client(base.Client[Config]):
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Save the site's own part and send the generator."""
         shared = shared_tensors(self._generator.net, self.config)
-        own = [key for key in self._generator.net.state_dict() if key not in shared]
+        local = [key for key in self._generator.net.state_dict() if key not in shared]
         ctx.state.clear()
-        ctx.state.update(self._kept(own))
+        ctx.state.update(self._kept(local))
         arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in shared.items()}
         if not all(torch.isfinite(t).all() for t in ctx.state.values()) or not all(
             np.isfinite(a).all() for a in arrays.values()
@@ -469,7 +455,6 @@ class Client(base.Client[Config]):
         return embedding.float()
 
     def _train_generator(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:
-        """Eq. 5."""
         if self.config.variant == "released":
             means, labels = self._prototypes(len(labels))
             target = means if self.config.generator_distance == "l2" else embedding
@@ -484,7 +469,6 @@ class Client(base.Client[Config]):
         self._generator.descend(ctx.run.objective(self._classify(synthetic), labels) - self.config.alpha * distance)
 
     def _train_rtnet(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:
-        """Eq. 6."""
         self._generator.net.eval()
         self._rtnet.net.train()
         values = {}
@@ -497,7 +481,6 @@ class Client(base.Client[Config]):
             self._rtnet.descend(self._total(values))
 
     def _scale(self) -> float:
-        """λ_syn in (5) and (6)."""
         fixed = self.config.variant == "released" or not self.config.interpolate
         return 1.0 if fixed else self._lambda_syn
 
@@ -509,11 +492,9 @@ class Server(base.Server[Config]):
     """Averages the generators."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The average generator."""
         return shared_specs(net, self.config, "weights of a generator of embeddings, averaged over sites")
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Make a generator from the job's seed."""
         with seeded_global(derive_seed(ctx.seed, "server", 0, "fraug.generator")):
             generator = make_generator(head_of(net), self.config)
         self.state = {name: t.detach().numpy().copy() for name, t in shared_tensors(generator, self.config).items()}
@@ -529,5 +510,4 @@ class Server(base.Server[Config]):
             self.state[name] = np.asarray(total, old.dtype)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The last average; before round 1 the initial generator."""
         return self.state

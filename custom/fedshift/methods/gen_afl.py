@@ -39,7 +39,6 @@ class Config(afl.Config):
 
     @property
     def lowest(self) -> float:
-        """λ_min."""
         return self.lambda_min
 
 
@@ -49,7 +48,6 @@ class Client(afl.Client):
     config: Config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ_min with which the weights cannot sum to 1."""
         n = len(job.task.sites)
         if self.config.lambda_min > 1 / n:
             raise ConfigError(

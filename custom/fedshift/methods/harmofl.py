@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import over_space, spatial_dims
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -81,7 +81,6 @@ class Client(base.Client[Config]):
     clashes = (base.Rule("normalises images", "would undo that, or be undone"),)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to images."""
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -110,7 +109,6 @@ class Client(base.Client[Config]):
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """A_k, summed in float64."""
         dc = self.config.variant == "released"
         total: Tensor | float = 0.0
         for x in data.images_alone():
@@ -119,7 +117,6 @@ class Client(base.Client[Config]):
         return {"amplitude": cast(Tensor, total / data.n_images).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The shared amplitude A."""
         self._shared = torch.from_numpy(arrays["amplitude"])
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
@@ -133,16 +130,13 @@ class Server(base.Server[Config]):
     name: ClassVar[str] = "harmofl"
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The shared amplitude A."""
         spec = Client(self.config).up(net)["amplitude"]
         return {"amplitude": base.ArraySpec(spec.shape, reveals="the mean of all sites' `amplitude`")}
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: the mean over sites."""
         if ctx.round == 0:
             total = sum(update.arrays[self.name]["amplitude"].astype(np.float64) for update in updates)
             self.state = {"amplitude": np.asarray(total / len(updates), np.float32)}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same A every round, so a site does not have to store it."""
         return self.state

@@ -73,5 +73,5 @@ class Client(WarmedUp[Config], ByDomain[Config]):
             penalties = [scalar_penalty(part, y, ctx.run.objective) for part, y in by_site(batch, logits, ctx.run)]
         else:
             head = cast(ClassifyingNetwork, ctx.run.net).head
-            penalties = [classifier_penalty(one, head.weight) for one in losses]
+            penalties = [classifier_penalty(domain_loss, head.weight) for domain_loss in losses]
         return penalised(losses, torch.stack(penalties), weight=weight)

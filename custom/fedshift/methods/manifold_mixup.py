@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, blend, soft, stages_of
+from fedshift.methods.shared.features import beta, blend, soft, stages_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -74,13 +74,12 @@ class Client(base.Client[Config]):
     traits = (base.Rule("mixes images and their targets"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Every place must exist in the network."""
         places(net, self.config)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """One mixing layer at each stage among the places."""
-        found = places(net, self.config)
-        self._places = list(found)
+        stages = places(net, self.config)
+        self._places = list(stages)
 
         def layer(number: int, features: Tensor) -> Tensor:
             drawn = ctx.scratch.get("mix")
@@ -89,7 +88,7 @@ class Client(base.Client[Config]):
                 return features
             return blend(features, features[drawn[1]], drawn[2])
 
-        return [stage.hook(partial(layer, number)) for number, stage in found.items() if stage is not None]
+        return [stage.hook(partial(layer, number)) for number, stage in stages.items() if stage is not None]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Clear the previous draw, so that other methods' passes before ``batch`` mix nothing."""

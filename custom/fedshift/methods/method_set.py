@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import permutations
 from types import MappingProxyType, ModuleType
-from typing import Any, overload
+from typing import Any
 
 from torch import nn
 
@@ -159,7 +159,7 @@ def require_federation(job: JobSpec) -> None:
         )
 
 
-class MethodSet(Sequence[Method]):
+class MethodSet:
     """The methods of a job with the job's network, in the order in which their halves are called."""
 
     def __init__(self, job: JobSpec, net: nn.Module) -> None:
@@ -181,27 +181,17 @@ class MethodSet(Sequence[Method]):
             for name, half in self._clients.items()
         }
 
-    @overload
-    def __getitem__(self, index: int) -> Method: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Method, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Method | tuple[Method, ...]:
-        """A method by its place in the order."""
+    def __getitem__(self, index: int) -> Method:
         return self._methods[index]
 
     def __len__(self) -> int:
-        """Number of methods."""
         return len(self._methods)
 
     def __iter__(self) -> Iterator[Method]:
-        """The methods in order."""
         return iter(self._methods)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in order."""
         return tuple(method.name for method in self)
 
     @property

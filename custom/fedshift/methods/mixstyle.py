@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, stages_of
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import beta, over_space, spatial_dims, stages_of
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -91,16 +90,13 @@ class Client(base.Client[Config]):
         return {number: stages[number] for number in early}
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Every stage in ``layers`` must exist in the network."""
         self.stages(net)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to features."""
         always = self.config.model_copy(update={"p": 1.0})
         return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One layer at each chosen stage."""
         config = self.config
 
         def layer(number: int, features: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, blend, soft
+from fedshift.methods.shared.features import beta, blend, soft
 from fedshift.schema.strict import Strict
 
 
@@ -55,12 +55,11 @@ class Client(base.Client[Config]):
         base.Rule(  # with a λ for each image, an image and its partner's may both be mainly that image
             "may show an image twice in a batch",
             when=lambda case: case.config.draw == "sample" and case.config.alpha > 0,
-            mend="mixup.draw=batch",
+            remedy="mixup.draw=batch",
         ),
     )
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Blended images and soft targets."""
         if self.config.alpha == 0:
             return batch
         rng, size = ctx.rng("mix"), len(batch.x)

@@ -43,7 +43,6 @@ class Client(ByDomain[Config]):
     """Trains on batches with images of every site."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ_min above 1/K, with which the weights cannot sum to 1."""
         domains = len(job.task.groups)
         largest = 1 / domains
         if self.config.lambda_min > largest:

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import blend, soft, stages_of
-from fedshift.methods.shared.spatial import spatial_dims
+from fedshift.methods.shared.features import blend, soft, spatial_dims, stages_of
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -76,16 +75,14 @@ class Client(base.Client[Config]):
         base.Rule(  # with λ = ½, both targets of a pair may stand for the same class
             "may show an image twice in a batch",
             when=lambda case: case.config.lam == 0.5 and case.config.p > 0,
-            mend="moex.lam=0.9",
+            remedy="moex.lam=0.9",
         ),
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The stage ``layer`` must exist in the network."""
         stages_of(net, (self.config.layer,), "moex")
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to features."""
         always = self.config.model_copy(update={"p": 1.0})
         return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 

@@ -33,11 +33,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import EMBEDDING, on_embedding
+from fedshift.methods.shared.head import EmbeddingClient
 from fedshift.methods.shared.passes import same_precision
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -63,25 +62,15 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, *, temperature: floa
     return functional.cross_entropy(logits, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
-class Client(base.Client[Config]):
+class Client(EmbeddingClient[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
-    needs = EMBEDDING
-    traits = (base.Rule("reads what a step's last pass computes"),)
     clashes = (
         base.Rule(
             "gives a site the model that it trained last",
             "pulls from that model towards the received one, so that mu would do nothing",
         ),
     )
-
-    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Record the input of the head."""
-
-        def see(u: Tensor) -> None:
-            self._embedding = u
-
-        return [on_embedding(net, see)]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Load the previous model, if there is one."""
@@ -99,16 +88,14 @@ class Client(base.Client[Config]):
         """The loss plus μ times the contrast."""
         if not self._previous:
             return loss
-        z = self._embedding
+        z = self.embedding
         positive, negative = (self._embed(ctx.run.net, model, batch.x, z) for model in (self._received, self._previous))
         return loss + self.config.mu * contrast(precise(z), positive, negative, temperature=self.config.temperature)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The received model."""
         return self._received
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Take it back."""
         device = next(ctx.run.net.parameters()).device
         self._received = {key: value.to(device) for key, value in kept.items()}
 
@@ -128,4 +115,4 @@ class Client(base.Client[Config]):
                 functional_call(net, dict(model), (x,))
         finally:
             net.train(training)
-        return precise(self._embedding)
+        return precise(self.embedding)

@@ -134,17 +134,16 @@ class Client(base.Client[Config]):
 
     clashes = (base.Rule("keeps parts of the model at the site", "decides that too"),)
     idle = (
-        base.Rule("keep", "mode adaptive learns what to keep", lambda case: case.config.mode == "adaptive"),
+        base.Rule("keep", "mode adaptive learns what to keep", {"mode": "adaptive"}),
         base.Rule(
             "search_steps search_batch search_lr temperature",
             "mode fixed does not search: --set partialfed.mode=adaptive",
-            lambda case: case.config.mode == "fixed",
+            {"mode": "fixed"},
         ),
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a ``keep`` that the network has nothing for."""
-        if self.config.mode == "fixed" and self.config.keep and not self.kept(net, {}):
+        if self.config.mode == "fixed" and self.config.keep and not self.kept_modules(net, {}):
             raise ConfigError(
                 "method-needs",
                 f"method partialfed: network {job.task.network.name} has no normalisation layers, so with keep=[norm] "
@@ -153,12 +152,11 @@ class Client(base.Client[Config]):
 
     def keeps(self, net: nn.Module) -> frozenset[str]:
         """The keys of ``keep``, or all that ``adaptive`` may choose."""
-        found = units(net)
-        names = found.keys() if self.config.mode == "adaptive" else self.kept(net, {})
-        return frozenset(key for name in names for key in found[name])
+        modules = units(net)
+        names = modules.keys() if self.config.mode == "adaptive" else self.kept_modules(net, {})
+        return frozenset(key for name in names for key in modules[name])
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """True unless the site keeps nothing."""
         return self.config.mode == "adaptive" or bool(self.config.keep)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
@@ -179,11 +177,11 @@ class Client(base.Client[Config]):
                 ctx.state[f"own.{key}"] = value.detach().cpu().clone()
         return {}
 
-    def kept(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
+    def kept_modules(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
         """Names of the modules that the site keeps."""
         if self.config.mode == "fixed":
-            found = places(net)
-            return frozenset().union(*(found[place] for place in self.config.keep))
+            chosen = places(net)
+            return frozenset().union(*(chosen[place] for place in self.config.keep))
         if "logits" not in state:
             return frozenset()
         local = state["logits"][:, LOCAL] > state["logits"][:, GLOBAL]
@@ -191,28 +189,28 @@ class Client(base.Client[Config]):
 
     def _load_kept(self, ctx: base.Context) -> None:
         net = ctx.run.net
-        own = {
+        local = {
             key: ctx.state[f"own.{key}"]
             for name, keys in units(net).items()
-            if name in self.kept(net, ctx.state)
+            if name in self.kept_modules(net, ctx.state)
             for key in keys
             # Batch counters (integers) are not kept: they count the batches of all sites.
             if f"own.{key}" in ctx.state and ctx.state[f"own.{key}"].is_floating_point()
         }
-        net.load_state_dict(own, strict=False)
+        net.load_state_dict(local, strict=False)
 
     def _search(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Update the logits; the network's weights do not change."""
         net, config = ctx.run.net, self.config
         device = next(net.parameters()).device
-        found = units(net)
+        modules = units(net)
         floating = {
             key: (torch.as_tensor(ctx.run.received[key]).to(device), ctx.state[f"own.{key}"].to(device), row)
-            for row, keys in enumerate(found.values())
+            for row, keys in enumerate(modules.values())
             for key in keys
             if ctx.state[f"own.{key}"].is_floating_point()
         }
-        logits = ctx.state.get("logits", torch.zeros(len(found), 2)).clone().requires_grad_()
+        logits = ctx.state.get("logits", torch.zeros(len(modules), 2)).clone().requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=config.search_lr)
         was_training, rng = net.training, ctx.rng("search")
         net.eval()
@@ -222,8 +220,8 @@ class Client(base.Client[Config]):
             for x, y in random_batches(data, steps=config.search_steps, size=config.search_batch, rng=rng):
                 share = one_hot_sample(logits, temperature=config.temperature, rng=rng).to(device)
                 mixed = {
-                    key: share[row, GLOBAL] * theirs + share[row, LOCAL] * own
-                    for key, (theirs, own, row) in floating.items()
+                    key: share[row, GLOBAL] * shared + share[row, LOCAL] * local
+                    for key, (shared, local, row) in floating.items()
                 }
                 answer = functional_call(net, mixed, (ctx.run.normalise(x.to(device), training=True),))
                 (logits.grad,) = torch.autograd.grad(ctx.run.objective(answer, y.to(device)), logits)

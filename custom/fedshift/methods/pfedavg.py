@@ -35,5 +35,4 @@ class Client(base.Client[Config]):
     """Plain local training, and fine-tuning after the last round."""
 
     def fine_tune(self) -> int:
-        """The option ``epochs``."""
         return self.config.epochs

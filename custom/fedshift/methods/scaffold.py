@@ -121,8 +121,10 @@ class Client(base.Client[Config]):
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Choose the c_i that the server's c contains, compute c − c_i, and for option I the gradient at x."""
-        self._own = tally.kept(self._arrays, ctx)
-        self._correction = {name: torch.from_numpy(self._arrays[name]).to(own) - own for name, own in self._own.items()}
+        self._own = tally.value_at_site(self._arrays, ctx)
+        self._correction = {
+            name: torch.from_numpy(self._arrays[name]).to(control) - control for name, control in self._own.items()
+        }
         self._gradient = mean_gradient(ctx, data) if self.config.option == "I" else {}
 
     @torch.no_grad()
@@ -134,7 +136,6 @@ class Client(base.Client[Config]):
 
     @torch.no_grad()
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The change c_i⁺ − c_i."""
         optimizer = ctx.run.optimizer
         assert optimizer is not None
         steps = effective_steps(ctx.run.step, float(optimizer.param_groups[0]["momentum"]))
@@ -160,7 +161,6 @@ class Server(base.Server[Config]):
         return {**specs(net, "the mean gradient over all sites"), **tally.specs()}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set c to 0; no update has been used."""
         self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}
         self.state |= tally.start(ctx.sites)
 
@@ -180,5 +180,4 @@ class Server(base.Server[Config]):
         return move(weights, updates, moves, trainable=ctx.trainable, buffers=fractions)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The control variate c, and what the server has used, for the next round."""
         return self.state

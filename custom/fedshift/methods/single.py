@@ -30,7 +30,6 @@ class Client(base.Client[Config]):
     """Keeps all weights at the site."""
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All ``state_dict`` keys."""
         return frozenset(net.state_dict())
 
 
@@ -40,5 +39,4 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """The initial weights, unchanged."""
         return weights

@@ -55,12 +55,12 @@ TRAITS: Mapping[str, Callable[[Half, nn.Module], bool] | None] = {
 """What a method may do, and how its hooks show it; None if only `Client.traits` can tell."""
 
 
-def mend_of(trait: str, half: Half, case: Case) -> str | None:
+def remedy_of(trait: str, half: Half, case: Case) -> str | None:
     """The ``option=value`` that ends a trait of a half, empty if no option does; None without the trait."""
     shown = TRAITS[trait]
     for rule in half.traits:
-        if rule.what == trait and rule.when(case):
-            return rule.mend
+        if rule.what == trait and rule.holds(case):
+            return rule.remedy
     return "" if shown is not None and shown(half, case.net) else None
 
 
@@ -68,15 +68,15 @@ def check_pair(name: str, other: str, halves: Mapping[str, Half], cases: Mapping
     """Refuse method ``other`` if it does what method ``name`` does not bear.
 
     Raises:
-        ConfigError: what it does, why that is refused, and the mend.
+        ConfigError: what it does, why that is refused, and the remedy.
     """
     for clash in halves[name].clashes:
-        mend = mend_of(clash.what, halves[other], cases[other]) if clash.when(cases[name]) else None
-        if mend is not None:
+        remedy = remedy_of(clash.what, halves[other], cases[other]) if clash.holds(cases[name]) else None
+        if remedy is not None:
             raise ConfigError(
                 "methods-clash",
                 f"{name} and {other} cannot be combined: {other} with its present options {clash.what}, and {name} "
-                f"{clash.why}: {f'use --set {mend}, or ' if mend else ''}leave one of them out",
+                f"{clash.why}: {f'use --set {remedy}, or ' if remedy else ''}leave one of them out",
             )
 
 
@@ -85,11 +85,11 @@ def check_pair(name: str, other: str, halves: Mapping[str, Half], cases: Mapping
 
 @dataclass(frozen=True)
 class Need:
-    """What a job lacks if ``lacks`` says so, what there is instead, and the mend."""
+    """What a job lacks if ``lacks`` says so, what there is instead, and the remedy."""
 
     lacks: Callable[[JobSpec, nn.Module], Any]
     instead: str
-    mend: str
+    remedy: str
 
 
 def _of_optimizer(lacks: Callable[[OptimizerSpec], Any], option: str, value: str) -> Need:
@@ -151,20 +151,20 @@ def check_needs(name: str, half: Half, case: Case) -> None:
     """Refuse a job that lacks what a method needs.
 
     Raises:
-        ConfigError: the need, what there is instead, and the mend.
+        ConfigError: the need, what there is instead, and the remedy.
     """
     for rule in half.needs:
         need = NEEDS[rule.what]
-        if rule.when(case) and need.lacks(case.job, case.net):
+        if rule.holds(case) and need.lacks(case.job, case.net):
             why = f" ({rule.why})" if rule.why else ""
             raise ConfigError(
                 "method-needs",
                 f"method {name}: needs {rule.what}{why}, and {need.instead.format(job=case.job)}: "
-                + (f"use --set {rule.mend.format(name=name)}" if rule.mend else need.mend),
+                + (f"use --set {rule.remedy.format(name=name)}" if rule.remedy else need.remedy),
             )
 
 
 def idle_options(half: Half, case: Case) -> dict[str, str]:
     """The options of a half that change nothing, and why."""
-    rules = [rule for rule in half.idle if rule.when(case)]
+    rules = [rule for rule in half.idle if rule.holds(case)]
     return {option: rule.why.format(case=case) for rule in rules for option in rule.what.split()}

@@ -37,8 +37,8 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import LOSS, project
-from fedshift.methods.shared.aggregation import move, site_fractions
+from fedshift.methods.afl import LOSS
+from fedshift.methods.shared.aggregation import move, project, site_fractions
 from fedshift.methods.shared.passes import mean_loss
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays, Weights
@@ -76,7 +76,6 @@ class Client(base.Client[Config]):
     """Sends the loss of the received model, or with ``variant: released`` of the trained one."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean loss, a float64 scalar."""
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:

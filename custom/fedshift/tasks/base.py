@@ -218,7 +218,6 @@ class Task(Protocol):
 
     def network(self) -> nn.Module:
         """The network with its initial weights."""
-        ...
 
     def preparation(self) -> dict[str, Any]:
         """How a scan or picture becomes the network's input, as plain values, for the header of a model file.
@@ -226,19 +225,15 @@ class Task(Protocol):
         A model file whose statement differs from this version's was trained on images prepared otherwise: it is
         refused.
         """
-        ...
 
     def open(self, folder: Path, site: str) -> SiteData:
         """A site's prepared folder."""
-        ...
 
     def at(self, data: SiteData) -> Task:
         """The task at a site: itself, unless the site's labels are other than the task's."""
-        ...
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
-        ...
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
         """Logits of the images of one batch of ``data.eval_images``.
@@ -248,14 +243,12 @@ class Task(Protocol):
             x: the batch, on the CPU.
             final: whether final models are evaluated, and not those of each round.
         """
-        ...
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:
         """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
 
         What selects the best round: quick, on what the network sees.
         """
-        ...
 
     def evaluate(
         self,
@@ -277,7 +270,6 @@ class Task(Protocol):
             share_cases: whether scores of single cases may leave.
             keep: gets every score of single cases, for comparisons at the site, whether they may leave or not.
         """
-        ...
 
 
 class ScanTask(Task, Protocol):
@@ -288,7 +280,6 @@ class ScanTask(Task, Protocol):
 
         ``probabilities`` come as for `evaluate`.
         """
-        ...
 
 
 def selecting(job: JobSpec, known: Sequence[str]) -> str:

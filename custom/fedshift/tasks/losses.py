@@ -106,7 +106,6 @@ SURE = 30.0
 
 
 def available() -> list[str]:
-    """Names of all losses."""
     return [*OWN, *(PREFIX + name for name in ALLOWED)]
 
 
@@ -135,7 +134,7 @@ class Loss:
         if isinstance(logits, Tensor):
             return self._one(logits, target)
         weights = [0.5**number for number in range(len(logits))]
-        losses = [self._one(one, _at(target, one.shape[2:])) for one in logits]
+        losses = [self._one(output, _at(target, output.shape[2:])) for output in logits]
         parts = [weight / sum(weights) * loss for weight, loss in zip(weights, losses, strict=True)]
         return torch.stack(parts).sum()
 

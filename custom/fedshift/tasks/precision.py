@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from fedshift.tasks.allocator import keep_freed_memory
-from fedshift.tasks.instance_norm import keep_channels_last
+from fedshift.tasks.layers import keep_channels_last, protect
 from fedshift.tasks.machine import own_cores
-from fedshift.tasks.shallow_volumes import protect
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision, Threads
@@ -100,3 +99,28 @@ def use_threads(threads: Threads, *, workers: int | None = None) -> int:
 def precise(x: torch.Tensor) -> torch.Tensor:
     """Convert reduced precision to float32; keep float64."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's numbers, as `mallopt` takes them."""
+LARGE = 32 * 2**20
+"""Bytes from which a block is mapped by itself and goes back when it is freed (glibc takes no larger limit): features
+are below, whole volumes above."""
+KEPT = 256 * 2**20
+"""Bytes at the end of the heap that are kept."""
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """From now on, in this process, keep the memory of freed features for the next pass on a processor.
+
+    By itself glibc returns it after each layer, and every page of it is zeroed when the next layer takes it. Numbers do
+    not depend on it.
+    """
+    if device.type != "cpu":
+        return
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from errors import raises
+from monai.networks.nets.basic_unet import BasicUNet
 from torch import nn
 
-from fedshift.methods.shared.mixing import stages_of
+from fedshift.methods.shared.features import stages_of
 from fedshift.tasks import networks, trial
 from fedshift.tasks.losses import main, make_loss
-from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.networks.monai import build, without_second_names
+from fedshift.tasks.precision import autocast
 
 SMALL: dict[str, dict[str, Any]] = {
     "monai.AttentionUnet": {"channels": [4, 8, 16], "strides": [2, 2]},
@@ -254,3 +256,37 @@ def test_what_is_refused(name: str, options: dict[str, Any], dims: int, code: st
 def test_unetr_names_the_nearest_patch() -> None:
     with raises("patch-size", naming=("40 x 56 x 40", "48 x 64 x 48")):
         networks.build("monai.UNETR", {}, in_channels=1, n_classes=2, seed=0, spatial_dims=3, patch=(40, 56, 40))
+
+
+# --- monai's ``upcat`` pads only what needs it, with the same numbers ---------------------------------
+
+
+CPU = torch.device("cpu")
+FEATURES = [4, 4, 8, 8, 8, 4]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("size", "pads"), [((16, 32), 0), ((20, 32), 1), ((33, 30), 4), ((16, 16, 40), 1)])
+def test_the_numbers_are_monais_and_only_odd_sizes_are_padded(
+    size: tuple[int, ...], pads: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = build(
+        "monai.BasicUNet", {"features": FEATURES}, in_channels=2, n_classes=3, spatial_dims=len(size), patch=None
+    )
+    monai = BasicUNet(spatial_dims=len(size), in_channels=2, out_channels=3, features=FEATURES)
+    monai.load_state_dict(net.state_dict())
+    x = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(0))
+
+    def computed(network: torch.nn.Module) -> list[torch.Tensor]:
+        with autocast(precision, CPU):  # type: ignore[arg-type]
+            logits = network(x)
+        logits.float().square().sum().backward()
+        return [logits.detach(), *(p.grad for p in network.parameters() if p.grad is not None)]
+
+    expected = computed(monai)
+    padded = []
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *a, **k: (padded.append(a[1]), pad(*a, **k))[1])
+    found = computed(net)
+    assert len(found) > 20 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(padded) == pads and all(any(sides) for sides in padded)

@@ -30,8 +30,8 @@ def module_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...
     stored = net.state_dict().keys()
     for name, module in net.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
-        own = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-        keys = tuple(prefix + key for key in own if prefix + key in stored)
+        names = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+        keys = tuple(prefix + key for key in names if prefix + key in stored)
         if keys:
             yield name, module, keys
 

@@ -87,7 +87,6 @@ class Listed:
         self._steps = [_made(entry, patch) for entry in spec]
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented patches."""
         x, y = [], []
         with _plain_tensors():
             for image, label, seed in zip(images, labels, seeds.tolist(), strict=True):

@@ -195,7 +195,6 @@ class Task:
         return data
 
     def at(self, data: SiteData) -> Task:
-        """The same everywhere."""
         return self
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
@@ -203,7 +202,6 @@ class Task:
         return functional.cross_entropy(precise(main(logits)), target)
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        """Of whole images."""
         return forward(x)
 
     def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
@@ -253,5 +251,4 @@ class Task:
 
 
 def build(job: JobSpec) -> Task:
-    """The job's task."""
     return Task(job)

@@ -28,7 +28,6 @@ def own() -> list[str]:
 
 
 def available() -> list[str]:
-    """Names of all networks."""
     return [*own(), *monai.names()]
 
 

@@ -63,7 +63,6 @@ class AlexNet(nn.Module):
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

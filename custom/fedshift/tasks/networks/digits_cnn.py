@@ -37,7 +37,6 @@ class DigitsCnn(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each block."""
         blocks = (self.block1, self.block2, self.block3)
         return tuple(Stage(block, channels) for block, channels in zip(blocks, self.widths, strict=True))
 
@@ -48,7 +47,6 @@ class DigitsCnn(nn.Module):
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

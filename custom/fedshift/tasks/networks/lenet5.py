@@ -32,7 +32,6 @@ class LeNet5(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each pooling."""
         return Stage(self.pool1, 6), Stage(self.pool2, 16)
 
     def features(self, x: Tensor) -> Tensor:
@@ -43,7 +42,6 @@ class LeNet5(nn.Module):
         return functional.relu(self.fc2(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

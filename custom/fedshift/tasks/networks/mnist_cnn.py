@@ -25,7 +25,6 @@ class MnistCnn(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each pooling."""
         return Stage(self.pool1, 16), Stage(self.pool2, 32)
 
     def features(self, x: Tensor) -> Tensor:
@@ -35,7 +34,6 @@ class MnistCnn(nn.Module):
         return torch.flatten(x, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

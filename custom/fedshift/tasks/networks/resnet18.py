@@ -96,7 +96,6 @@ class ResNet18(nn.Module):
         return torch.flatten(self.avgpool(x), 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

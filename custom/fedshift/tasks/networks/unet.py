@@ -88,7 +88,6 @@ class UNet(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The last layer."""
         return self.conv
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from errors import raises
 from torch import nn
 
-from fedshift.methods.shared.mixing import beta, blend, soft, stages_of
+from fedshift.methods.shared.features import beta, blend, soft, stages_of
 from fedshift.tasks.networks.mnist_cnn import MnistCnn
 
 

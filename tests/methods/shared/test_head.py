@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.methods.shared.last_layers import last_layers
+from fedshift.methods.shared.head import last_layers
 from fedshift.tasks import networks
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,68 @@ from torch import Tensor, nn
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
 from fedshift.tasks import trial
-from fedshift.tasks.networks.monai.allowed import ALLOWED, Allowed
-from fedshift.tasks.networks.monai.even_sizes import pad_only_odd_sizes
-from fedshift.tasks.networks.monai.one_name import name_once
 from fedshift.tasks.stages import Stage
 
+if TYPE_CHECKING:
+    from monai.networks.nets.basic_unet import UpCat
+
 PREFIX = "monai."
+
+# --- the networks -----------------------------------------------------------------------------------------
+
+Defaults = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
+"""Options by the number of spatial dimensions and the options that are given."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A network of ``monai.networks.nets``.
+
+    ``defaults``: options where MONAI has none, or one for 3D only. ``withheld``: options that are not plain data, or
+    would download. ``patch``: the constructor's name for the size of a patch, if the network is made for one size;
+    ``multiple`` is then what each side must be a multiple of. ``main_last``: the best of several outputs is the last.
+    """
+
+    defaults: Defaults = lambda dims, given: {}
+    withheld: frozenset[str] = frozenset()
+    patch: str | None = None
+    multiple: int = 1
+    main_last: bool = False
+    since: str = "1.4"
+
+
+WIDTHS = (16, 32, 64, 128, 256)
+
+
+def _halving(dims: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As many strides of 2 as the widths ask for."""
+    channels = given.get("channels", WIDTHS)
+    return {"channels": channels, "strides": (2,) * (len(channels) - 1)}
+
+
+def _dynunet(dims: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Kernels of 3, and up again as it went down."""
+    strides = given.get("strides", (1, 2, 2, 2, 2))
+    return {"kernel_size": (3,) * len(strides), "strides": strides, "upsample_kernel_size": tuple(strides[1:])}
+
+
+ALLOWED: Mapping[str, Allowed] = {
+    "AttentionUnet": Allowed(_halving),
+    "BasicUNet": Allowed(),
+    "BasicUNetPlusPlus": Allowed(main_last=True),
+    "DynUNet": Allowed(_dynunet),
+    "FlexibleUNet": Allowed(lambda dims, given: {"backbone": "efficientnet-b0"}, withheld=frozenset({"pretrained"})),
+    "HighResNet": Allowed(),
+    "MedNeXt": Allowed(since="1.5"),
+    "SegResNet": Allowed(),
+    "SegResNetDS": Allowed(withheld=frozenset({"preprocess"})),
+    "SwinUNETR": Allowed(withheld=frozenset({"norm_layer", "img_size"})),
+    "UNETR": Allowed(patch="img_size", multiple=16),
+    "UNet": Allowed(lambda dims, given: {**_halving(dims, given), "num_res_units": 2}),
+    "VNet": Allowed(lambda dims, given: {"dropout_dim": dims}),
+}
+"""Left out: networks for other ends (registration, generation, detection), and those whose constructor or output is
+not plain (AHNet, DiNTS, SegResNetVAE, SegResNetDS2, VISTA3D, HoverNet)."""
 
 
 def names() -> list[str]:
@@ -42,14 +99,14 @@ class Segmenter(nn.Module):
     in_channels: int
     main_last: bool
     trial_size: tuple[int, ...]
-    _found: tuple[trial.Found, ...] | None = None
+    _places: tuple[trial.StagePlace, ...] | None = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Encoder stages, fine to coarse; found by `fedshift.tasks.trial.find_stages`, and empty if there are none."""
-        if self._found is None:
-            self._found = trial.find_stages(self, self.trial_size)
-        return tuple(found.of(self) for found in self._found)
+        if self._places is None:
+            self._places = trial.find_stages(self, self.trial_size)
+        return tuple(place.in_net(self) for place in self._places)
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """Logits, or in training with deep supervision a list of them."""
@@ -92,10 +149,10 @@ def build(
     allowed, cls = ALLOWED[short], _class(short)
     given: dict[str, Any] = {"in_channels": in_channels, "out_channels": n_classes, "spatial_dims": spatial_dims}
     parameters = inspect.signature(cls.__init__).parameters
-    own = {"self", *given, allowed.patch}
-    known = [key for key in parameters if key not in own | allowed.withheld]
+    fixed = {"self", *given, allowed.patch}
+    known = [key for key in parameters if key not in fixed | allowed.withheld]
     for key, value in options.items():
-        if key in own:
+        if key in fixed:
             raise ConfigError(
                 "option-fixed", f"network {name}: {key} follows from the task: leave it out of network.options"
             )
@@ -152,14 +209,18 @@ def as_given(short: str, arguments: Mapping[str, Any], *, where: str) -> nn.Modu
 def defaults(short: str) -> dict[str, Any]:
     """MONAI's own defaults of a listed network's options, by name."""
     parameters = inspect.signature(_class(short).__init__).parameters
-    return {key: one.default for key, one in parameters.items() if one.default is not inspect.Parameter.empty}
+    return {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
 
 
 def _class(short: str) -> type[nn.Module]:
     nets = importlib.import_module("monai.networks.nets")
     if not hasattr(nets, short):
         version = importlib.import_module("monai").__version__
-        there = ", ".join(PREFIX + one for one in ALLOWED if hasattr(nets, one))
+        there = ", ".join(PREFIX + listed for listed in ALLOWED if hasattr(nets, listed))
         raise ConfigError(
             "library-old",
             f"network {PREFIX}{short}: MONAI {version} is installed and does not have it: install monai>="
@@ -209,7 +270,7 @@ def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[in
 
 def _plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(one) for key, one in value.items())
+        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -218,3 +279,47 @@ def _plain(value: Any) -> bool:
 def _tuples(value: Any) -> Any:
     """Lists as tuples, which some of MONAI's networks insist on."""
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+# --- what is mended ---------------------------------------------------------------------------------------
+
+
+def pad_only_odd_sizes(net: nn.Module) -> None:
+    """Have every ``UpCat`` of a network do without its padding where nothing is to be padded.
+
+    It brings up-sampled features to the encoder's size, which differs by one where that was odd. Where sizes agree, its
+    padding still copies the features, and under autocast to float32 at that, with all that follows up to the next
+    convolution. The values are the same without (docs/performance.md).
+    """
+    from monai.networks.nets.basic_unet import UpCat
+
+    for module in net.modules():
+        if isinstance(module, UpCat) and module.is_pad:
+            module.register_forward_pre_hook(_decide)
+
+
+def _decide(up: UpCat, inputs: tuple[Tensor, Tensor | None]) -> None:
+    """Before ``up(x, x_e)``: features (B, C, *spatial), and the encoder's of twice the size or one more."""
+    x, x_e = inputs
+    up.is_pad = x_e is not None and any(size != 2 * half for size, half in zip(x_e.shape[2:], x.shape[2:], strict=True))
+
+
+SECOND = "skip_layers"
+
+
+def name_once(net: nn.Module) -> None:
+    """Keep ``skip_layers`` as a plain attribute: the forward pass uses it, and its parts have their first names.
+
+    MONAI's DynUNet registers its blocks a second time there. With two names for one array, a message would hold it
+    twice, and what is done to parameters (noise, averages, limits) would be done to the first name only, while the
+    second is the one that is loaded last.
+    """
+    again = net._modules.pop(SECOND, None)
+    if again is not None:
+        net.__dict__[SECOND] = again
+
+
+def without_second_names(net: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of a file that MONAI wrote, as `name_once` leaves their names."""
+    again = f"{SECOND}." if SECOND in net.__dict__ else None
+    return {key: value for key, value in state.items() if again is None or not key.startswith(again)}

@@ -1,4 +1,4 @@
-"""Draws, soft targets and places that the methods which mix samples or change features share."""
+"""What methods that change features share: formulas over two or three spatial dimensions, stages, targets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from torch.nn import functional
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import Stage
+
+
+def spatial_dims(x: Tensor) -> tuple[int, ...]:
+    """Numbers of the spatial dimensions: (2, 3) for images, (2, 3, 4) for volumes."""
+    return tuple(range(2, x.dim()))
+
+
+def over_space(values: Tensor, x: Tensor) -> Tensor:
+    """Values per sample and channel, (B, C), or for one of them, in a shape that broadcasts over the space of ``x``."""
+    return values.reshape(*values.shape, *[1] * (x.dim() - 2))
 
 
 def beta(alpha: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
