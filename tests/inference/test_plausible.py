@@ -79,7 +79,7 @@ def test_a_model_may_know_that_it_was_trained_on_negative_intensities(
 
     def signed() -> bool:
         model = open_model(path)
-        return ModelSegmenter(model, make_ready(model, Choice())).signed
+        return ModelSegmenter(make_ready(model, Choice())).signed
 
     assert not signed(), "the file does not tell"
     add_references(path, {"A": Reference(fingerprint=fingerprint(site), apart={})})
