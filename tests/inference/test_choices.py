@@ -12,7 +12,7 @@ from errors import raises
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, open_model
+from fedshift.inference.model import SAME_EVERYWHERE, Choice, Images, Model, ReadyModel, make_ready, open_model
 from fedshift.runtime.segmentation import SliceSpec, slice_batches
 from fedshift.schema.results import LAST, read_results
 from fedshift.tasks.kinds import build_task
@@ -116,7 +116,7 @@ def test_what_only_trains_does_nothing_in_a_prediction(methods: str, tmp_path: P
     with torch.no_grad():
         torch.testing.assert_close(ready.predictor(x), net(x), rtol=0, atol=0)
     assert ready.used == Choice() and ready.statistics == "the model's own"
-    assert "same for every site" in ready.notes[0]
+    assert ready.notes == (SAME_EVERYWHERE,)
 
 
 def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Path], tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Pat
             make_ready(model, choice)
     images = images_of(open_arrays(sites["HK"], matrix=32), model)
     ready = make_ready(model, Choice(estimate=True), images=images, device="cpu")
-    assert ready.statistics == "own, of 32 slices" and "initial scale and shift" in ready.notes[0]
+    assert ready.statistics == "own, of 32 slices" and "fedbn" in ready.notes[0]
     x = torch.cat([batch for batch, _ in images.chunks()])
     first = ready.predictor.net.encoder1.enc1_bn1  # type: ignore[union-attr]
     seen = ready.predictor.net.encoder1.enc1_conv1(x)  # type: ignore[union-attr, operator]
@@ -152,13 +152,13 @@ def test_nothing_stands_in_for_a_model_of_ones_own(trained: Run, sites: dict[str
 def test_an_average_that_newcomers_use_is_used_and_said(trained: Run) -> None:
     path, _ = trained("fedbn", "fedbn.unseen=averaged")
     ready = make_ready(open_model(path), Choice(), device="cpu")
-    assert "the average of the sites'" in ready.notes[0]
+    assert "average" in ready.notes[0]
 
 
 def test_a_mixture_without_its_site_is_the_global_model_and_says_so(trained: Run) -> None:
     path, _ = trained("partialfed")
     ready = make_ready(open_model(path), Choice(), device="cpu")
-    assert "before each site adapts it" in ready.notes[0]
+    assert "adapts" in ready.notes[0]
 
 
 @pytest.mark.parametrize("methods", ["fraug", "fedproto", "fedrdn"])

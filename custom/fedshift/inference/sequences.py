@@ -63,9 +63,8 @@ class ScanCase:
                 another number of volumes than there are sequences.
         """
         if self.volumes is not None and volume is not None:
-            raise DataError(
-                "options-clash", f"{self.image} has the model's sequences as its volumes: leave out --volume"
-            )
+            said = f"{self.image} has the model's sequences as its volumes: leave out --volume"
+            raise DataError("options-clash", said)
         try:
             scans = (
                 [read_scan(path, volume=volume) for path in self.files]
@@ -76,8 +75,8 @@ class ScanCase:
             if self.is_dicom or self.sequences or volume is not None:
                 raise
             said = f"{self.image} has {volumes_in(self.image)} volumes, and the model takes one"
-            mend = "save that one alone as a 3D file, or say which with --volume N"
-            raise DataError("volumes-count", f"{said}: {mend}") from None
+            remedy = "save that one alone as a 3D file, or say which with --volume N"
+            raise DataError("volumes-count", f"{said}: {remedy}") from None
         for number, (path, scan) in enumerate(zip(self.files, scans, strict=True)):
             if scan.voxels.min() == scan.voxels.max():
                 where = "" if self.volumes is None else f" of {self.sequences[number]}"

@@ -112,10 +112,10 @@ def network_volume(
     Raises:
         ValueError: intensities that the normalisation cannot take.
     """
-    made = np.empty((len(voxels), *shape), np.float16)
-    for number, one in enumerate(voxels):
-        made[number] = resized(normalised(one, normalise, nonzero=nonzero, fixed=fixed), shape)
-    return made
+    volume = np.empty((len(voxels), *shape), np.float16)
+    for number, sequence in enumerate(voxels):
+        volume[number] = resized(normalised(sequence, normalise, nonzero=nonzero, fixed=fixed), shape)
+    return volume
 
 
 def radiological(voxels: np.ndarray) -> np.ndarray:

@@ -244,8 +244,5 @@ def test_mirror_images_along_no_axis_are_refused() -> None:
 def test_options_of_patches_are_refused_with_slices() -> None:
     two = job({"matrix": 32}, mirror=True)
     two = two.model_copy(update={"task": two.task.model_copy(update={"classes": CLASSES[:2]})})
-    with pytest.raises(
-        ConfigError,
-        match=r"evaluation.mirror is for segmentation by patches: set data.patch, or evaluation.mirror=false",
-    ):
+    with pytest.raises(ConfigError, match=r"evaluation\.mirror=false"):
         build_task(two)

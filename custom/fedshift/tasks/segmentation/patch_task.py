@@ -186,19 +186,14 @@ class Task:
 
         Of the cases whose masks have a class; a class that none has is left out.
         """
-        found: list[np.ndarray] = []
-        for index, predicted in zip(data.eval_index(subset), predictions, strict=True):
-            found.append(dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground)))
-        if not found:
-            return {}
-        means = dict(zip(self._foreground, mean_over(np.array(found)).tolist(), strict=True))
-        kept = {name: means[name] for name in self.outlined(data) if not np.isnan(means[name])}
-        if not kept:
-            return {}
-        scores = {"dice": float(np.mean(list(kept.values())))}
-        if len(self._foreground) > 1:
-            scores |= {f"dice {name}": value for name, value in kept.items()}
-        return scores
+        cases = [
+            dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground))
+            for index, predicted in zip(data.eval_index(subset), predictions, strict=True)
+        ]
+        means = dict(zip(self._foreground, mean_over(np.array(cases)).tolist(), strict=True)) if cases else {}
+        known = {name: means[name] for name in self.outlined(data) if name in means and not np.isnan(means[name])}
+        by_class = {f"dice {name}": value for name, value in known.items()} if len(self._foreground) > 1 else {}
+        return {"dice": float(np.mean(list(known.values()))), **by_class} if known else {}
 
     def evaluate(
         self,
@@ -238,7 +233,8 @@ class Task:
         if keep is not None:
             keep.values, keep.subjects = values, subjects
         spreads = {
-            name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
+            name: distribution(of_cases, subjects=subjects, seed=seed, share_cases=share_cases)
+            for name, of_cases in values.items()
         }
         return Evaluation(
             scores={name: spread.mean for name, spread in spreads.items()},
@@ -265,9 +261,9 @@ class Task:
     ) -> None:
         largest = np.empty(probability.shape[1:], np.float32)
         predicted = classes_of(probability, largest.shape, largest_component=False, certainty=largest)
-        said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
-        inside = box_of((said > 0) | (labels > 0))
-        calibration.add(largest[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
+        classes = np.where(np.isin(predicted, counted), predicted, 0)  # others may be what the masks call background
+        inside = box_of((classes > 0) | (labels > 0))
+        calibration.add(largest[inside].ravel().astype(np.float64), (classes == labels)[inside].ravel())
 
 
 def as_labels(labels: Tensor) -> np.ndarray:

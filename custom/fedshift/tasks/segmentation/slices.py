@@ -291,8 +291,8 @@ class Task:
         cases, position = np.unique(data.case_of[members], return_inverse=True)
         per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
         known = per_case[~np.isnan(per_case)]
-        found = {"dice": float(known.mean())} if len(known) else {}
-        return {**found, **self._papers(counts, data.countable[members])}
+        mean = {"dice": float(known.mean())} if len(known) else {}
+        return {**mean, **self._papers(counts, data.countable[members])}
 
     def evaluate(
         self,
@@ -329,18 +329,18 @@ class Task:
             sure, right = np.maximum(probability, 1 - probability)[inside], (predicted == labels).numpy()[inside]
             calibration.add(sure.ravel(), right.ravel())
             reference = data.reference(number)[slices - case.offset]
-            found = restore(probability, *case.shape[1:]) > 0.5
-            empty += not found.any()
+            mask = restore(probability, *case.shape[1:]) > 0.5
+            empty += not mask.any()
             whole = len(slices) == case.shape[0]
             if whole:
-                apart.append(one_sided(found, reference, {self._job.task.classes[1]: 1}))
+                apart.append(one_sided(mask, reference, {self._job.task.classes[1]: 1}))
             if not reference.any():
-                found_ml = int(found.sum()) * float(np.prod(case.spacing)) / MICROLITRES
-                by_metric["false_positives"][number] = found_ml
+                millilitres = int(mask.sum()) * float(np.prod(case.spacing)) / MICROLITRES
+                by_metric["false_positives"][number] = millilitres
                 continue
-            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (mask & reference, mask, reference))))
             if whole:
-                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(mask, reference, case.spacing)
         order = sorted(expected)
         cases = {
             name: np.array([by_case.get(n, np.nan) for n in order])
