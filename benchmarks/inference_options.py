@@ -105,7 +105,7 @@ def with_options(model: Model, options: Mapping[str, bool]) -> Model:
 def dice(model: Model, site: str, cases: Sequence[CaseFiles]) -> list[float]:
     """Foreground Dice of each volume, with the site's statistics where the model asks for some."""
     ready = ready_for(model, cases, Choice(site=site if model.header.statistics else None), device="cpu")
-    found = list(score_cases(model, ready, cases, tolerance=model.header.job.evaluation.tolerance))
+    found = list(score_cases(ready, cases, tolerance=model.header.job.evaluation.tolerance))
     failed = [case.error for case in found if case.error is not None]
     if failed:
         raise SystemExit(f"{site}: {failed[0]}")

@@ -95,14 +95,14 @@ def scored(model: Model, held_out: str) -> Iterator[tuple[str, list[float]]]:
 
     def dice(choice: Choice, given: Any) -> list[float]:
         ready = ready_for(model, given, choice, device="cpu")
-        found = list(score_cases(model, ready, given, tolerance=model.header.job.evaluation.tolerance))
+        found = list(score_cases(ready, given, tolerance=model.header.job.evaluation.tolerance))
         failed = [case.error for case in found if case.error is not None]
         if failed:
             raise SystemExit(f"{held_out}: {failed[0]}")
         return [round(case.scores["prostate"]["dice"], 4) for case in found]
 
-    yield TOGETHER, dice(Choice(own=True), cases)
-    yield ALONE, [value for case in cases for value in dice(Choice(own=True), [case])]
+    yield TOGETHER, dice(Choice(estimate=True), cases)
+    yield ALONE, [value for case in cases for value in dice(Choice(estimate=True), [case])]
     for trained in model.header.statistics:
         yield f"site {trained}", dice(Choice(site=trained), cases)
 

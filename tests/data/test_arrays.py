@@ -18,6 +18,7 @@ from data_prep.volumes import CaseFiles, deal_splits, write_site
 from fedshift.data import arrays
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.data.splits import subject_of
+from fedshift.runtime import grids
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split, read_manifest
 
@@ -157,7 +158,7 @@ def test_second_opening_decodes_nothing(site: Path) -> None:
 def test_losing_the_race_is_fine(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process finishes the same arrays while this one is still at it."""
     manifest = read_manifest(site)
-    resize = arrays.resize_images
+    resize = grids.resize_images
 
     def slow(slices: np.ndarray, matrix: int) -> np.ndarray:
         monkeypatch.setattr(arrays, "resize_images", resize)
@@ -204,16 +205,16 @@ def test_failed_building_leaves_nothing(site: Path) -> None:
 def test_volume_with_hardly_any_signal_is_not_divided_by_zero() -> None:
     flat = np.zeros((4, 10, 10), np.int16)
     flat[2, 3, 4] = 500
-    assert arrays.to_uint8(flat).max() == 255
-    assert not arrays.to_uint8(np.full((3, 4, 4), 7.0)).any()
+    assert grids.to_uint8(flat).max() == 255
+    assert not grids.to_uint8(np.full((3, 4, 4), 7.0)).any()
 
 
 @pytest.mark.parametrize(("before", "after"), [(256, 96), (160, 128), (9, 9), (5, 64), (3, 8)])
 def test_resampling_equals_its_matrix(before: int, after: int) -> None:
-    weights = arrays.resize_weights(before, after)
+    weights = grids.resize_weights(before, after)
     np.testing.assert_allclose(weights.sum(axis=1), 1)
     slices = np.random.default_rng(0).random((2, before, before))
-    np.testing.assert_allclose(arrays._resample(slices, after), weights @ slices @ weights.T)
+    np.testing.assert_allclose(grids.resample(slices, after), weights @ slices @ weights.T)
 
 
 def deal(

@@ -240,8 +240,8 @@ def test_a_prediction_and_every_export_are_the_trained_network(trained: tuple[Pa
         expected = net(x)
         torch.testing.assert_close(ready.predictor(x), expected, rtol=0, atol=0)
     assert not torch.allclose(expected, normal, atol=0.1)
-    assert export.write_torchscript(model, ready, tmp_path / "model.ts") < 1e-4
-    assert export.write_torch_export(model, ready, tmp_path / "model.pt2") < 1e-4
+    assert export.write_torchscript(ready, tmp_path / "model.ts") < 1e-4
+    assert export.write_torch_export(ready, tmp_path / "model.pt2") < 1e-4
     loaded = torch.jit.load(tmp_path / "model.ts")  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loaded(x), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), expected, rtol=1e-4, atol=1e-4)
@@ -252,7 +252,7 @@ def test_onnx_too(trained: tuple[Path, Any], tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = open_model(trained[0])
-    assert export.write_onnx(model, make_ready(model, Choice(), device="cpu"), tmp_path / "model.onnx") < 1e-4
+    assert export.write_onnx(make_ready(model, Choice(), device="cpu"), tmp_path / "model.onnx") < 1e-4
 
 
 def test_a_networks_last_layers_are_found_without_fedfas_draws() -> None:

@@ -20,7 +20,8 @@ import numpy as np
 from fedshift.data import blocks
 from fedshift.data.arrays import rebuilt
 from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.data.voxels import Fixed, Normalise, network_volume, places, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, places, resized_labels
+from fedshift.runtime.grids import Normalise, network_volume, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import nearest

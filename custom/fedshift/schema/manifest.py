@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from fedshift.runtime import DIRECTION_TOLERANCE as DIRECTION_TOLERANCE
+from fedshift.runtime import SPACING_TOLERANCE as SPACING_TOLERANCE
+from fedshift.runtime import is_dummy_geometry as is_dummy_geometry
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.names import ClassName, few_names
@@ -21,10 +23,6 @@ from fedshift.schema.strict import Strict
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
 _READING = b'"reading"'
-SPACING_TOLERANCE = 1e-3
-"""Millimetres; headers in single precision and decimal DICOM strings differ by less."""
-DIRECTION_TOLERANCE = 1e-3
-"""Of a direction cosine, about 0.06 degrees."""
 ORDER, LISTED = "order", "of the list"
 """Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
 TRUE_SPACING = "true_spacing"
@@ -64,18 +62,6 @@ class Case(Strict):
     @model_serializer(mode="wrap")
     def _what_is_there(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in write(self).items() if value or key not in ("reading", "subject")}
-
-
-def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:
-    """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost.
-
-    ``direction`` is a 3 x 3 matrix of cosines, row by row; signs do not matter.
-    """
-    along_axes = all(
-        abs(abs(cosine) - (row == column)) < DIRECTION_TOLERANCE
-        for (row, column), cosine in zip(product(range(3), range(3)), direction, strict=True)
-    )
-    return along_axes and all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)
 
 
 class Picture(Strict):

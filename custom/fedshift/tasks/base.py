@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from fedshift.data.prepared import mask_file
 from fedshift.data.samples import Samples
 from fedshift.data.splits import subject_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
@@ -152,6 +153,17 @@ class SiteData(Samples):
 
 class ScanData(SiteData):
     """A prepared site of scans, whose labels are masks."""
+
+    def check_masks(self, folder: Path) -> None:
+        """Look for the mask of every case.
+
+        Raises:
+            DataError: one is missing.
+        """
+        lost = next((case.id for case in self.manifest.cases if not mask_file(folder, case.id).is_file()), None)
+        if lost is not None:
+            said = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
+            raise DataError("mask-missing", f"{folder / 'volumes'} {said}")
 
     @abstractmethod
     def stacks(self, subset: Subset) -> Iterator[np.ndarray]:

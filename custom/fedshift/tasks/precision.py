@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
+from fedshift.runtime.segmentation import autocast as autocast
+from fedshift.runtime.segmentation import uses_bf16
 from fedshift.tasks.layers import keep_channels_last, protect
 from fedshift.tasks.machine import own_cores
 
@@ -17,33 +18,9 @@ if TYPE_CHECKING:
     from fedshift.schema.job import Precision, Threads
 
 
-def uses_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether forward passes run in bf16 on a device.
-
-    ``auto`` uses bf16 only where the hardware computes it natively: NVIDIA GPUs since Ampere, processors with AVX-512
-    BF16 or AMX. Elsewhere bf16 is emulated and slower than fp32.
-    """
-    if precision != "auto":
-        return precision == "bf16"
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
-
-
 def settled(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
     """The precision that a job uses on a device, with ``auto`` resolved."""
     return "bf16" if uses_bf16(precision, device) else "fp32"
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """bf16 autocast, or nothing for fp32. Parameters and optimiser state stay float32 in both."""
-    if uses_bf16(precision, device):
-        return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:

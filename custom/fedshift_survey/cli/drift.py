@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.data.scan_folders import not_read
     from fedshift.inference import segment
     from fedshift.inference.model import open_model
-    from fedshift.inference.sequences import first_files
+    from fedshift.inference.sequences import find_cases
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.names import printable
     from fedshift_survey.drift.compare import FEWEST, compare_scans, limits
@@ -77,12 +77,13 @@ def run(args: argparse.Namespace) -> int:
     by_month = scans_by_month(args.folder)
     for line in not_read([args.folder]):
         print(printable(line))
-    images = {month: first_files(found, model.sequences) for month, found in by_month.items() if found}
+    cases = {month: find_cases(found, model.sequences) for month, found in by_month.items() if found}
+    images = {month: [case.image for case in found] for month, found in cases.items()}
     for line in describe(model):
         print(line)
     if len(images) < len(by_month):
         print(f"no scan yet, and left out: {', '.join(month for month in by_month if month not in images)}")
-    every, true = [one for found in images.values() for one in found], args.true_spacing
+    every, true = [case for found in cases.values() for case in found], args.true_spacing
     ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
     references = _references(model, ready, args.reference)

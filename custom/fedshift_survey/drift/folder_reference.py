@@ -40,6 +40,5 @@ def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference
         if split == "val":
             scans = [read_scan(path) for path in image_files(folder, manifest, case.id)]
             voxels = np.stack([scans[number].voxels for number in sequences])
-            spacing = manifest.known_spacing(case)
-            confidences.append(outline(model, ready, scans[sequences[0]], voxels, spacing=spacing)[1])
+            confidences.append(outline(ready, voxels, manifest.known_spacing(case))[1])
     return reference_of(fingerprint(folder), list(case_fingerprints(folder)), confidences, least=1)

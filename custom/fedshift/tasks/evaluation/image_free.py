@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedshift.data.arrays import resize_axis
+from fedshift.runtime.grids import resize_axis
 
 HEIGHTS, SIDE = 32, 64
 """The grid on which training masks are averaged: heights in the stack, and pixels along each side of a slice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedshift.tasks.segmentation.windows import AT_ONCE, mirrors, sliding, sliding_by_slices
+from fedshift.runtime.windows import AT_ONCE, mirrors, sliding, sliding_by_slices
 
 PATCH = (8, 8, 12)
 

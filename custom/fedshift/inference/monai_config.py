@@ -55,10 +55,8 @@ class BundleConfig:
         self.folder = folder
         self.file = next((path for name in INFERENCE if (path := folder / FOLDER / name).is_file()), None)
         if self.file is None:
-            raise ConfigError(
-                f"{folder} is neither a model file nor a MONAI bundle for segmentation, which has "
-                f"{FOLDER}/{INFERENCE[0]}{did_you_mean(folder)}"
-            )
+            said = f"{folder} is neither a model file nor a MONAI bundle for segmentation, which has "
+            raise ConfigError("no-model", f"{said}{FOLDER}/{INFERENCE[0]}{did_you_mean(folder)}")
         self._content = _read(self.file)
         metadata = folder / FOLDER / METADATA
         self.metadata = _read(metadata) if metadata.is_file() else {}
@@ -75,7 +73,7 @@ class BundleConfig:
         else:
             where = name
         nodes = node if isinstance(node, list) else [node]
-        return [made for number, one in enumerate(nodes) for made in self._component(one, f"{where}[{number}]")]
+        return [part for number, each in enumerate(nodes) for part in self._component(each, f"{where}[{number}]")]
 
     def component(self, name: str) -> Component:
         """One component.
@@ -83,10 +81,10 @@ class BundleConfig:
         Raises:
             ConfigError: as for `components`.
         """
-        found = list(self._component(self._entry(name), name))
-        if len(found) != 1:
+        components = list(self._component(self._entry(name), name))
+        if len(components) != 1:
             raise self.refusal(name, "is disabled", OTHER)
-        return found[0]
+        return components[0]
 
     def value(self, node: Any, where: str) -> Any:
         """What a node says, with references followed: numbers, words, number types, lists and mappings of them.
@@ -96,23 +94,23 @@ class BundleConfig:
         """
         node = self._followed(node, where)
         if isinstance(node, str) and node.startswith("$"):
-            found = _NUMBERS.fullmatch(node)
-            if found is None:
+            number_type = _NUMBERS.fullmatch(node)
+            if number_type is None:
                 raise self.refusal(where, f"is an expression ({_cut(node)}), and no code of a bundle is run")
-            return getattr(torch if found[1] == "torch" else np, "bool_" if found[0] == "$np.bool" else found[2])
+            return _number_type(number_type)
         if isinstance(node, str) and node.startswith("%"):
             raise self.refusal(where, f"is a macro ({_cut(node)}), which is not read")
         if isinstance(node, list):
-            return [self.value(one, f"{where}[{number}]") for number, one in enumerate(node)]
+            return [self.value(inner, f"{where}[{number}]") for number, inner in enumerate(node)]
         if isinstance(node, dict):
             if TARGET in node:
                 raise self.refusal(where, f"is a component ({_cut(str(node[TARGET]))}) where a value is expected")
-            return {str(key): self.value(one, f"{where}.{key}") for key, one in node.items()}
+            return {str(key): self.value(inner, f"{where}.{key}") for key, inner in node.items()}
         return node
 
-    def refusal(self, where: str, why: str, mend: str = "take a bundle where it is plain data") -> ConfigError:
+    def refusal(self, where: str, why: str, remedy: str = "take a bundle where it is plain data") -> ConfigError:
         """The error that names a place in the configuration."""
-        return ConfigError(f"{self.file}: {where} {why}: {mend}")
+        return ConfigError("bundle-config", f"{self.file}: {where} {why}: {remedy}")
 
     def _entry(self, name: str) -> Any:
         if name not in self._content:
@@ -132,16 +130,16 @@ class BundleConfig:
         if disabled is True or str(disabled).lower() == "true":
             return
         name = _short(node)
-        options = {key: one for key, one in node.items() if not key.startswith("_")}
+        options = {key: value for key, value in node.items() if not key.startswith("_")}
         yield Component(name, options, where)
 
     def _followed(self, node: Any, where: str) -> Any:
         """What a node refers to, if it is nothing but a reference."""
         for _ in range(DEEPEST):
-            found = _REFERENCE.fullmatch(node) if isinstance(node, str) else None
-            if found is None:
+            reference = _REFERENCE.fullmatch(node) if isinstance(node, str) else None
+            if reference is None:
                 return node
-            node = self._at(found[1], where)
+            node = self._at(reference[1], where)
         raise self.refusal(where, "refers to itself", OTHER)
 
     def _at(self, reference: str, where: str) -> Any:
@@ -154,6 +152,11 @@ class BundleConfig:
             else:
                 raise self.refusal(where, f"refers to @{_cut(reference)}, which is not there", OTHER)
         return node
+
+
+def _number_type(match: re.Match[str]) -> Any:
+    """The type that ``$torch.float32`` and the like name; numpy calls its own type of ``bool`` ``bool_``."""
+    return getattr(torch if match[1] == "torch" else np, "bool_" if match[0] == "$np.bool" else match[2])
 
 
 def _short(node: dict[str, Any]) -> str:
@@ -170,11 +173,14 @@ def _cut(text: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST:
-            raise ConfigError(f"{path} is larger than {LARGEST // 2**20} MiB, which no configuration is")
+            said = f"{path} is larger than {LARGEST // 2**20} MiB, which no configuration is"
+            raise ConfigError("file-large", said)
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        raise ConfigError(f"{path} cannot be read as {path.suffix[1:].upper()}: download the bundle again") from None
+        said = f"{path} cannot be read as {path.suffix[1:].upper()}: download the bundle again"
+        raise ConfigError("file-unreadable", said) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} has no names at its top, as a bundle's configuration has: download the bundle again")
+        said = f"{path} has no names at its top, as a bundle's configuration has: download the bundle again"
+        raise ConfigError("not-a-mapping", said)
     return content

@@ -30,8 +30,8 @@ def largest_parts(mask: np.ndarray, *, neighbours: np.ndarray, count: int = 1) -
 
     ``neighbours``: (3, 3, 3) bool, which voxels around one are connected with it.
     """
-    parts, found = ndimage.label(mask, structure=neighbours)
-    if found <= count:
+    parts, number = ndimage.label(mask, structure=neighbours)
+    if number <= count:
         return mask.copy()
     sizes = np.bincount(parts.ravel())
     sizes[0] = 0

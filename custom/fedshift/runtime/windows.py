@@ -67,13 +67,13 @@ def sliding_by_slices(
     low = 0  # the slice with which `total` and `count` begin
     for index in range(0, len(windows), AT_ONCE[3]):
         batch = windows[index : index + AT_ONCE[3]]
-        found = mirrored(forward, torch.cat([x[(..., *window)] for window in batch]).float(), mirror)
+        logits = mirrored(forward, torch.cat([x[(..., *window)] for window in batch]).float(), mirror)
         if not len(total):
-            total = torch.zeros(found.shape[1], held, rows, columns, device=x.device)
-        for (z, *place), one in zip(batch, found, strict=True):
-            here = (..., slice(z.start - low, z.stop - low), *place)
-            total[here] += one * weight
-            count[here] += weight
+            total = torch.zeros(logits.shape[1], held, rows, columns, device=x.device)
+        for (z, *place), window_logits in zip(batch, logits, strict=True):
+            window = (..., slice(z.start - low, z.stop - low), *place)
+            total[window] += window_logits * weight
+            count[window] += weight
         following = windows[index + len(batch)][0].start if index + len(batch) < len(windows) else depth
         done = following - low
         if done == 0:
@@ -85,9 +85,9 @@ def sliding_by_slices(
             slice(before[2], before[2] + size[2]),
         )
         yield total[inside] / count[inside]
-        for one in (*total, *count):  # one class after the other: a copy of all is as large as `total`
-            one[: held - done] = one[done:].clone()
-            one[held - done :] = 0
+        for plane in (*total, *count):  # one class after the other: a copy of all is as large as `total`
+            plane[: held - done] = plane[done:].clone()
+            plane[held - done :] = 0
         low = following
 
 
@@ -96,9 +96,9 @@ def mirrored(forward: Callable[[Tensor], Tensor], window: Tensor, mirror: Sequen
     flips = mirrors(mirror)
     total: Tensor | None = None
     for dims in flips:
-        found = forward(window.flip(dims) if dims else window)
-        found = found.flip(dims).float() if dims else found.float()
-        total = found if total is None else total + found
+        logits = forward(window.flip(dims) if dims else window)
+        logits = logits.flip(dims).float() if dims else logits.float()
+        total = logits if total is None else total + logits
     assert total is not None
     return (total / len(flips)).to(window.device)
 

@@ -1,32 +1,18 @@
-"""The largest parts of a mask are the same ones however a scan is stored, in predictions and in a bundle's script."""
+"""The largest parts of a mask are the same ones however a scan is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import permutations, product
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy.ndimage import generate_binary_structure
 
-from fedshift.inference import bundle_patches
-from fedshift.inference.bundle import script
-from fedshift.tasks.evaluation.components import largest_components, largest_parts
+from fedshift.runtime.components import largest_components, largest_parts
 
 EVERY_NEIGHBOUR = generate_binary_structure(3, 3)
 SHAPE = (9, 11, 13)
-
-
-def of_a_bundle() -> Callable[[np.ndarray], np.ndarray]:
-    """The function of the script that bundles carry."""
-    space: dict[str, Any] = {"__name__": "patchwise"}
-    exec(compile(script(bundle_patches), "patchwise.py", "exec"), space)
-    kept: Callable[[np.ndarray], np.ndarray] = space["largest_components"]
-    return kept
-
-
-KEEPERS = {"predict": largest_components, "bundle": of_a_bundle()}
 
 
 def stored_otherwise(volume: np.ndarray) -> Iterator[np.ndarray]:
@@ -57,19 +43,17 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
-def test_of_parts_of_one_size_all_are_kept_however_a_scan_is_stored(keep: Callable[..., np.ndarray], case: str) -> None:
+def test_of_parts_of_one_size_all_are_kept_however_a_scan_is_stored(case: str) -> None:
     for given, wanted in zip(*map(stored_otherwise, CASES[case]), strict=True):
-        assert np.array_equal(keep(given), wanted)
+        assert np.array_equal(largest_components(given), wanted)
 
 
-@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
-def test_each_class_has_its_own_largest_part_in_every_orientation(keep: Callable[..., np.ndarray]) -> None:
+def test_each_class_has_its_own_largest_part_in_every_orientation() -> None:
     noise = np.random.default_rng(1).choice(3, size=SHAPE, p=(0.9, 0.06, 0.04)).astype(np.uint8)
-    wanted = keep(noise)
+    wanted = largest_components(noise)
     assert 0 < (wanted > 0).sum() < (noise > 0).sum() and set(np.unique(wanted)) == {0, 1, 2}
     for mask, same in zip(stored_otherwise(noise), stored_otherwise(wanted), strict=True):
-        assert np.array_equal(keep(mask), same)
+        assert np.array_equal(largest_components(mask), same)
 
 
 def test_the_number_of_parts_and_what_is_connected_can_be_said() -> None:

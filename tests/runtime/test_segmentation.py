@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.data.voxels import network_volume, shape_at
-from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, segment, softmax_in_place
-from fedshift.tasks.segmentation.windows import sliding
+from fedshift.runtime.grids import network_volume, shape_at
+from fedshift.runtime.segmentation import (
+    PatchSpec,
+    SliceSpec,
+    as_images,
+    as_volume,
+    classes_of,
+    network_images,
+    segment,
+    softmax_in_place,
+)
+from fedshift.runtime.windows import sliding
 
 SCAN = (45, 20, 26)
 SPACING = (2.0, 1.0, 1.0)
@@ -42,12 +51,13 @@ def test_a_scan_is_segmented_slice_by_slice_as_from_all_its_probabilities(
 
     seen: list[np.ndarray] = []
     certainty = np.zeros(SCAN, np.float32)
-    options = {"wanted": wanted, "matrix": None, "dims": dims, "context": context, "largest_component": True}
-    found = segment(voxels, SPACING, network, **intensities, **where, **options, certainty=certainty, see=seen.append)
+    options = {"spacing": wanted, "matrix": None, "dims": dims, "context": context, "largest_component": True}
+    spec = PatchSpec(**intensities, **where, **options)
+    found = segment(voxels, SPACING, network, spec, certainty=certainty, see=seen.append)
     assert np.array_equal(found, expected) and np.array_equal(certainty, sure)
     assert np.array_equal(np.concatenate(seen, 1), whole)
     assert len(seen) > 1 or shape[0] <= 8
-    assert np.array_equal(segment(voxels, SPACING, network, **intensities, **where, **options), expected)
+    assert np.array_equal(segment(voxels, SPACING, network, spec), expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 5, 6, 7), (4, 3, 6, 7), (1, 3, 6, 7)])
@@ -65,3 +75,11 @@ def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
     probability[1, 2:6, 2:6, 2:6] = probability[1, 10, 15, 15] = probability[2, 8, 8, 8] = 1
     before, after = (classes_of(probability, (12, 20, 24), largest_component=asked) for asked in (False, True))
     assert (before == 1).sum() == 65 and (after == 1).sum() == 64 and (after == 2).sum() == 1
+
+
+def test_the_outermost_slices_are_their_own_neighbours() -> None:
+    stack = np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
+    spec = SliceSpec(matrix=8, context=3, scale=255, clip_above_quantile=1)
+    x = torch.cat(network_images(stack[None] * (255 / 39), None, spec)).div(255 / 39).round()
+    assert x[0, :, 0, 0].tolist() == [0, 0, 1] and x[33, :, 0, 0].tolist() == [32, 33, 34]
+    assert x[39, :, 0, 0].tolist() == [38, 39, 39]
