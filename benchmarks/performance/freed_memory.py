@@ -5,7 +5,7 @@ with large tensors in huge pages, as fedshift has it.
 
 The networks of five tasks with the tasks' own batches, losses and optimisers, in float32 and in bf16, on noise that
 lies ready, one thread. Each way has a process of its own, as it is a setting of the process
-(`fedshift.tasks.allocator`, ``fedshift/__init__.py``), and all run in turn. Times are the processor's, which other work
+(`fedshift.tasks.precision`, ``fedshift/__init__.py``), and all run in turn. Times are the processor's, which other work
 on the machine changes little.
 """
 

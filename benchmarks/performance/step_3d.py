@@ -6,7 +6,7 @@ The hippocampus task with MONAI's ``BasicUNet``: 2 patches of 40x56x40, DiceCE, 
 cutting and augmenting patches, the methods' hooks, gradients, clipping, AdamW, and its share of what a round does
 before and after. The plain loops have the same network, loss and optimiser on a batch of noise that lies ready:
 in float32 as one writes it first, and in bf16, also with channels last, which is what torch gives without fedshift.
-They are in a process of their own, because fedshift sets the allocator of its process (`fedshift.tasks.allocator`).
+They are in a process of their own, because fedshift sets the allocator of its process (`fedshift.tasks.precision`).
 
 With one thread the times are the processor's, which other work on the machine changes little; with more they are the
 clock's. The time of FedFA's layers alone is that of their forward and backward passes on features of each stage's shape

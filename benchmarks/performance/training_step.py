@@ -4,7 +4,7 @@
 
 The U-Net of FedFA (32 features), batches of 16 slices of 96x96, one thread. The papers' loop is float32 with channels
 first, as their code runs it, on random images that lie ready, in a process of its own, because fedshift sets the
-allocator of its process (`fedshift.tasks.allocator`). fedshift's steps are those of a site in round 1: reading
+allocator of its process (`fedshift.tasks.precision`). fedshift's steps are those of a site in round 1: reading
 and augmenting the batch, the methods' hooks, gradients, Adam. The limit is a product of two large matrices; a step's
 floating-point operations are counted by PyTorch. Evaluation is a site's scoring of the received model on its
 validation part, against a round of one epoch.

@@ -509,7 +509,7 @@ def test_a_run_that_has_ended_can_be_gone_on_with(three_image_sites: dict[str, P
     ("methods", "message"),
     [
         ({"gen_afl": {"lambda_min": 0.9}}, "lambda_min"),
-        ({"scaffold": {}}, "is defined for SGD, not adam"),
+        ({"scaffold": {}}, r"needs SGD, and optimizer\.name is adam"),
         ({"fedavg": {"weight": "uniform"}}, "did you mean 'weights'"),
         ({"groupdro": {}}, "give the same arguments to 'fedshift pooled'"),
     ],
