@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from fedshift.data.counts import about_counts
 from fedshift.data.samples import epoch_starts
 from fedshift.federation.footprint import FEW, evaluation_of, footprint, noise
-from fedshift.federation.memory import PROCESS, SERVERS, of_training
+from fedshift.federation.memory import PROCESS, SERVERS, training_bytes
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
@@ -160,7 +160,7 @@ class Estimator:
         built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
-        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation_of(built))
+        need = training_bytes(step.network, step.activations, images=largest, evaluation=evaluation_of(built))
         peak = PROCESS + SERVERS * step.network + need
         return rounds, rest, peak, assumed
 
