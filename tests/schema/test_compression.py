@@ -279,10 +279,10 @@ def test_a_model_file_holds_what_was_scored(
     scored: dict[int, dict[str, np.ndarray]] = {}
     validate = Site.validate
 
-    def look(self: Site, broadcast: Broadcast) -> Any:
+    def look(self: Site, broadcast: Broadcast, **options: Any) -> Any:
         assert broadcast.packed
         scored[broadcast.round - 1] = broadcast.unpacked().weights
-        return validate(self, broadcast)
+        return validate(self, broadcast, **options)
 
     monkeypatch.setattr(Site, "validate", look)
     job = small_job("fedavg", "schedule.rounds=4", f"federation.weights_as={weights_as}", "optimizer.lr=0.02")

@@ -408,13 +408,17 @@ GOOD = Evaluation(
     ],
 )
 def test_the_guard_refuses_evaluations_that_do_not_fit(split: str, told: Evaluation, said: str) -> None:
-    ranges = {"accuracy": (0.0, 1.0)}
-    options = {"round_": 3, "metrics": ranges, "counts": {"test": 4}, "n_classes": 2, "per_case": ("accuracy",)}
-    values = {"test": {"accuracy": 0.5}}
-    check_scores(Scores("A", 3, values, evaluations={"test": GOOD}), **options)  # type: ignore[arg-type]
-    values = {"val": {"accuracy": 0.5}} if split == "val" else values
+    job = small_image_job("fedavg")
+    task = build_task(job)
+    job = job.model_copy(update={"task": job.task.model_copy(update={"classes": ("disc", "square")})})
+
+    def check(values: dict[str, dict[str, float]], evaluations: dict[str, Evaluation]) -> None:
+        scores = Scores("A", 3, values, evaluations=evaluations)
+        check_scores(scores, job=job, task=task, round_=3, counts={"test": 4})
+
+    check({"test": {"accuracy": 0.5}}, {"test": GOOD})
     with pytest.raises(Rejected, match=said):
-        check_scores(Scores("A", 3, values, evaluations={split: told}), **options)  # type: ignore[arg-type]
+        check({"val" if split == "val" else "test": {"accuracy": 0.5}}, {split: told})
 
 
 @pytest.mark.parametrize(
