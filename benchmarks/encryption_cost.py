@@ -207,7 +207,7 @@ def made(first: Broadcast, server: Coordinator, site: str, number: int) -> Updat
                 name: np.full([int(n) for n in spec.shape], 0.01, spec.dtype) ** (2 if "squared" in name else 1)
                 for name, spec in named.items()
             }
-            for method, named in server.inbound.specs.items()
+            for method, named in server.update_check.specs.items()
             if named
         },
     )

@@ -27,7 +27,7 @@ from data_prep.phantom import make_phantom
 from fedshift.data.blocks import write_hashes
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
-from fedshift.federation.site.site import PooledSite, Site
+from fedshift.federation.site.site import PooledSite, Site, SiteOptions
 from fedshift.methods import method_set
 from fedshift.reporting.leaves import DIGITS_JOB
 from fedshift.schema.errors import ConfigError
@@ -105,7 +105,7 @@ class Party:
     def __init__(self, job: JobSpec, data: Data, folder: Path) -> None:
         coordinator = Coordinator(job, folder / "server")
         pooled = method_set.pooled_reference(job.methods) is not None
-        sites = [Site(job, name, data=data[name], state=folder / "sites") for name in job.task.sites]
+        sites = [Site(job, name, data[name], SiteOptions(folder / "sites")) for name in job.task.sites]
         coordinator.open(0)
         for site in sites:
             coordinator.register(site.info())
@@ -113,7 +113,7 @@ class Party:
         coordinator.close()
         first = coordinator.open(1)
         if pooled:
-            self.site: Site = PooledSite(job, data=data, state=folder / "sites")
+            self.site: Site = PooledSite(job, data, SiteOptions(folder / "sites"))
             self.site.train(first)
             self.broadcast = Broadcast(2, 0, first.weights, first.arrays)
         else:
@@ -132,7 +132,8 @@ class Party:
         """Of a round without its scoring."""
         started = time.perf_counter()
         if not self._pooled:
-            self.site.score(self.broadcast, "val")
+            with self.site.loaded(self.broadcast) as model:
+                model.scores("val")
         scored = time.perf_counter() - started
         update = self.site.train(self.broadcast)
         self.bytes_up = payload_bytes(update)

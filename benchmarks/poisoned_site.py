@@ -38,7 +38,7 @@ import torch
 from data_prep.phantom import make_phantom
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Update, Weights
 
@@ -98,7 +98,8 @@ def run(job: JobSpec, data: Mapping[str, Path], folder: Path, attack: str) -> di
     sites: dict[str, Site] = {}
     for name in job.task.sites:
         beside = next(iter(sites.values()), None)
-        sites[name] = Site(job, name, data=data[name], state=folder / "sites", beside=beside)
+        network = None if beside is None else beside.job_network
+        sites[name] = Site(job, name, data[name], SiteOptions(folder / "sites", job_network=network))
     net = next(iter(sites.values()))._net
     parameters = frozenset(name for name, _ in net.named_parameters())
     coordinator.open(0)

@@ -29,8 +29,8 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.flare.export import read_job_folder, write_job
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
@@ -202,7 +202,7 @@ def a_round(moments: list[float]) -> float:
 def coordinator(job: JobSpec, folder: Path) -> float:
     """The same rounds without FLARE: guard, store on disk, average, select, write models and results."""
     data = {site: folder / "share" / "fedshift" / "phantom" / "prostate" / site for site in job.task.sites}
-    sites = [Site(job, name, data=data[name], state=folder / "state") for name in job.task.sites]
+    sites = [Site(job, name, data[name], SiteOptions(folder / "state")) for name in job.task.sites]
     infos = [site.info() for site in sites]
     server = Coordinator(job, folder / "alone")
     server.start_anew()

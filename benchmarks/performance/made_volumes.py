@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.hippocampus import CLASSES, plan_volumes
 from data_prep.volumes import write_volumes
 from fedshift.federation.model_files import write_model_file
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task
 

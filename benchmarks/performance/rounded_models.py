@@ -27,7 +27,7 @@ from benchmarks.performance.precision import SITES, job_of
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.schema.compression import WeightsAs, pack, packed_keys
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Weights
@@ -98,7 +98,7 @@ def scores(job: JobSpec, data: Mapping[str, Path], state: Path, weights: Weights
     model = Broadcast(round=job.task.schedule.rounds + 1, best_round=0, weights=weights, arrays={})
     found = {}
     for name in SITES:
-        site = Site(job, name, data=data[name], state=state / name)
+        site = Site(job, name, data[name], SiteOptions(state / name))
         found[name] = 100 * site.validate(model).values["test"]["dice"]
     return {name: round(value, 3) for name, value in (found | {"mean": fmean(found.values())}).items()}
 

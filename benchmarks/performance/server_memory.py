@@ -23,7 +23,7 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import environment, idle_job, write_idle
 from data_prep.phantom import make_phantom
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task

@@ -29,7 +29,7 @@ from data_prep.phantom import make_phantom
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site import local_training
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods.base import Run
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
@@ -113,7 +113,7 @@ class Party:
     def __init__(self, job: JobSpec, data: Path, folder: Path, *, now: Callable[[], float] = time.perf_counter) -> None:
         """The statistics round is done. ``now``: the clock of `seconds_a_step`."""
         self._job, self._now = job, now
-        sites = [Site(job, name, data=data / name, state=folder / "sites") for name in job.task.sites]
+        sites = [Site(job, name, data / name, SiteOptions(folder / "sites")) for name in job.task.sites]
         server = Coordinator(job, folder / "server")
         server.open(0)
         for site in sites:
@@ -133,7 +133,8 @@ class Party:
         """Scoring the received model on the validation part, as a share of an epoch of training."""
         received = Broadcast(2, 1, self._first.weights, self._first.arrays)
         started = time.perf_counter()
-        self._site.score(received, "val")
+        with self._site.loaded(received) as model:
+            model.scores("val")
         return (time.perf_counter() - started) / (self.seconds_a_step() * self._steps_of_an_epoch())
 
     def input_of_an_epoch(self) -> float:

@@ -22,7 +22,7 @@ from fedshift.data.locate import find_site
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Results, SiteRound
@@ -77,7 +77,7 @@ def unet_bytes(features: int) -> dict[str, dict[str, int]]:
             server = Coordinator(job, Path(folder) / "server")
             data = find_site(job.task.dataset, "HK", local=None, simulator=False)
             broadcast = server.open(1)
-            update = Site(job, "HK", data=data, state=Path(folder) / "state").train(broadcast)
+            update = Site(job, "HK", data, SiteOptions(Path(folder) / "state")).train(broadcast)
         told[weights_as] = {"up": payload_bytes(update), "down": payload_bytes(broadcast)}
     return told
 

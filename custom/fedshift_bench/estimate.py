@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from fedshift.data.counts import about_counts
 from fedshift.data.samples import epoch_starts
 from fedshift.federation.footprint import FEW, evaluation_of, footprint, noise
-from fedshift.federation.memory import PROCESS, SERVERS, of_training
+from fedshift.federation.memory import PROCESS, SERVERS, training_bytes
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
@@ -151,9 +151,9 @@ class Estimator:
         rounds, rest = sum(in_rounds for in_rounds, _ in times), self._start() + sum(outside for _, outside in times)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(samples.train for samples in counts.values()) * len(counts))
-        evaluation = evaluation_of(build_task(job))
-        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation)
-        return rounds, rest, PROCESS + SERVERS * step.network + need, assumed
+        need = training_bytes(step.network, step.activations, images=largest, evaluation=evaluation_of(build_task(job)))
+        peak = PROCESS + SERVERS * step.network + need
+        return rounds, rest, peak, assumed
 
     def _sample_counts(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
         """Number of samples by site, and whether some are assumed."""

@@ -24,7 +24,7 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 from fedshift import cli
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
@@ -460,7 +460,7 @@ def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
     spec = job("schedule.local_steps=1")
     rehearsed = dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=SiteSettings(device="cpu"))
     real: list[Sent] = []
-    info = Site(spec, NAME, data=data[NAME], state=tmp_path / "info", device="cpu").info()
+    info = Site(spec, NAME, data[NAME], SiteOptions(tmp_path / "info", device="cpu")).info()
     run_in_process(
         spec,
         data,

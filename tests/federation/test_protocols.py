@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHAPES, make_image_site, small_image_job, small_job
+from errors import raises
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
@@ -18,7 +19,7 @@ from fedshift.federation.protocols import claim, cross_site, leave_one_out
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.protocol_tables import cross_site_table
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics, own_model
@@ -129,7 +130,7 @@ def test_a_site_that_cannot_be_scored_is_named_and_asked_again(
         run_in_process(job, three_image_sites, place, resume=True)
 
     three_image_sites["C"].rename(hidden)
-    with pytest.raises(DataError, match=r"site C .* \(validate: .*manifest\.json.*; mend it and repeat"):
+    with raises("not-scored", naming=("C", "manifest.json")):
         leave_one_out({"C": job}, tmp_path / "out", name="x", run=run)
     hidden.rename(three_image_sites["C"])
     record = leave_one_out({"C": job}, tmp_path / "out", name="x", run=run)

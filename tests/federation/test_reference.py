@@ -7,6 +7,7 @@ from math import log
 from pathlib import Path
 
 import pytest
+from conftest import small_image_job
 from flare.serialised import Federation
 from surveysites import survey_site
 from volumesites import blob_job, make_volume_site
@@ -86,10 +87,22 @@ def test_only_what_the_page_lists_is_on_the_wire_and_only_if_the_job_asks(tmp_pa
 def test_the_server_refuses_what_it_did_not_ask_for_and_what_is_another_sites(tmp_path: Path) -> None:
     folder = survey_site(tmp_path, "A", (1, 2, 3))
     scores = Scores("A", 1, {}, reference=site_reference(folder, "A", None, SURE))
-    check_scores(scores, round_=1, metrics={}, reference_of="organ")
-    for other, wanted in ((scores, None), (scores, "prostate"), (replace(scores, site="B"), "organ")):
+
+    def check(answer: Scores, *, asked: str = "true", dataset: str = "organ") -> None:
+        job = small_image_job("fedavg")
+        task = job.task.model_copy(update={"dataset": dataset})
+        evaluation = job.evaluation.model_copy(update={"reference": asked == "true"})
+        job = job.model_copy(update={"task": task, "evaluation": evaluation})
+        check_scores(answer, job=job, task=build_task(small_image_job("fedavg")), round_=1, counts={})
+
+    check(scores)
+    for refused in (
+        lambda: check(scores, asked="false"),
+        lambda: check(scores, dataset="prostate"),
+        lambda: check(replace(scores, site="B")),
+    ):
         with pytest.raises(Rejected) as caught:
-            check_scores(other, round_=1, metrics={}, reference_of=wanted)
+            refused()
         assert caught.value.key == "reference"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import SHAPES
+from errors import raises
 
 from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
@@ -112,57 +113,57 @@ def test_a_masked_sum_is_over_three_sites_or_more_where_there_are_as_many(sites:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"task": "prostrate"}, "no task 'prostrate'.* 'prostate'"),
-        ({"method_names": "fedfaa"}, "no method 'fedfaa'.* 'fedfa'"),
+        ({"task": "prostrate"}, "'prostrate'.*'prostate'"),
+        ({"method_names": "fedfaa"}, "'fedfaa'.*'fedfa'"),
         ({"method_names": "fedfa+fedfa"}, "named twice"),
         ({"method_names": "FedFA+fedfa"}, "named twice"),
         ({"method_names": "fedfa+"}, "name is missing"),
-        ({"protocol": "fedf"}, "no protocol 'fedf'.* 'fedfa'"),
-        ({"task": "pacs", "method_names": "vm", "protocol": "augmentation"}, r"task pacs .*fedrdn: write vm\+fedrdn"),
-        ({"sites": ["BIDMC", "HKK"]}, "no site 'HKK'.* 'HK'"),
-        ({"sites": ["BIDMC", "BIDMC"]}, "'sites': BIDMC is named twice"),
-        ({"held_out": ["HK", "HK"]}, "'held_out': HK is named twice"),
-        ({"options": ["fedfa.pp=1"]}, "method fedfa: unknown key 'pp'.* 'p'"),
-        ({"options": ["fedfa.p=2"]}, "method fedfa: 'p' .* 1"),
-        ({"options": ["schedule.round=3"]}, r"unknown key 'schedule\.round'.* 'rounds'"),
-        ({"options": ["shedule.rounds=3"]}, "unknown key 'shedule'.* 'schedule'"),
-        ({"options": ["fedrdn.mode=mean"]}, "does not use method fedrdn"),
+        ({"protocol": "fedf"}, "'fedf'.*'fedfa'"),
+        ({"task": "pacs", "method_names": "vm", "protocol": "augmentation"}, r"pacs.*vm\+fedrdn"),
+        ({"sites": ["BIDMC", "HKK"]}, "'HKK'.*'HK'"),
+        ({"sites": ["BIDMC", "BIDMC"]}, "'sites': BIDMC"),
+        ({"held_out": ["HK", "HK"]}, "'held_out': HK"),
+        ({"options": ["fedfa.pp=1"]}, "fedfa.*'pp'.*'p'"),
+        ({"options": ["fedfa.p=2"]}, "fedfa: 'p'"),
+        ({"options": ["schedule.round=3"]}, r"'schedule\.round'.*'rounds'"),
+        ({"options": ["shedule.rounds=3"]}, "'shedule'.*'schedule'"),
+        ({"options": ["fedrdn.mode=mean"]}, "fedrdn"),
         ({"options": ["rounds"]}, "takes path=value"),
-        ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but a round has only 6 sites"),
-        ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7, but the job has only 6 sites"),
-        ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
-        ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
-        ({"options": ["federation.tracking=mflow"]}, "federation: 'tracking' .* mean 'mlflow'"),
-        ({"options": ["federation.hosts=7"]}, r"federation\.hosts is 7, .* only 6 sites"),
+        ({"options": ["federation.min_sites=9"]}, "min_sites is 9"),
+        ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7"),
+        ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "only 2 sites"),
+        ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "only 2 sites"),
+        ({"options": ["federation.tracking=mflow"]}, "'tracking'.*'mlflow'"),
+        ({"options": ["federation.hosts=7"]}, r"hosts is 7"),
         (
             {"protocol": "quick", "options": ["evaluation.metric=dice_paper"]},
-            "task prostate .* no score 'dice_paper'.* 'dice_papers'",
+            "prostate.*'dice_paper'.*'dice_papers'",
         ),
-        ({"options": ["evaluation.metric=hd95"]}, "no score 'hd95'"),  # final models alone have it
-        ({"options": ["network.name=digits_cnn"]}, "digits_cnn .*: change network.name"),
+        ({"options": ["evaluation.metric=hd95"]}, "'hd95'"),  # final models alone have it
+        ({"options": ["network.name=digits_cnn"]}, "digits_cnn"),
         (
             {"options": ["network.name=monai.UNet", "network.options.features=16"]},
-            r"network monai\.UNet: unknown option 'features'",
+            r"monai\.UNet.*'features'",
         ),
-        ({"options": ["network.name=monai.BasicUNet", "fedfa.layers=[7]"]}, r"layers \[7\] .* 1 to 5"),
+        ({"options": ["network.name=monai.BasicUNet", "fedfa.layers=[7]"]}, r"layers \[7\]"),
         (
             {"protocol": "quick", "options": ["network.options.features=abc"]},
-            "network unet: no such network can be made with options",
+            "network unet",
         ),
         ({"options": ["network.name=monai.UNet", "network.options.channels=[4]"]}, "network monai.UNet"),
-        ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites': BIDMC is named twice"),
-        ({"options": ["sites=[../x]"]}, "string should match pattern"),
-        ({"name": "../../zz"}, "string should match pattern"),
-        ({"options": ["network.weights=/data/a.pth"]}, "'network.weights' input should be a valid dictionary"),
-        ({"options": ["network.weights.file=/data/a.pth"]}, "'network.weights.file' string should match pattern"),
-        ({"options": ["network.weights.file=a.pth", "network.weights.sha256=f37072fd"]}, "sha256' string should match"),
+        ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites': BIDMC"),
+        ({"options": ["sites=[../x]"]}, "pattern"),
+        ({"name": "../../zz"}, "pattern"),
+        ({"options": ["network.weights=/data/a.pth"]}, "'network.weights'"),
+        ({"options": ["network.weights.file=/data/a.pth"]}, "'network.weights.file'"),
+        ({"options": ["network.weights.file=a.pth", "network.weights.sha256=f37072fd"]}, "sha256'"),
         (
             {"options": ["network.weights.hash=f37072fd"]},
-            "unknown key 'network.weights.hash'.* Known: file, partial, sha256",
+            "'network.weights.hash'.*sha256",
         ),
-        ({"options": ["optimizer.lr=.inf"]}, "'optimizer.lr' input should be a finite number"),
-        ({"method_names": "fedprox", "options": ["fedprox.mu=.nan"]}, "'mu' input should be a finite number"),
-        ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr' input should be greater than 0"),
+        ({"options": ["optimizer.lr=.inf"]}, "'optimizer.lr'"),
+        ({"method_names": "fedprox", "options": ["fedprox.mu=.nan"]}, "'mu'"),
+        ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr'"),
     ],
 )
 def test_mistakes_get_a_sentence(kwargs: dict[str, object], message: str) -> None:
@@ -174,23 +175,23 @@ THREE = "federation.min_sites=3"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
         (
             [THREE, "federation.robust.rule=median", "federation.clip_norm_ratio=2"],
-            r"clip_norm_ratio .* federation\.robust",
+            "clip_norm_ratio",
         ),
-        ([THREE, "federation.encryption=masks", "federation.clip_norm_ratio=2"], r"clip_norm_ratio .* federation\.enc"),
-        ([THREE, "federation.encryption=ckks", "federation.clip_sample_ratio=2"], r"clip_sample_ratio has no effect"),
-        ([THREE, "federation.encryption=masks", "federation.max_norm_ratio=2"], r"max_norm_ratio has no effect"),
-        ([THREE, "federation.encryption=ckks", "federation.max_update_norm=2"], r"max_update_norm has no effect"),
-        (["schedule.rounds=6", "schedule.patience=4"], r"patience=4 .* 6 rounds .* at least 7"),
-        (["schedule.local_steps=3", "schedule.local_epochs=5"], r"local_epochs has no effect: .*local_steps is 3"),
-        (["schedule={local_epochs: 5, local_steps: 3, rounds: 2, batch_size: 8}"], r"local_epochs has no effect"),
+        ([THREE, "federation.encryption=masks", "federation.clip_norm_ratio=2"], "clip_norm_ratio"),
+        ([THREE, "federation.encryption=ckks", "federation.clip_sample_ratio=2"], "clip_sample_ratio"),
+        ([THREE, "federation.encryption=masks", "federation.max_norm_ratio=2"], "max_norm_ratio"),
+        ([THREE, "federation.encryption=ckks", "federation.max_update_norm=2"], "max_update_norm"),
+        (["schedule.rounds=6", "schedule.patience=4"], ("patience=4", "at least 7")),
+        (["schedule.local_steps=3", "schedule.local_epochs=5"], ("local_epochs", "local_steps is 3")),
+        (["schedule={local_epochs: 5, local_steps: 3, rounds: 2, batch_size: 8}"], "local_epochs"),
     ],
 )
-def test_settings_without_effect_are_refused(options: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_without_effect_are_refused(options: list[str], named: str | tuple[str, ...]) -> None:
+    with raises("no-effect", naming=named):
         resolve("digits", "fedavg", options=options)
 
 
@@ -219,18 +220,18 @@ def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatc
         return real("fedavg") if name == "other" else real(name)
 
     monkeypatch.setattr(method_set, "find", find)
-    with pytest.raises(ConfigError, match=r"fedavg and other .* how updates are combined"):
+    with pytest.raises(ConfigError, match="fedavg and other"):
         method_set.load({"fedavg": {}, "other": {}})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sites": None}, "'sites' must be a list of names"),
-        ({"protocols": ["a"]}, "'protocols' must map names to settings"),
-        ({"network": {"name": "unet", "options": {"features": 2}}}, "network unet .*change network.name"),
-        ({"network": {"name": "digits_cnn", "options": {"size": 32, "width": 2}}}, "cannot take images of 16 x 16"),
-        (b"name: caf\xe9", r"mine\.yaml.* not UTF-8 text"),
+        ({"sites": None}, "'sites'"),
+        ({"protocols": ["a"]}, "'protocols'"),
+        ({"network": {"name": "unet", "options": {"features": 2}}}, "network unet"),
+        ({"network": {"name": "digits_cnn", "options": {"size": 32, "width": 2}}}, "16 x 16"),
+        (b"name: caf\xe9", r"mine\.yaml.*UTF-8"),
     ],
 )
 def test_what_is_wrong_with_a_task_of_ones_own_is_said(
@@ -265,14 +266,14 @@ def test_sites_may_be_a_prefix_and_a_number(tmp_path: Path) -> None:
     assert (len(more), more[0], more[-1]) == (1000, "site_0000", "site_0999"), "as many digits as the number has"
     assert resolve(task, "fedavg", protocol="named").task.sites == ("A", "B")
     assert resolve(task, "fedavg", protocol="all").task.held_out == ()
-    with pytest.raises(ConfigError, match=r"no site 'site_012'.* 'site_01"):
+    with raises("unknown-site", naming=("site_012", "site_01")):
         resolve(task, "fedavg", sites=["site_012"])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sites": {"prefix": "s", "cuont": 3}}, r"mine\.yaml: sites: unknown key 'cuont'.* 'count'"),
+        ({"sites": {"prefix": "s", "cuont": 3}}, r"sites.*'cuont'.*'count'"),
         ({"sites": {"prefix": "s"}}, r"mine\.yaml: sites: 'count' field required"),
         ({"sites": {"prefix": "s", "count": 0}}, r"mine\.yaml: sites: 'count' .* greater than or equal to 1"),
         ({"sites": {"prefix": "s", "count": 10**9}}, r"mine\.yaml: sites: 'count' .* less than or equal to 100000"),
@@ -304,7 +305,7 @@ def test_a_task_and_its_protocols_may_say_how_many_sites_are_drawn(tmp_path: Pat
     everyone = resolve(task, "fedavg", protocol="all").federation
     assert (everyone.sites_per_round, everyone.min_sites) == (None, 11)
     assert resolve(task, "fedavg", options=["federation.sites_per_round=5"]).federation.sites_per_round == 5
-    with pytest.raises(ConfigError, match="sites_per_round is 4, but the job has only 3 sites"):
+    with raises("too-few-sites", naming=("sites_per_round", "4", "3")):
         resolve(task, "fedavg", sites=["site_000", "site_001", "site_002"])
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import small_image_job
+from errors import raises
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.protocols import leave_one_out
 from fedshift.federation.run_lock import lock_file, lock_run, require_unlocked, was_killed
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.schema.errors import ConfigError
 
 HOLD = """
 import sys
@@ -34,7 +34,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) 
     ) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         for use in (lambda: lock_run(folder).__enter__(), lambda: require_unlocked(folder)):
-            with pytest.raises(ConfigError, match=rf"run is in use by .*process {other.pid}\): wait .* --workspace"):
+            with raises("run-in-use", naming=str(other.pid)):
                 use()
         assert not was_killed(folder)
         other.kill()
@@ -68,7 +68,7 @@ def test_a_second_run_changes_nothing_of_the_first(
 
     def start_another(coordinator: Coordinator) -> None:
         if coordinator.round == 2 and len(coordinator.answered) == 3 and not tried:
-            with pytest.raises(ConfigError, match="is in use by a run that is going on"):
+            with raises("run-in-use"):
                 run(other, three_image_sites, tmp_path / "run")
             tried.append(True)
 
@@ -88,6 +88,6 @@ def test_a_second_run_changes_nothing_of_the_first(
 
 def test_a_second_leave_one_out_is_refused(tmp_path: Path) -> None:
     jobs = {"A": small_image_job("fedavg", sites=("B", "C"))}
-    with lock_run(tmp_path / "turns"), pytest.raises(ConfigError, match="is in use"):
+    with lock_run(tmp_path / "turns"), raises("run-in-use"):
         leave_one_out(jobs, tmp_path / "turns", name="turns", run=lambda job, folder: pytest.fail("it was run"))
     assert not (tmp_path / "turns").exists()

@@ -14,7 +14,7 @@ from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.schema.errors import QuorumError
@@ -107,7 +107,7 @@ def test_scores_that_select_a_model_are_checked(
     aggregator: FedshiftAggregator, three_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     coordinator = aggregator.coordinator
-    sites = {name: Site(coordinator.job, name, data=data, state=tmp_path / "s") for name, data in three_sites.items()}
+    sites = {name: Site(coordinator.job, name, data, SiteOptions(tmp_path / "s")) for name, data in three_sites.items()}
     broadcast = coordinator.open(3)
     good = sites["HK"].validate(broadcast)
     assert good.round == 2

@@ -13,7 +13,7 @@ from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.server.state_files import STATE_FILE
+from fedshift.federation.server.run_files import STATE_FILE
 from fedshift.federation.site.checkpoint import FILE
 from fedshift.schema.results import LAST
 

@@ -13,7 +13,7 @@ from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 from flare_armour.pieces.arrays_file import LARGE

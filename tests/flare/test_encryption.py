@@ -20,13 +20,13 @@ from kits import ROOT, SERVER, provision_project
 from fedshift import cli
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.server import EncryptedCoordinator
-from fedshift.federation.encryption.shared import COUNTS, Layout
 from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
+from fedshift.federation.encryption.vector import COUNTS, Layout
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.server.state_files import load_state
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.server.run_files import load_state
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.schema.errors import ConfigError, DataError
@@ -158,10 +158,8 @@ def test_what_is_in_clear_is_checked_as_in_a_job_without_encryption(
         name: Site(
             job,
             name,
-            data=make_image_site(tmp_path / "data", name),
-            state=tmp_path / "state",
-            device="cpu",
-            encryption=SiteEncryption(job, site_keys),
+            make_image_site(tmp_path / "data", name),
+            SiteOptions(tmp_path / "state", device="cpu", encryption=SiteEncryption(job, site_keys)),
         )
         for name in job.task.sites
     }

@@ -20,7 +20,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job

@@ -20,7 +20,7 @@ from nvflare.apis.signal import Signal
 
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy.noise import ANSWERED, SECRET
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare import kit as kits
 from fedshift.flare.executor import FedshiftExecutor
@@ -158,7 +158,7 @@ def test_names_in_a_task_lead_to_no_file(
 @pytest.mark.parametrize("key", ["missing", "shape"])
 def test_weights_of_another_network_are_refused_by_name(key: str, tmp_path: Path) -> None:
     job = small_job("fedavg")
-    site = Site(job, "HK", data=make_site(tmp_path, "HK"), state=tmp_path / "state")
+    site = Site(job, "HK", make_site(tmp_path, "HK"), SiteOptions(tmp_path / "state"))
     weights = dict(Coordinator(job, tmp_path / "server").open(1).weights)
     name = next(iter(weights))
     if key == "missing":
@@ -174,7 +174,7 @@ def test_weights_of_another_network_are_refused_by_name(key: str, tmp_path: Path
 def test_a_site_answers_the_rounds_that_its_noise_was_worked_out_for_and_no_other(tmp_path: Path) -> None:
     job = small_job("fedbn")
     rules = Policy.model_validate({"weights": {"epsilon": 8.0, "clip": 1.0}})
-    site = Site(job, "HK", data=make_site(tmp_path, "HK"), state=tmp_path / "state", privacy=rules)
+    site = Site(job, "HK", make_site(tmp_path, "HK"), SiteOptions(tmp_path / "state", policy=rules))
     weights = Coordinator(job, tmp_path / "server").open(1).weights
     asked = [(site.train, round_, 2) for round_ in (-1, 0, 3, 10**9, 2**70)]
     for ask, round_, last in [*asked, (site.validate, 4, 3)]:
@@ -227,7 +227,7 @@ def test_a_job_names_no_path_and_no_module(path: str, value: Any, tmp_path: Path
     before = set(sys.modules)
     with pytest.raises(ConfigError):
         job = JobSpec.parse(job_with(path, value), where="job")
-        Site(job, "HK", data=make_site(tmp_path, "HK"), state=tmp_path / "state")
+        Site(job, "HK", make_site(tmp_path, "HK"), SiteOptions(tmp_path / "state"))
     assert not {name for name in set(sys.modules) - before if name.startswith("fedshift.flare")}
     assert not (tmp_path / "state").exists()
 

@@ -23,7 +23,7 @@ from modelfiles import assert_same_model
 from fedshift import cli
 from fedshift.federation.encryption.masks.protocol import KEYS, MASKS, VECTOR
 from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
-from fedshift.federation.encryption.shared import VectorLayout
+from fedshift.federation.encryption.vector import VectorLayout
 from fedshift.federation.in_process import run_in_process
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import write_job

@@ -7,7 +7,7 @@ import pytest
 from conftest import small_job
 from nvflare.apis.fl_constant import ServerCommandNames
 
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.flare.message_limits import SLACK, TASK, MessageLimits
 from fedshift.tasks.kinds import build_task
 from flare_armour.patches import incoming_streams

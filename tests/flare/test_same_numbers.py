@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.server.state_files import ServerState, load_state
+from fedshift.federation.server.run_files import ServerState, load_state
 from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec

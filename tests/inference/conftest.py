@@ -16,7 +16,7 @@ from scanfiles import volume
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file, write_model_file
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task

@@ -11,7 +11,7 @@ from conftest import small_image_job, train_batches
 from errors import raises
 
 from fedshift.federation.in_process import run_pooled
-from fedshift.federation.site.site import PooledSite
+from fedshift.federation.site.site import PooledSite, SiteOptions
 from fedshift.flare.export import write_job
 
 from .domains import training_of
@@ -33,7 +33,7 @@ def test_it_trains_on_every_image_of_every_site_and_scores_at_each(
 
 
 def test_batches_of_the_other_references_hold_every_site_alike(three_image_sites: dict[str, Path]) -> None:
-    trainer = PooledSite(small_image_job("groupdro"), data=three_image_sites, state=Path("unused"))
+    trainer = PooledSite(small_image_job("groupdro"), three_image_sites, SiteOptions(Path("unused")))
     own = [set(map(bytes, np.load(path / "arrays/16/images.npy"))) for path in three_image_sites.values()]
     rng = torch.Generator().manual_seed(0)
     batches = list(train_batches(training_of(trainer), batch_size=8, order=rng, augmentation=rng))

@@ -16,7 +16,7 @@ from fedshift.data import samples as data_samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import fedavg, fedbn
 from fedshift.methods.shared import norms
 from fedshift.schema.job import JobSpec
@@ -196,7 +196,7 @@ def test_a_site_that_never_trained_is_scored_and_named(
 ) -> None:
     job = small_image_job("fedbn", f"fedbn.unseen={unseen}", "schedule.rounds=5", "schedule.local_epochs=4")
     coordinator = Coordinator(job, tmp_path / "server")
-    sites = {n: Site(job, n, data=p, state=tmp_path / "state") for n, p in three_image_sites.items()}
+    sites = {n: Site(job, n, p, SiteOptions(tmp_path / "state")) for n, p in three_image_sites.items()}
     coordinator.open(0)
     for site in sites.values():
         coordinator.register(site.info())
@@ -219,7 +219,7 @@ def test_a_site_that_never_trained_is_scored_and_named(
     assert coordinator.results.final is not None and coordinator.results.final.newcomers == ["A"]
     # The new site's score with the initial layers, which it would have without re-estimation.
     plain = Site(
-        small_image_job("fedavg", "schedule.rounds=5"), "A", data=three_image_sites["A"], state=tmp_path / "plain"
+        small_image_job("fedavg", "schedule.rounds=5"), "A", three_image_sites["A"], SiteOptions(tmp_path / "plain")
     )
     without = plain.validate(last).values["val"]["accuracy"]
     if unseen == "averaged":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.clipping import clip, usual_limits
 from fedshift.federation.server.robust import present
-from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.rules import Selection
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.methods import base, fedce

@@ -14,7 +14,7 @@ from conftest import Sent, first_round, server_context, small_image_job, small_j
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import fedfa
 from fedshift.methods.method_set import MethodSet
 from fedshift.tasks.kinds import build_task
@@ -120,7 +120,7 @@ def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
     """The square matches, so only the comparison with other sites detects it."""
     job = small_job("fedfa", "schedule.rounds=1", "fedfa.share=sums")
     coordinator = Coordinator(job, tmp_path / "run")
-    sites = {name: Site(job, name, data=path, state=tmp_path / "sites") for name, path in three_sites.items()}
+    sites = {name: Site(job, name, path, SiteOptions(tmp_path / "sites")) for name, path in three_sites.items()}
     broadcast = first_round(coordinator, sites)
     for name, site in sites.items():
         update = site.train(broadcast)

@@ -12,7 +12,7 @@ from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import base, fedmix
 
 
@@ -135,7 +135,7 @@ def test_jobs_with_other_seeds_send_the_same_averages(tmp_path: Path) -> None:
     """From averages over other groups of the same images, single images could be solved."""
     data = make_image_site(tmp_path / "data", "A")
     first, second = (
-        Site(small_image_job("fedmix", seed=seed), "A", data=data, state=tmp_path / str(seed), device="cpu")
+        Site(small_image_job("fedmix", seed=seed), "A", data, SiteOptions(tmp_path / str(seed), device="cpu"))
         .statistics()
         .arrays["fedmix"]
         for seed in (0, 1)

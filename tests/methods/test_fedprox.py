@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.methods import base, fedprox
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
@@ -78,7 +78,7 @@ def travelled(job: JobSpec, data: Mapping[str, Path], folder: Path) -> list[floa
     trainable = [name for name, _ in net.named_parameters()]
     far = []
     for name in job.task.sites:
-        site = Site(job, name, data=data[name], state=folder)
+        site = Site(job, name, data[name], SiteOptions(folder))
         site.statistics()
         sent = site.train(Broadcast(1, 0, received)).weights
         far.append(float(np.sqrt(sum(np.square(sent[k] - received[k]).sum() for k in trainable))))

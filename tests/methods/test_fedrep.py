@@ -11,8 +11,8 @@ from conftest import make_context, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.methods import fedrep
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import LAST
@@ -53,7 +53,7 @@ def test_the_head_is_trained_on_the_received_body(
 ) -> None:
     """32 training images in batches of 8 are four steps an epoch."""
     job = small_image_job("fedrep", "optimizer.momentum=0.9", "optimizer.weight_decay=0.1", *options)
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path)
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path))
     site.statistics()
     received = read_weights(build_task(job).network())
     seen: list[dict[str, np.ndarray]] = []

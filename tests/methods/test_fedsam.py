@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import load_weights, read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import load_weights, read_weights
 from fedshift.methods import fedsam
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
@@ -105,7 +105,7 @@ def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[
 def one_round(methods: str, *options: str, data: Mapping[str, Path], folder: Path) -> Update:
     job = small_image_job(methods, "fedfa.p=1.0", *options)
     received = read_weights(build_task(job).network())
-    site = Site(job, "A", data=data["A"], state=folder)
+    site = Site(job, "A", data["A"], SiteOptions(folder))
     site.statistics()
     shapes = {str(n): c for n, c in enumerate((4, 4, 8), start=1)}
     fills = {"gamma_mean": 1, "gamma_std": 1, "mean": 0, "std": 1}

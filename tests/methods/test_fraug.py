@@ -28,7 +28,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.state_files import load_state
+from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, fraug
 from fedshift.methods.shared.auxiliary import Mlp

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import PooledSite
+from fedshift.federation.site.site import PooledSite, SiteOptions
 from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, groupdro
 from fedshift.methods.shared.domains import site_losses
@@ -51,7 +51,7 @@ def test_sites_of_one_domain_share_a_loss_and_a_part_of_the_batch(
     run_pooled(job, three_image_sites, tmp_path)
     state = StateStore(tmp_path / "site_state" / "all sites").before(2)
     assert state is not None and state.methods["groupdro"]["log_q"].shape == (2,), "two domains, not three sites"
-    trainer = PooledSite(job, data=three_image_sites, state=tmp_path / "other")
+    trainer = PooledSite(job, three_image_sites, SiteOptions(tmp_path / "other"))
     order, augmentation = torch.Generator(), torch.Generator()
     x, _ = next(train_batches(training_of(trainer), batch_size=8, order=order, augmentation=augmentation))
     site_of = {

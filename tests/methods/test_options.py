@@ -27,7 +27,7 @@ from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.site import local_training
-from fedshift.federation.weights import load_weights, read_weights
+from fedshift.federation.tensors import load_weights, read_weights
 from fedshift.methods import method_set
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain

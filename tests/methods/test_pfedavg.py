@@ -9,7 +9,7 @@ import pytest
 from conftest import make_image_site, small_image_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
 
@@ -29,11 +29,11 @@ def test_the_model_that_is_scored_has_trained_for_so_many_epochs_more(
     job = small_image_job("pfedavg", "pfedavg.epochs=2", "schedule.rounds=1", "optimizer.keep=false")
     coordinator = run_in_process(job, three_image_sites, tmp_path / "run")
     last = coordinator.open(2)
-    site = Site(job, "B", data=three_image_sites["B"], state=tmp_path / "run" / "site_state")
+    site = Site(job, "B", three_image_sites["B"], SiteOptions(tmp_path / "run" / "site_state"))
     scores = site.validate(last)
     tuned = {key: value.clone() for key, value in site._net.state_dict().items()}
     longer = small_image_job("fedavg", "schedule.local_epochs=2", "optimizer.keep=false")
-    expected = Site(longer, "B", data=three_image_sites["B"], state=tmp_path / "other").train(last).weights
+    expected = Site(longer, "B", three_image_sites["B"], SiteOptions(tmp_path / "other")).train(last).weights
     assert all(np.array_equal(tuned[key].numpy(), expected[key]) for key in expected)
     assert scores.personal["test"] != {} and scores.values["test"] != {}
     assert [path.name for path in (tmp_path / "run/site_state/B").iterdir() if "2" in path.name] == [], (

@@ -10,7 +10,7 @@ from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
@@ -37,7 +37,7 @@ def test_nothing_of_the_network_leaves_and_the_servers_stays(
     job = small_image_job("single")
     coordinator = run_in_process(job, three_image_sites, tmp_path / "run")
     assert {told.bytes_up for record in coordinator.results.rounds for told in record.sites.values()} == {0}
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "state")
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / "state"))
     broadcast = coordinator.open(1)
     update = site.train(broadcast)
     assert update.weights == {} and update.arrays == {}

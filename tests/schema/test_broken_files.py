@@ -22,9 +22,8 @@ from conftest import make_image_site, small_image_job
 from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.server.state_files import STATE_FILE, load_state
-from fedshift.federation.site.answers import AnswerStore, fingerprint
-from fedshift.federation.site.state import StateStore
+from fedshift.federation.server.run_files import STATE_FILE, load_state
+from fedshift.federation.site.state import AnswerStore, StateStore, fingerprint
 from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.manifest import read_manifest

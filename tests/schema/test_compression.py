@@ -19,12 +19,11 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.protocols import cross_site
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.state_files import load_state
+from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site import site as site_module
-from fedshift.federation.site.answers import fingerprint
 from fedshift.federation.site.privacy import noise
-from fedshift.federation.site.site import Site
-from fedshift.federation.site.state import StateStore
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.site.state import StateStore, fingerprint
 from fedshift.flare.dry_run import dry_run
 from fedshift.methods.method_set import MethodSet
 from fedshift.reporting.leaves import leaves_section
@@ -191,7 +190,7 @@ def test_a_job_that_does_not_ask_for_it_is_as_it_was(three_sites: dict[str, Path
     assert "weights_as" not in job.dump()["federation"]
     assert small_job("fedavg", INT8).dump()["federation"]["weights_as"] == "int8"
     server = Coordinator(job, tmp_path / "server")
-    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path, keep_answers=True)
+    site = Site(job, "HK", three_sites["HK"], SiteOptions(tmp_path, keep_answers=True))
     update = site.train(Broadcast(round=1, best_round=0, weights=server.open(1).weights))
     assert not update.packed and update.weights["conv.weight"].dtype == np.float32
     for name, keys in (("round_000001.pt", "residual"), ("answer.pt", "packed")):
@@ -280,10 +279,10 @@ def test_a_model_file_holds_what_was_scored(
     scored: dict[int, dict[str, np.ndarray]] = {}
     validate = Site.validate
 
-    def look(self: Site, broadcast: Broadcast) -> Any:
+    def look(self: Site, broadcast: Broadcast, **options: Any) -> Any:
         assert broadcast.packed
         scored[broadcast.round - 1] = broadcast.unpacked().weights
-        return validate(self, broadcast)
+        return validate(self, broadcast, **options)
 
     monkeypatch.setattr(Site, "validate", look)
     job = small_job("fedavg", "schedule.rounds=4", f"federation.weights_as={weights_as}", "optimizer.lr=0.02")
@@ -303,7 +302,7 @@ def test_a_model_file_holds_what_was_scored(
 
 def begun(job: JobSpec, data: Mapping[str, Path], folder: Path) -> tuple[Coordinator, dict[str, Site], Broadcast]:
     server = Coordinator(job, folder / "server")
-    sites = {name: Site(job, name, data=path, state=folder / "state") for name, path in data.items()}
+    sites = {name: Site(job, name, path, SiteOptions(folder / "state")) for name, path in data.items()}
     return server, sites, first_round(server, sites)
 
 
@@ -323,7 +322,7 @@ def test_a_repeated_task_gives_the_same_bytes(option: str, three_sites: dict[str
     for round_ in (1, 2):
         answers = {name: site.train(broadcast) for name, site in sites.items()}
         again = sites["HK"].train(broadcast)
-        anew = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state").train(broadcast)
+        anew = Site(job, "HK", three_sites["HK"], SiteOptions(tmp_path / "state")).train(broadcast)
         for other in (again, anew):
             assert_same_answer(answers["HK"], other)
         if round_ == 1:
@@ -341,17 +340,17 @@ def test_a_kept_answer_is_sent_again_as_it_was(
     for option in (INT8, BF16):
         job = small_job("fedavg", option)
         _, _, broadcast = begun(job, three_sites, tmp_path / option)
-        where: dict[str, Any] = {"data": three_sites["HK"], "state": tmp_path / option / "own", "keep_answers": True}
-        first = Site(job, "HK", **where).train(broadcast)
+        options = SiteOptions(tmp_path / option / "own", keep_answers=True)
+        first = Site(job, "HK", three_sites["HK"], options).train(broadcast)
         with monkeypatch.context() as patch:
             patch.delattr(site_module.local_training, "train")
-            assert_same_answer(first, Site(job, "HK", **where).train(broadcast))
+            assert_same_answer(first, Site(job, "HK", three_sites["HK"], options).train(broadcast))
             turned = pack(-broadcast.packed["conv.weight"].unpack(), job.federation.weights_as)
             other = {**broadcast.packed, "conv.weight": turned}
             assert fingerprint(replace(broadcast, packed=other)) != fingerprint(broadcast)
             assert fingerprint(broadcast.unpacked()) == fingerprint(broadcast)
             with pytest.raises(AttributeError):
-                Site(job, "HK", **where).train(replace(broadcast, packed=other))
+                Site(job, "HK", three_sites["HK"], options).train(replace(broadcast, packed=other))
 
 
 @pytest.mark.parametrize("methods", ["fedavgm", "scaffold"])
@@ -392,7 +391,7 @@ def test_what_is_sent_and_what_is_left_out_are_the_change_that_may_leave(
     _, _, broadcast = begun(job, three_sites, tmp_path)
     received = broadcast.unpacked()
     update, full = (
-        Site(j, "HK", data=three_sites["HK"], state=tmp_path / n, privacy=policy).train(b)
+        Site(j, "HK", three_sites["HK"], SiteOptions(tmp_path / n, policy=policy)).train(b)
         for j, n, b in ((job, "packed", broadcast), (plain, "full", received))
     )
     assert set(update.weights) | set(update.packed) == set(full.weights)
@@ -414,7 +413,7 @@ def test_residuals_go_into_the_next_answer(three_sites: dict[str, Path], tmp_pat
     second = server.open(2)
     left = StateStore(tmp_path / "state" / "HK").before(2)
     assert left is not None
-    fresh = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "fresh").train(second)
+    fresh = Site(job, "HK", three_sites["HK"], SiteOptions(tmp_path / "fresh")).train(second)
     after = StateStore(tmp_path / "fresh" / "HK").before(3)
     fed = sites["HK"].train(second)
     rest = StateStore(tmp_path / "state" / "HK").before(3)
@@ -523,7 +522,7 @@ def test_packed_weights_in_a_job_of_full_ones_are_refused(three_sites: dict[str,
 def test_the_statistics_round_has_nothing_packed(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedrdn", INT8)
     server = Coordinator(job, tmp_path / "server")
-    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state")
+    site = Site(job, "HK", three_sites["HK"], SiteOptions(tmp_path / "state"))
     server.open(0)
     server.register(site.info())
     told = site.statistics()

@@ -12,50 +12,64 @@ process has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
 from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast
 
 
 class DomainGradients:
     """Adds up the gradients of a job's domains (``domains`` of its task), model by model."""
 
-    def __init__(self, job: JobSpec, *, wanted: bool) -> None:
-        """Nothing is added up unless ``wanted``, and the job asks for gradient norms."""
-        chosen = job.task.domains if wanted and job.evaluation.gradient_norm else {}
-        self._domains: Mapping[str, tuple[str, ...]] = chosen
-        self._sums: dict[tuple[int, str], list[Tensor]] = {}
-        self._samples: dict[tuple[int, str], int] = {}
-        self._sites: dict[tuple[int, str], set[str]] = {}
+    def __init__(self, domains: Mapping[str, tuple[str, ...]]) -> None:
+        """``domains``: the sites of each."""
+        self._domains, self._sums = domains, dict[tuple[int, str], list[Tensor]]()
+        self._samples, self._sites = dict[tuple[int, str], int](), dict[tuple[int, str], set[str]]()
+
+    @classmethod
+    def of_job(cls, job: JobSpec, *, own_models: bool) -> DomainGradients:
+        """None are wanted if the job does not ask for gradient norms, or sites score models of their own."""
+        return cls(job.task.domains if job.evaluation.gradient_norm and not own_models else {})
 
     @property
     def wanted(self) -> bool:
         """Whether there is a domain whose gradients are wanted."""
         return bool(self._domains)
 
-    def add(self, site: str, round_: int, n: int, gradient: Callable[[], list[Tensor]]) -> None:
-        """Add a site's gradient of the model that ``round_`` made, over ``n`` samples, if it is in a domain."""
-        domain = next((name for name, sites in self._domains.items() if site in sites), None)
+    def add(self, site: Site, broadcast: Broadcast) -> None:
+        """Add a site's gradient of a final model over its validation samples, if it is in a domain."""
+        domain = next((name for name, sites in self._domains.items() if site.name in sites), None)
         if domain is None:
             return
-        key = round_, domain
-        self._sites.setdefault(key, set()).add(site)
+        key, n = (broadcast.round - 1, domain), site.info().n_val
+        self._sites.setdefault(key, set()).add(site.name)
         if not n:
             return
-        parts = [n * part.cpu() for part in gradient()]
+        with site.loaded(broadcast) as model:
+            parts = [n * part.cpu() for part in model.gradient("val")]
         before = self._sums.get(key)
         self._sums[key] = parts if before is None else [a + b for a, b in zip(before, parts, strict=True)]
         self._samples[key] = self._samples.get(key, 0) + n
 
     def norms(self, round_: int) -> dict[str, float]:
         """Norm of each domain of which every site was added, for the model that ``round_`` made."""
-        found = {}
+        norms = {}
         for domain, sites in self._domains.items():
             parts = self._sums.get((round_, domain))
             if parts is not None and self._sites[round_, domain] == set(sites):
                 length = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
-                found[domain] = float(length) / self._samples[round_, domain]
-        return found
+                norms[domain] = float(length) / self._samples[round_, domain]
+        return norms
+
+    def record(self, coordinator: Coordinator) -> None:
+        """Write the norms of the final models into the record of a run."""
+        final = coordinator.results.final
+        assert final is not None
+        for scores in (final.best, final.last):
+            scores.domain_gradient_norms = self.norms(scores.round)
+        coordinator.files.write_results()

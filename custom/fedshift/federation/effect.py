@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.federation.encryption.shared import server_context
-from fedshift.federation.weights import read_weights
+from fedshift.federation.refusals import server_context
+from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Batch, Client, Run, TrainingSamples
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet, load
@@ -168,10 +168,10 @@ def _statistics(
         told.append(_Told(site, samples.n_train, arrays))
     sent: MethodArrays = {}
     for method in tried:
-        half, context = method.server(), server_context(methods, 0)
+        half, context = method.server(), server_context(methods.job, methods.trainable, 0)
         half.start(methods.net, context)
         half.receive(told, context)
-        sent[method.name] = dict(half.broadcast(server_context(methods, 1)))
+        sent[method.name] = dict(half.broadcast(server_context(methods.job, methods.trainable, 1)))
     return {name: named for name, named in sent.items() if named}
 
 

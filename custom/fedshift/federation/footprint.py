@@ -35,7 +35,7 @@ def measure(job: JobSpec, *, several: bool = False) -> Measured:
     if device.type != "cuda":
         return seen
     used = range(torch.cuda.device_count()) if several and asked == "auto" else (device,)
-    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(one)[0] for one in used))
+    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(number)[0] for number in used))
 
 
 def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:

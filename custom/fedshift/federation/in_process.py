@@ -9,24 +9,24 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedshift.federation.domain_gradients import DomainGradients
 from fedshift.federation.reference import site_reference
 from fedshift.federation.run_lock import lock_run
-from fedshift.federation.server.coordinator import Coordinator, Request
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.job_network import JobNetwork
 from fedshift.federation.site.outbound import Encryption
-from fedshift.federation.site.site import PooledSite, Site
+from fedshift.federation.site.site import PooledSite, Site, SiteOptions
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
-Answer = Update | Scores
 SITE_STATE = "site_state"
 """Folder of the sites' state inside a run's folder."""
 
@@ -59,56 +59,31 @@ def run_in_process(
         QuorumError: too few sites gave usable answers.
         ConfigError: the job is a centralised reference, or can't be resumed; or another run is using ``folder``.
     """
-    method_set.require_federation(job)
-    if job.federation.encryption == "ckks":
-        raise ConfigError(
-            f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "
-            "--set federation.encryption=null"
-        )
+    coordinator_class = _coordinator_class(job)
     with lock_run(folder):
-        coordinator = _coordinator(job, folder, on_progress)
+        coordinator = coordinator_class(job, folder, on_progress=on_progress)
+        if coordinator.is_pooled:
+            method_set.require_federation(job)
         _begin(coordinator, resume=resume)
-        sites: dict[str, Site] = {}
-        gradients = DomainGradients(job, wanted=not coordinator.own_models)
-
-        def site(name: str) -> Site:
-            if name not in sites:
-                policy = (privacy or {}).get(name)
-                made = Site(
-                    job,
-                    name,
-                    data=data[name],
-                    state=folder / SITE_STATE,
-                    device=device,
-                    beside=next(iter(sites.values()), None),
-                    privacy=policy,
-                    share_cases=policy is None or policy.case_scores,
-                    tell=site_reference,
-                    encryption=_masks(job, name, folder, policy),
-                    keep_answers=job.federation.encryption == "masks",
-                )
-                coordinator.register(made.info())
-                sites[name] = made
-            return sites[name]
-
-        def ask(name: str, request: Request) -> Answer | None:
-            """A site that fails is recorded and left out, as under FLARE."""
-            try:
-                answer = _answer(site(name), request)
-                if gradients.wanted and request.task == "validate":
-                    n = coordinator.results.data[name].n["val"]
-                    gradients.add(name, answer.round, n, lambda: site(name).gradient(request.broadcast, "val"))
-                return answer
-            except Exception as error:
-                log.debug("site %s", name, exc_info=True)
-                coordinator.reject(name, request.task, str(error))
-                return None
-
-        _run(coordinator, ask, on_update=on_update)
-        if gradients.wanted and coordinator.results.final is not None:
-            for scores in (coordinator.results.final.best, coordinator.results.final.last):
-                scores.domain_gradient_norms = gradients.norms(scores.round)
-            coordinator.results.write(folder)
+        sites = _Sites(job, data, folder / SITE_STATE, device, privacy or {})
+        gradients = DomainGradients.of_job(job, own_models=coordinator.own_models)
+        for request in coordinator.requests():
+            for name in coordinator.invited:
+                try:
+                    site = sites.open(name)
+                    answer = site.answer(request.task, request.broadcast)
+                    if gradients.wanted and request.task == "validate":
+                        gradients.add(site, request.broadcast)
+                except Exception as error:  # a site that fails is recorded and left out, as under FLARE
+                    log.debug("site %s", name, exc_info=True)
+                    coordinator.reject(name, request.task, str(error))
+                    continue
+                accepted = coordinator.take(answer, site.info())
+                if accepted and request.task == "train" and isinstance(answer, Update):
+                    on_update(request.broadcast, answer)
+            del request  # the message need not stay in memory while the round is closed
+        if gradients.wanted:
+            gradients.record(coordinator)
         return coordinator
 
 
@@ -129,91 +104,78 @@ def run_pooled(
     with lock_run(folder):
         coordinator = Coordinator(job, folder, on_progress=on_progress)
         _begin(coordinator, resume=resume)
-        state = folder / SITE_STATE
-        trainer = PooledSite(job, data=data, state=state, device=device)
-        sites = {
-            n: Site(job, n, data=data[n], state=state, device=device, beside=trainer, tell=site_reference)
-            for n in job.task.everyone
-        }
-        for site in sites.values():
-            coordinator.register(site.info())
-        trained: list[Update] = []
-        """Of the open round, once it has been trained."""
-
-        def ask(name: str, request: Request) -> Answer:
-            broadcast = request.broadcast
-            if request.task != "train":
-                return _answer(sites[name], request)
-            if not trained or trained[0].round != broadcast.round:
-                trained[:] = [trainer.train(broadcast)]
-            scores = sites[name].round_scores(broadcast)
-            n_samples = coordinator.results.data[name].n["train"]
-            return replace(trained[0], site=name, n_samples=n_samples, metrics={**trained[0].metrics, **scores})
-
-        _run(coordinator, ask)
+        options = SiteOptions(folder / SITE_STATE, device=device, describe_scans=site_reference)
+        trainer = PooledSite(job, data, options)
+        options = replace(options, job_network=trainer.job_network)
+        sites = {name: Site(job, name, data[name], options) for name in job.task.everyone}
+        for request in coordinator.requests():
+            trained = trainer.train(request.broadcast) if request.task == "train" else None
+            for name in coordinator.invited:
+                site = sites[name]
+                if trained is None:
+                    answer = site.answer(request.task, request.broadcast)
+                else:
+                    with site.loaded(request.broadcast) as model:
+                        metrics = {**trained.metrics, **model.of_round(request.broadcast.round - 1)}
+                    answer = replace(trained, site=name, n_samples=site.info().n_train, metrics=metrics)
+                coordinator.take(answer, site.info())
+            del request
         return coordinator
 
 
-def _run(
-    coordinator: Coordinator,
-    ask: Callable[[str, Request], Answer | None],
-    *,
-    on_update: Callable[[Broadcast, Update], None] = lambda broadcast, update: None,
-) -> None:
-    """Take every request to the invited sites, one after another; ``ask`` returns None for a site that failed."""
-    for request in coordinator.requests():
-        _gather(coordinator, request, ask, on_update)
-        del request  # the message need not stay in memory while the round is closed
+@dataclass
+class _Sites:
+    """The sites of a run, each opened when it is first asked. They use one network."""
+
+    job: JobSpec
+    data: Mapping[str, Path]
+    state: Path
+    device: str
+    policies: Mapping[str, Policy]
+    opened: dict[str, Site] = field(default_factory=dict)
+    network: JobNetwork | None = None
+
+    def open(self, name: str) -> Site:
+        if name not in self.opened:
+            policy, masked = self.policies.get(name), self.job.federation.encryption == "masks"
+            self.network = self.network or JobNetwork.load(self.job, name, device=self.device)
+            options = SiteOptions(
+                self.state,
+                job_network=self.network,
+                policy=policy,
+                share_cases=policy is None or policy.case_scores,
+                describe_scans=site_reference,
+                encryption=self._masks(name, policy) if masked and name in self.job.task.sites else None,
+                keep_answers=masked,
+            )
+            self.opened[name] = Site(self.job, name, self.data[name], options)
+        return self.opened[name]
+
+    def _masks(self, name: str, policy: Policy | None) -> Encryption:
+        from fedshift.federation.encryption.masks.protocol import FEWEST
+        from fedshift.federation.encryption.masks.site import SiteMasks
+
+        least = FEWEST if policy is None else policy.min_sites_in_sum
+        return SiteMasks(self.job, name, folder=self.state / name, run=self.job.name, identity=None, least=least)
 
 
-def _gather(
-    coordinator: Coordinator,
-    request: Request,
-    ask: Callable[[str, Request], Answer | None],
-    on_update: Callable[[Broadcast, Update], None],
-) -> None:
-    """Pass the sites' answers to the coordinator."""
-    for name in coordinator.invited:
-        answer = ask(name, request)
-        if isinstance(answer, Scores):
-            coordinator.add_scores(answer)
-        elif answer is not None and coordinator.accept(answer) and request.task == "train":
-            on_update(request.broadcast, answer)
-
-
-def _answer(site: Site, request: Request) -> Answer:
-    """A site's answer to a request."""
-    if request.task == "statistics":
-        return site.statistics()
-    if request.task == "unmask":
-        return site.unmask(request.broadcast)
-    return site.train(request.broadcast) if request.task == "train" else site.validate(request.broadcast)
-
-
-def _coordinator(job: JobSpec, folder: Path, on_progress: Callable[[Coordinator], None] | None) -> Coordinator:
-    if job.federation.encryption != "masks":
-        return Coordinator(job, folder, on_progress=on_progress)
+def _coordinator_class(job: JobSpec) -> type[Coordinator]:
+    if job.federation.encryption == "ckks":
+        raise ConfigError(
+            "encryption-in-process",
+            f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "
+            "--set federation.encryption=null",
+        )
+    if job.federation.encryption is None:
+        return Coordinator
     from fedshift.federation.encryption.masks.server import MaskedCoordinator
 
     log.warning("job %s: in one process there is nobody to hide from: the sites' keys are not signed", job.name)
-    return MaskedCoordinator(job, folder, on_progress=on_progress)
-
-
-def _masks(job: JobSpec, site: str, folder: Path, policy: Policy | None) -> Encryption | None:
-    if job.federation.encryption != "masks" or site not in job.task.sites:
-        return None
-    from fedshift.federation.encryption.masks.protocol import FEWEST
-    from fedshift.federation.encryption.masks.site import SiteMasks
-
-    least = FEWEST if policy is None else policy.min_sites_in_sum
-    return SiteMasks(job, site, folder=folder / SITE_STATE / site, run=job.name, identity=None, least=least)
+    return MaskedCoordinator
 
 
 def _begin(coordinator: Coordinator, *, resume: bool) -> None:
     """Go on from the last closed round, or else delete what an earlier run left."""
-    done = coordinator.resume() if resume else -1
-    # The models of a run that had been finished are scored again: a site may have been missing.
-    coordinator.results.final, coordinator.results.evaluations = None, []
-    if done < 0:
+    if not resume or coordinator.resume() < 0:
         coordinator.start_anew()
         shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)

@@ -27,7 +27,7 @@ SPARE = 0.9
 GIGA = 1e9
 
 
-def of_training(network: int, activations: int, *, images: int, evaluation: int) -> int:
+def training_bytes(network: int, activations: int, *, images: int, evaluation: int) -> int:
     """Bytes that a process needs to train, beside what it has imported.
 
     Args:
@@ -68,16 +68,16 @@ class Need:
     where: str = ""
     shared_by: int = 1
 
-    def of(self, workers: int) -> int:
+    def bytes_for(self, workers: int) -> int:
         """With so many processes side by side; on several GPUs, of the one with most."""
         return self.base + -(-workers // self.shared_by) * (self.process + self.image * self.batch)
 
     def fits(self, workers: int) -> bool:
         """Whether that is there."""
-        return self.of(workers) <= self.free
+        return self.bytes_for(workers) <= self.free
 
 
-def needs_of(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> list[Need]:
+def needs_in_simulator(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> list[Need]:
     """Of a run in FLARE's simulator: this machine's memory, and, where sites train on GPUs, theirs.
 
     ``data`` are the sites' folders: no batch is larger than the largest site.
@@ -102,8 +102,8 @@ def needs_in_process(job: JobSpec, data: Mapping[str, Path], measured: Measured,
 def _parts(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> tuple[int, int, int]:
     """Images in a batch, bytes for each of them, bytes besides."""
     largest = max(about_counts(read_manifest(folder), job.task.data)["train"] for folder in data.values())
-    image = of_training(0, measured.activations, images=1, evaluation=0)
-    fixed = of_training(measured.network, 0, images=0, evaluation=measured.evaluation)
+    image = training_bytes(0, measured.activations, images=1, evaluation=0)
+    fixed = training_bytes(measured.network, 0, images=0, evaluation=measured.evaluation)
     return min(job.task.schedule.batch_size, largest), image, fixed
 
 
@@ -133,23 +133,25 @@ def choose_workers(needs: Sequence[Need], *, wanted: int, asked: bool) -> tuple[
     Raises:
         TooLittleMemory: it does not fit; the sentence has a smaller suggestion that does.
     """
-    tight = [need for need in needs if need.of(wanted) > SPARE * need.free]
+    tight = [need for need in needs if need.bytes_for(wanted) > SPARE * need.free]
     if not tight:
         return wanted, ""
     fitting = most_workers(needs, wanted)
     if fitting == wanted:
-        return wanted, f"{_said(tight[0], wanted)}: it will be tight"
+        return wanted, f"{_sentence(tight[0], wanted)}: it will be tight"
     over = next(need for need in needs if not need.fits(wanted))
     if fitting and not asked:
-        return fitting, f"{_said(over, wanted)}: {fitting} at a time"
+        return fitting, f"{_sentence(over, wanted)}: {fitting} at a time"
     images = most_images(needs, wanted if fitting else 1)
-    mends = [f"use -p {fitting}"] if fitting else []
+    remedies = [f"use -p {fitting}"] if fitting else []
     alone = "use -p 1 and " if wanted > 1 and not fitting else ""
-    mends += [f"{alone}make the job with --set schedule.batch_size={images}"] if images else []
-    mends += [] if mends else ["take smaller images or a smaller network, or free some memory"]
-    raise TooLittleMemory(f"{_said(over, wanted)}: {', or '.join(mends)} (--ignore-memory tries it all the same)")
+    remedies += [f"{alone}make the job with --set schedule.batch_size={images}"] if images else []
+    remedies += [] if remedies else ["take smaller images or a smaller network, or free some memory"]
+    advice = f"{', or '.join(remedies)} (--ignore-memory tries it all the same)"
+    raise TooLittleMemory("too-little-memory", f"{_sentence(over, wanted)}: {advice}")
 
 
-def _said(need: Need, workers: int) -> str:
+def _sentence(need: Need, workers: int) -> str:
     who = "this run needs" if workers == 1 else f"{workers} workers at a time need"
-    return f"{who} about {need.of(workers) / GIGA:.1f} GB of {need.where}memory and {need.free / GIGA:.1f} GB are free"
+    needed, free = need.bytes_for(workers) / GIGA, need.free / GIGA
+    return f"{who} about {needed:.1f} GB of {need.where}memory and {free:.1f} GB are free"

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 import fedshift
-from fedshift.federation.tensor_files import read_tensors, to_arrays, to_tensors, write_tensors
+from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
@@ -110,8 +110,8 @@ def add_references(path: Path, references: Mapping[str, Reference]) -> None:
     Raises:
         ConfigError: as `read_model_file`.
     """
-    told = {site: reference.model_dump(mode="json") for site, reference in references.items()}
-    write_tensors({**read_model_file(path), "references": told}, path)
+    content = {site: reference.model_dump(mode="json") for site, reference in references.items()}
+    write_tensors({**read_model_file(path), "references": content}, path)
 
 
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
@@ -122,7 +122,9 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     """
     content = read_model_file(path)
     if content["round"] != round_:
-        raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
+        raise ConfigError(
+            "other-round", f"{path} is the model of round {content['round']}, not {round_}: start the run anew"
+        )
     return to_arrays(content["weights"]), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
 
 
@@ -135,19 +137,20 @@ def read_model_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         problem = "is a folder, not a model file" if path.is_dir() else "does not exist"
         near = did_you_mean(path) if path.is_dir() else did_you_mean(path.parent, path.name)
-        raise ConfigError(f"{path} {problem}{near}")
+        raise ConfigError("model-missing", f"{path} {problem}{near}")
     content = read_tensors(path, "copy it again from the server")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{path} is not a model that fedshift wrote")
+        raise ConfigError("not-a-model", f"{path} is not a model that fedshift wrote")
     if content.get("schema") != SCHEMA:
         raise ConfigError(
+            "other-schema",
             f"{path} is a model file of schema {content.get('schema')!s:.20} and fedshift "
-            f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version"
+            f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version",
         )
     header = header_of(content, where=str(path))
     weights, arrays = (content.get(part) for part in ARRAYS)
     if not _named_tensors(weights) or not isinstance(arrays, dict) or not all(map(_named_tensors, arrays.values())):
-        raise ConfigError(f"{path} does not hold arrays by name: copy it again from the server")
+        raise ConfigError("damaged-file", f"{path} does not hold arrays by name: copy it again from the server")
     if not header.encrypted:
         _check_fits(header.job, content["weights"], where=str(path))
     return content
@@ -178,19 +181,22 @@ def _check_fits(job: JobSpec, weights: dict[str, Tensor], *, where: str) -> None
         with torch.device("meta"):
             wanted = build_task(job).network().state_dict()
     except FedshiftError as error:
-        raise ConfigError(f"{unfit} ({error})") from None
+        raise ConfigError("damaged-file", f"{unfit} ({error})") from None
     odd = sorted(wanted.keys() ^ weights.keys())
     if odd:
         what = "is missing" if odd[0] in wanted else "has no place in the network"
-        raise ConfigError(f"{unfit}: {odd[0]} {what}; copy it again from the server")
+        raise ConfigError("damaged-file", f"{unfit}: {odd[0]} {what}; copy it again from the server")
     for key, value in wanted.items():
         if weights[key].shape != value.shape or weights[key].dtype != value.dtype:
             raise ConfigError(
+                "damaged-file",
                 f"{unfit}: {key} is {_described(weights[key])}, the network's {_described(value)}; copy it again from "
-                "the server"
+                "the server",
             )
         if not torch.isfinite(weights[key]).all():
-            raise ConfigError(f"{unfit}: {key} has numbers that are not finite; copy it again from the server")
+            raise ConfigError(
+                "damaged-file", f"{unfit}: {key} has numbers that are not finite; copy it again from the server"
+            )
 
 
 def _described(tensor: Tensor) -> str:

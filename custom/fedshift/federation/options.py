@@ -54,8 +54,8 @@ def apply_options(
         ConfigError: not ``path=value``, an unknown first key, or two options that contradict each other.
     """
     options = [parse_option(text) for text in texts]
-    for one, other in combinations(options, 2):
-        _refuse_contradiction(*sorted((one, other), key=lambda option: len(option.path)))
+    for a, b in combinations(options, 2):
+        _refuse_contradiction(*sorted((a, b), key=lambda option: len(option.path)))
     whole_network = next((option.value for option in options if option.path == ("network",)), None)
     keeps_network = isinstance(whole_network, dict) and "name" in whole_network
     for option in sorted(options, key=lambda option: (len(option.path), option.path != NETWORK_NAME)):
@@ -75,13 +75,15 @@ def parse_option(text: str) -> Option:
     path, sign, value = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):
-        raise ConfigError(f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
+        raise ConfigError("bad-option", f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
     if len(keys) > 1 and keys[0].lower() in method_set.available():
         keys[0] = keys[0].lower()
     try:
         return Option(text, tuple(keys), yaml.safe_load(value))
     except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
+        raise ConfigError(
+            "bad-option", f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]"
+        ) from None
 
 
 def _paths(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
@@ -103,13 +105,14 @@ def _refuse_contradiction(short: Option, long: Option) -> None:
         value = value[key]
     if not _same(value, long.value):
         raise ConfigError(
-            f"--set {short.text} and --set {long.text} contradict each other: give {'.'.join(long.path)} one value"
+            "options-contradict",
+            f"--set {short.text} and --set {long.text} contradict each other: give {'.'.join(long.path)} one value",
         )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
     """Equal as YAML, where true is not 1."""
-    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
+    return json.dumps(a, sort_keys=True, default=str) == json.dumps(b, sort_keys=True, default=str)
 
 
 def _write(
@@ -119,19 +122,20 @@ def _write(
     if first in method_set.available() and rest:
         if first not in chosen:
             raise ConfigError(
-                f"--set {option.text}: the job does not use method {first}: add it to the methods, or leave this out"
+                "unknown-option",
+                f"--set {option.text}: the job does not use method {first}: add it to the methods, or leave this out",
             )
         chosen[first][".".join(rest)] = option.value
         return
     known = [*TaskSpec.model_fields, *APART, *chosen]
     if first not in known:
-        raise ConfigError(f"--set {option.text}: unknown key {first!r}{nearest(first, known)}")
+        raise ConfigError("unknown-option", f"--set {option.text}: unknown key {first!r}{nearest(first, known)}")
     target = apart.get(first, raw)
     keys = rest if first in apart else [first, *rest]
     if not keys:
-        raise ConfigError(f"--set {option.text}: name a key below {first!r}, such as {APART[first]}")
+        raise ConfigError("bad-option", f"--set {option.text}: name a key below {first!r}, such as {APART[first]}")
     for key in keys[:-1]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"--set {option.text}: {key!r} holds a value, not keys: set {key!r} itself")
+            raise ConfigError("bad-option", f"--set {option.text}: {key!r} holds a value, not keys: set {key!r} itself")
     target[keys[-1]] = option.value

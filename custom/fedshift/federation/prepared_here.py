@@ -20,17 +20,17 @@ def misfits(job: JobSpec) -> list[str]:
     """
     task = build_task(job)
     sequences = task.sequences if isinstance(task, PatchTask) else ()
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     sentences = []
     for site, folder in _prepared(job).items():
         try:
-            found[site] = read_manifest(folder)
-            found[site].check_is(folder, dataset=job.task.dataset, site=site, classes=job.task.classes)
-            if found[site].cases:
-                Preparation(sequences=sequences).numbers(found[site], folder)
+            manifests[site] = read_manifest(folder)
+            manifests[site].check_is(folder, dataset=job.task.dataset, site=site, classes=job.task.classes)
+            if manifests[site].cases:
+                Preparation(sequences=sequences).numbers(manifests[site], folder)
         except DataError as error:
             sentences.append(str(error))
-    missing = _never_outlined(job, found)
+    missing = _never_outlined(job, manifests)
     if not sentences and missing:
         sentences.append(
             f"the masks of no site outline {', '.join(missing)}: prepare a site whose masks do, or leave it out of the "
@@ -50,9 +50,9 @@ def _prepared(job: JobSpec) -> dict[str, Path]:
     return folders
 
 
-def _never_outlined(job: JobSpec, found: dict[str, Manifest]) -> list[str]:
+def _never_outlined(job: JobSpec, manifests: dict[str, Manifest]) -> list[str]:
     """The classes that no training site's masks outline; none if a site is not here, or outlines all."""
-    annotated = [found[site].annotated if site in found else None for site in job.task.sites]
+    annotated = [manifests[site].annotated if site in manifests else None for site in job.task.sites]
     outlined: set[str] = set()
     for names in annotated:
         if names is None:

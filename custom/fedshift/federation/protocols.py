@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,9 @@ from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import header_of, read_model_file, write_model_file
 from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore
+from fedshift.federation.tensors import to_arrays
 from fedshift.schema import results
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
@@ -49,7 +51,7 @@ def leave_one_out(
         ConfigError: a site's folder holds another job, or another run is using ``folder``.
         DataError: a site could not be scored.
     """
-    found: dict[str, Results] = {}
+    runs: dict[str, Results] = {}
     with lock_run(folder):
         for site, job in jobs.items():
             claim(folder / site, job)
@@ -61,17 +63,17 @@ def leave_one_out(
                 ended = _ended(folder / site, site)
             if ended is None:
                 reason = _reason(folder / site, site)
-                raise DataError(f"{reason}; mend it and repeat the command: only this is done again")
-            found[site] = ended
-    first = next(iter(found.values()))
+                raise DataError("not-scored", f"{reason}; mend it and repeat the command: only this is done again")
+            runs[site] = ended
+    first = next(iter(runs.values()))
     sites = {
         site: HeldOutSite(
-            data=told.data[site],
-            best=_scores(told, "best", site),
-            last=_scores(told, "last", site),
-            others=_others(told),
+            data=run_results.data[site],
+            best=_scores(run_results, "best", site),
+            last=_scores(run_results, "last", site),
+            others=_others(run_results),
         )
-        for site, told in found.items()
+        for site, run_results in runs.items()
     }
     both: tuple[Which, ...] = ("best", "last")
     record = LeaveOneOut(
@@ -118,33 +120,35 @@ def cross_site(
     def keep(broadcast: Broadcast, update: Update) -> None:
         newest[update.site] = broadcast, update
 
-    told = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results
-    last = len(told.rounds)  # fewer than the job's if it has patience
+    run = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results
+    last = len(run.rounds)  # fewer than the job's if it has patience
     models: dict[str, Broadcast] = {}
     for owner, (broadcast, update) in newest.items():
         if broadcast.round == last:
             state = StateStore(folder / SITE_STATE / owner).before(last + 1)
             personal = state.personal if state else {}
-            own = update.restored(broadcast.unpacked().weights).weights
-            weights = {**own, **{key: value.numpy() for key, value in personal.items()}}
+            sent = update.restored(broadcast.unpacked().weights).weights
+            weights = {**sent, **to_arrays(personal)}
             models[owner] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
     newest.clear()
     scores: dict[str, dict[str, dict[str, float]]] = {site: {} for site in models}
-    host: Site | None = None
-    for tested in told.data:
-        # A folder without state: as a site that has taken no part, it has nothing of its own to put into a model.
-        host = Site(job, tested, data=data[tested], state=folder / "visited", device=device, beside=host)
+    # A folder without state: as a site that has taken no part, it has nothing of its own to put into a model.
+    options = SiteOptions(folder / "visited", device=device)
+    for tested in run.data:
+        host = Site(job, tested, data[tested], options)
+        options = replace(options, job_network=host.job_network)
         for trained, model in models.items():
-            if told.data[tested].n["test"]:
-                scores[trained][tested] = dict(host.evaluate(model, "test").scores)
+            if run.data[tested].n["test"]:
+                with host.loaded(model) as scoring:
+                    scores[trained][tested] = dict(scoring.evaluate("test").scores)
     pairs = [(trained == tested, metrics) for trained, row in scores.items() for tested, metrics in row.items()]
     record = CrossSite(
-        job=told.job,
-        versions=told.versions,
-        data=told.data,
+        job=run.job,
+        versions=run.versions,
+        data=run.data,
         scores=scores,
-        mean_own=mean_metrics(metrics for own, metrics in pairs if own),
-        mean_elsewhere=mean_metrics(metrics for own, metrics in pairs if not own),
+        mean_own=mean_metrics(metrics for at_home, metrics in pairs if at_home),
+        mean_elsewhere=mean_metrics(metrics for at_home, metrics in pairs if not at_home),
     )
     if keep_models:
         for site, model in models.items():
@@ -166,7 +170,7 @@ def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str,
         job=header.job,
         round_=header.round,
         weights=model.weights,
-        methods={name: {key: value.numpy() for key, value in of.items()} for name, of in content["methods"].items()},
+        methods={name: to_arrays(tensors) for name, tensors in content["methods"].items()},
         personal=(),
         scores=dict(scores),
         kind=header.kind,
@@ -186,10 +190,10 @@ def claim(folder: Path, job: JobSpec) -> None:
     path = folder / FILE_NAME
     if path.is_file():
         if read_yaml(path) != job.dump():
-            raise ConfigError(f"{folder} holds another job: give another --workspace, or remove it")
+            raise ConfigError("other-job", f"{folder} holds another job: give another --workspace, or remove it")
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
+        raise ConfigError("folder-used", f"{folder} holds something other than a run: give another --workspace")
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True))
 
@@ -205,33 +209,34 @@ def require_training_samples(data: Mapping[str, Path]) -> None:
     """
     without = [site for site, folder in data.items() if not read_manifest(folder).by_split("train")]
     if without:
-        raise ConfigError(f"{', '.join(without)} has nothing to train on: name the other sites with --sites")
+        raise ConfigError(
+            "no-training-data", f"{', '.join(without)} has nothing to train on: name the other sites with --sites"
+        )
 
 
 def _ended(folder: Path, site: str) -> Results | None:
     """The results of a run that has scored both models at the site that it holds out."""
     if not (folder / results.FILE_NAME).is_file():
         return None
-    told = read_results(folder)
-    final = told.final
-    ended = final is not None and all(site in scores.held_out for scores in (final.best, final.last))
-    return told if ended else None
+    run = read_results(folder)
+    ended = run.final is not None and all(site in scores.held_out for scores in (run.final.best, run.final.last))
+    return run if ended else None
 
 
 def _reason(folder: Path, site: str) -> str:
     rejected = [fault for record in read_results(folder).evaluations for fault in record.rejected]
-    said = next((f"{fault.key}: {fault.reason}" for fault in rejected if fault.site == site), "it did not answer")
-    return f"site {site} could not be scored ({said})"
+    reason = next((f"{fault.key}: {fault.reason}" for fault in rejected if fault.site == site), "it did not answer")
+    return f"site {site} could not be scored ({reason})"
 
 
-def _others(told: Results) -> dict[str, Evaluation]:
-    assert told.final is not None
-    best = {site: parts["test"] for site, parts in told.final.best.evaluations.items() if "test" in parts}
-    own = told.final.personal_evaluations
-    return {site: own.get(site, found) for site, found in best.items() if site not in told.job.held_out}
+def _others(run: Results) -> dict[str, Evaluation]:
+    assert run.final is not None
+    best = {site: parts["test"] for site, parts in run.final.best.evaluations.items() if "test" in parts}
+    personal = run.final.personal_evaluations
+    return {site: personal.get(site, shared) for site, shared in best.items() if site not in run.job.held_out}
 
 
-def _scores(told: Results, which: Which, site: str) -> ModelScores:
-    assert told.final is not None
-    scores: FinalScores = getattr(told.final, which)
+def _scores(run: Results, which: Which, site: str) -> ModelScores:
+    assert run.final is not None
+    scores: FinalScores = getattr(run.final, which)
     return ModelScores(round=scores.round, scores=scores.held_out[site], evaluations=scores.evaluations.get(site, {}))

@@ -72,19 +72,20 @@ def resolve(
     raw.pop(PRACTICAL, None)
     protocols: dict[str, Any] = raw.pop("protocols", None) or {}
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
-        raise ConfigError(f"{where}: 'protocols' must map names to settings")
+        raise ConfigError("bad-task", f"{where}: 'protocols' must map names to settings")
     names = split_methods(method_names)
     # With FedAvg among them if nothing else combines updates; options may then name it.
     chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
     if protocol is not None:
         if protocol not in protocols:
-            raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
+            raise ConfigError("unknown-protocol", f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
         changes: dict[str, Any] = dict(protocols[protocol])
         absent = [method for method in changes.pop("requires", ()) if method not in chosen]
         if absent:
             raise ConfigError(
+                "method-missing",
                 f"protocol {protocol} of task {raw['name']} needs the method {absent[0]}: write "
-                f"{'+'.join([method_names, *absent])}"
+                f"{'+'.join([method_names, *absent])}",
             )
         expects = ProtocolExpects.parse(changes.pop("expects", {}), where=f"{where}: protocol {protocol}: expects")
         for method, method_options in changes.pop("methods", {}).items():
@@ -121,6 +122,7 @@ def resolve(
     # Check what depends on the network, the task's kind or a method now, not when the sites start.
     built = build_task(job)
     methods = MethodSet(job, _network(built, spec))
+    methods.check()
     refusals.check(methods)
     refusals.check_idle(job, named)
     _refuse_idle(methods, named)
@@ -144,16 +146,18 @@ def split_methods(text: str) -> list[str]:
     """
     names = [part.strip().lower() for part in text.split("+")]
     if not all(names):
-        raise ConfigError(f"a method's name is missing in {text!r}: join names by one +, such as fedfa+fedrdn")
+        raise ConfigError(
+            "bad-methods", f"a method's name is missing in {text!r}: join names by one +, such as fedfa+fedrdn"
+        )
     if len(set(names)) != len(names):
-        raise ConfigError(f"method named twice in {text!r}: leave one out")
+        raise ConfigError("bad-methods", f"method named twice in {text!r}: leave one out")
     return names
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     """A copy that options may change."""
     if not isinstance(value or {}, dict):
-        raise ConfigError(f"{what} must hold keys and values, not {value!r}")
+        raise ConfigError("bad-task", f"{what} must hold keys and values, not {value!r}")
     return dict(value or {})
 
 
@@ -161,11 +165,11 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
     """Put the named sites into ``raw``, in the task's order."""
     for key, value in (("sites", raw.get("sites")), ("held_out", raw.get("held_out", []))):
         if not isinstance(value, list):
-            raise ConfigError(f"{where}: {key!r} must be a list of names")
+            raise ConfigError("bad-task", f"{where}: {key!r} must be a list of names")
     everyone = [*raw["sites"], *raw.get("held_out", [])]
     for site in (*(sites or ()), *(held_out or ())):
         if site not in everyone:
-            raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
+            raise ConfigError("unknown-site", f"{where} has no site {site!r}{nearest(site, everyone)}")
     if held_out is not None:
         raw["held_out"] = sorted(held_out, key=everyone.index)  # whoever is named twice stays, for the schema to refuse
         raw["sites"] = [site for site in everyone if site not in held_out]
@@ -173,8 +177,9 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
         out = [site for site in sites if site in raw.get("held_out", [])]
         if out:
             raise ConfigError(
+                "held-out",
                 f"{where}: {', '.join(out)} cannot train, as the job holds it out: leave it out of --sites, or name "
-                "others with --held-out"
+                "others with --held-out",
             )
         raw["sites"] = sorted(sites, key=everyone.index)
 
@@ -204,13 +209,15 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
             trial.check_patch(net, task.spatial, name=spec.network.name)
         size = " x ".join(map(str, task.spatial))
         raise ConfigError(
+            "network-unfit",
             f"task {spec.name}: network {spec.network.name} cannot take images of {size} "
-            f"({str(error).splitlines()[0]}): change network.name, network.options or data"
+            f"({str(error).splitlines()[0]}): change network.name, network.options or data",
         ) from None
     if shape != wanted:
         raise ConfigError(
+            "network-unfit",
             f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
-            "change network.name"
+            "change network.name",
         )
     if task.dense:
         trial.check_patch(net, task.spatial, name=spec.network.name)
@@ -228,7 +235,7 @@ def _federation(raw: dict[str, Any], n_sites: int, *, where: str) -> FederationS
         ("min_sites", spec.min_sites, asked, "a round has only"),
     ):
         if value > most:
-            raise ConfigError(f"federation.{key} is {value}, but {what} {most} sites")
+            raise ConfigError("too-few-sites", f"federation.{key} is {value}, but {what} {most} sites")
     return spec
 
 
@@ -242,8 +249,9 @@ def practical(task: str) -> Practical:
     if raw.get(PRACTICAL) is None:
         others = [name for name in tasks() if read_yaml(apps_dir() / f"{name}.yaml").get(PRACTICAL) is not None]
         raise ConfigError(
+            "no-recipe",
             f"{where} has no practical recipe, only {', '.join(others)} has: name the methods instead, or give the "
-            f"task file a {PRACTICAL!r} key"
+            f"task file a {PRACTICAL!r} key",
         )
     return Practical.parse(raw[PRACTICAL], where=f"{where}: {PRACTICAL}")
 
@@ -253,7 +261,9 @@ def _read_task(task: str) -> tuple[dict[str, Any], str]:
     if task.endswith((".yaml", ".yml")):
         return read_yaml(Path(task)), task
     if task not in tasks():
-        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
+        raise ConfigError(
+            "unknown-task", f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file"
+        )
     return read_yaml(apps_dir() / f"{task}.yaml"), f"apps/{task}.yaml"
 
 

@@ -83,7 +83,9 @@ def _is_held(folder: Path) -> bool | None:
 def _in_use(folder: Path) -> ConfigError:
     owner = owner_of(lock_file(folder))
     by = f"a run that is going on (process {owner})" if owner else "a run that is going on"
-    return ConfigError(f"{folder} is in use by {by}: wait until it has ended, or give another --workspace")
+    return ConfigError(
+        "run-in-use", f"{folder} is in use by {by}: wait until it has ended, or give another --workspace"
+    )
 
 
 def take(path: Path) -> IO[str]:

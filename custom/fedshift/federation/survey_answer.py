@@ -94,7 +94,7 @@ def least_cases(policy: Policy, cases: Sequence[Case]) -> int:
 
 
 def _mechanism(noise: StatisticsNoise) -> Mechanism:
-    from fedshift.federation.site.privacy.gate import Budget  # imports torch and scipy, needed with noise only
+    from fedshift.federation.site.privacy.accounting import Budget  # imports scipy, needed with noise only
 
     return Budget(noise, once=1, per_round=0, rounds=1).planned
 
@@ -136,7 +136,7 @@ def with_noise(found: Fingerprint, noise: StatisticsNoise, *, scans: int = 1) ->
     at the site. The noise comes from random bytes that are thrown away: asked again, the site answers with other noise,
     and spends as much again.
     """
-    from fedshift.federation.site.privacy.gate import Budget  # imports torch and scipy, needed with noise only
+    from fedshift.federation.site.privacy.accounting import Budget  # imports scipy, needed with noise only
     from fedshift.schema.fingerprint import ALL, Intensities
 
     budget = Budget(noise, once=1, per_round=0, rounds=1)

@@ -18,7 +18,7 @@ from nvflare.apis.dxo import DXO, from_shareable
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.privacy.ledger import HEAD_FILE
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.schema.errors import ConfigError
@@ -105,7 +105,7 @@ def dry_run(
     for file in (LEDGER_FILE, HEAD_FILE):
         if ledger is not None and (ledger / file).is_file():
             shutil.copy(ledger / file, account)
-    site = Site(short, name, data=data, state=folder / "site", device=device, privacy=privacy, ledger=account)
+    site = Site(short, name, data, SiteOptions(folder / "site", device=device, policy=privacy, ledger=account))
     server = _Alone(short, folder / "server")
     kept = SiteLedger(name, account)
     statistics, first = site.statistics(), kept.head()
@@ -124,10 +124,12 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
     site = Site(
         _shortened(job, steps),
         name,
-        data=data,
-        state=folder / "site",
-        device=settings.device,
-        share_cases=settings.privacy is not None and settings.privacy.case_scores,
+        data,
+        SiteOptions(
+            folder / "site",
+            device=settings.device,
+            share_cases=settings.privacy is not None and settings.privacy.case_scores,
+        ),
     )
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)

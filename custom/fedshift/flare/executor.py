@@ -20,7 +20,7 @@ from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.reference import site_reference
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.ledger_heads import SiteLedger
@@ -209,22 +209,20 @@ class FedshiftExecutor(Executor):
             device = spread(device, clients.index(fl_ctx.get_identity_name()))
             if WORKERS not in os.environ:  # FLARE's own command does not say how many sites work at a time
                 workers = len(clients)
-        site = Site(
-            job,
-            name,
-            data=data,
-            state=state,
+        options = SiteOptions(
+            state,
             device=device,
-            beside=beside,
-            privacy=settings.privacy,
+            job_network=None if beside is None else beside.job_network,
+            policy=settings.privacy,
             ledger=None if client_is_simulated(fl_ctx) else local,
             # With masks an answer stays what it was, also where a GPU would train to another.
             keep_answers=not client_is_simulated(fl_ctx) or job.federation.encryption == "masks",
             workers=workers,
-            tell=site_reference,
+            describe_scans=site_reference,
             share_cases=client_is_simulated(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
             encryption=self._encryption_of(name, state, fl_ctx, settings.privacy),
         )
+        site = Site(job, name, data, options)
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
         return site

@@ -10,7 +10,7 @@ import numpy as np
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.flare.hosts import hosts
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedshift.data.local_sites import find_sites
-from fedshift.federation.memory import choose_workers, needs_of
+from fedshift.federation.memory import choose_workers, needs_in_simulator
 from fedshift.federation.run_lock import lock_run
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
@@ -82,7 +82,7 @@ def simulate(
         try:
             measured = process.ready()
             if measured is not None:
-                needs = needs_of(job, data, measured)
+                needs = needs_in_simulator(job, data, measured)
                 count, note = choose_workers(needs, wanted=count, asked=parallel is not None)
                 if note:
                     on_note(note)

@@ -196,9 +196,7 @@ class Context:
 
     def __init__(self, run: Run, method: str, state: dict[str, Tensor]) -> None:
         """``state`` is the method's part of the site's state. ``scratch`` is discarded after the task."""
-        self.run = run
-        self.method = method
-        self.state = state
+        self.run, self.method, self.state = run, method, state
         self.scratch: dict[str, Any] = {}
 
     @property

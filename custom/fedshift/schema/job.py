@@ -339,7 +339,7 @@ class FederationSpec(Strict):
     (`fedshift.federation.encryption`); ``masks``, which cancel in the sum (`fedshift.federation.encryption.masks`).
     ``weights_as`` sends weights in fewer bytes, in both directions (`fedshift.schema.compression`). ``model_average``
     makes the last round's model an exponential average of the rounds'
-    (`fedshift.federation.server.model_average`). ``tracking`` sends the curves to an experiment tracker that the
+    (`fedshift.federation.server.global_model`). ``tracking`` sends the curves to an experiment tracker that the
     server's environment names (`fedshift.reporting.trackers`).
     """
 

@@ -206,7 +206,7 @@ def train(folder: Path, *options: str, attack: Attack | None = None, n_samples: 
             received = broadcast.weights
             moved = {k: v + np.float32(0.01) if v.dtype.kind == "f" else v for k, v in received.items()}
             metrics = {"train_loss": 1.0, **(dict.fromkeys(names, 0.5) if round_ > 1 else {})}
-            update = Update(site, round_, n, server.inbound.steps(n) or 1, moved, metrics)
+            update = Update(site, round_, n, server.update_check.steps(n) or 1, moved, metrics)
             if attack is not None and (site, round_) == ("C", 2):
                 update = attack(update, received)
             assert server.accept(update)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import small_image_job, small_job
+from errors import raises
 
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator, Request
@@ -19,7 +20,7 @@ from fedshift.methods import fedavg
 from fedshift.methods.base import ServerContext
 from fedshift.schema import compression
 from fedshift.schema.compression import feed_back
-from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.schema.errors import QuorumError
 from fedshift.schema.messages import MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, read_results
 from fedshift.tasks.kinds import build_task
@@ -51,7 +52,7 @@ def answer(
             packed, _ = feed_back(change, {}, weights_as) if change else ({}, {})
             arrays = {
                 method: {name: np.full(spec.shape, 1e-3, np.float32) for name, spec in named.items()}  # type: ignore[arg-type]
-                for method, named in server.inbound.specs.items()
+                for method, named in server.update_check.specs.items()
                 if named
             }
             assert server.accept(Update(site, round_, 8, 1, moved, {"train_loss": 1.0, **metrics}, arrays, packed))
@@ -202,7 +203,7 @@ def test_no_validation_data_are_found_missing_before_the_first_training_round(tm
     for site in "ABC":
         server.register(SiteInfo(site, "images", 8, 0, 2, "0" * 64, "by hand"))
         assert server.accept(Update(site, 0, 8, 0))
-    with pytest.raises(ConfigError, match="validation data"):
+    with raises("no-validation-data"):
         next(requests)
 
 
@@ -321,7 +322,7 @@ def test_a_resumed_run_says_with_which_versions_it_was_made(tmp_path: Path, capl
 
 def test_another_jobs_state_is_not_resumed(tmp_path: Path) -> None:
     run(coordinator(tmp_path))
-    with pytest.raises(ConfigError, match="another job"):
+    with raises("other-job"):
         coordinator(tmp_path, "federation.min_sites=1").resume()
 
 

@@ -14,7 +14,7 @@ from conftest import small_image_job
 
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians, outliers
-from fedshift.federation.server.state_files import STATE_FILE
+from fedshift.federation.server.run_files import STATE_FILE
 from fedshift.federation.server.update_check import Change, Received, check_update
 from fedshift.methods.base import ArraySpec
 from fedshift.schema.job import JobSpec
@@ -117,7 +117,7 @@ def a_round(coordinator: Coordinator, moves: Mapping[str, float]) -> dict[str, s
         moved = {key: value.copy() for key, value in received.items()}
         moved["head.bias"][0] += move
         metrics = {coordinator.metric: 0.5}
-        assert coordinator.accept(Update(site, round_, 10, coordinator.inbound.steps(10) or 0, moved, metrics))
+        assert coordinator.accept(Update(site, round_, 10, coordinator.update_check.steps(10) or 0, moved, metrics))
     coordinator.close()
     return {rejected.site: rejected.key for rejected in coordinator.results.rounds[-1].rejected}
 

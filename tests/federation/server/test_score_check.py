@@ -2,74 +2,83 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from conftest import small_image_job, small_job
 
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
 from fedshift.schema.evaluation import Evaluation, OneSided
 from fedshift.schema.messages import Scores
 from fedshift.schema.paired import LocalComparison
+from fedshift.tasks.kinds import build_task
+
+COMPARISON = LocalComparison(score="dice", n=3, federated=0.5, local=0.25, round=2, verdict="open", interval=(0.1, 0.4))
 
 
-def test_scores_have_the_tasks_names_and_ranges() -> None:
-    ranges = {"dice": (0.0, 1.0)}
-    check_scores(Scores("A", 3, {"val": {"dice": 0.5}, "test": {"dice": 1.0}}), round_=3, metrics=ranges)
-    check_scores(Scores("A", 3, {}), round_=3, metrics=ranges)
-    for bad in (
-        Scores("A", 2, {"val": {"dice": 0.5}}),
-        Scores("A", 3, {"train": {"dice": 0.5}}),
-        Scores("A", 3, {"val": {"dice": 1.5}}),
-        Scores("A", 3, {"val": {"dice": float("nan")}}),
-        Scores("A", 3, {"val": {"Case07": 0.5}}),
-    ):
-        with pytest.raises(Rejected):
-            check_scores(bad, round_=3, metrics=ranges)
+def rejected_key(scores: Scores, *options: str, pictures: bool = False, **more: Any) -> str | None:
+    """The key that is at fault; None if the scores are taken."""
+    job = small_image_job("fedavg", *options) if pictures else small_job("fedavg", *options)
+    try:
+        check_scores(scores, job=job, task=build_task(job), round_=3, counts={"test": 3}, **more)
+    except Rejected as fault:
+        return fault.key
+    return None
 
 
-def test_classes_in_one_mask_only_are_the_jobs_and_no_more_than_its_cases() -> None:
-    def check(apart: dict[str, OneSided], *, classes: int = 3) -> None:
-        told = Evaluation(scores={"hd95": 1.0}, one_sided=apart)
-        per_case = ("hd95", "hd95 left", "hd95 right") if classes > 2 else ("hd95",)
-        scores = Scores("A", 3, {"test": {"hd95": 1.0}}, evaluations={"test": told})
-        ranges = dict.fromkeys(per_case, (0.0, 9.0))
-        check_scores(scores, round_=3, metrics=ranges, counts={"test": 3}, n_classes=classes, per_case=per_case)
+@pytest.mark.parametrize(
+    ("round_", "values", "key"),
+    [
+        (3, {"val": {"dice": 0.5}, "test": {"dice": 1.0}}, None),
+        (3, {}, None),
+        (2, {"val": {"dice": 0.5}}, "round"),
+        (3, {"train": {"dice": 0.5}}, "scores.train"),
+        (3, {"val": {"dice": 1.5}}, "metrics.dice"),
+        (3, {"val": {"dice": float("nan")}}, "metrics.dice"),
+        (3, {"val": {"Case07": 0.5}}, "metrics.Case07"),
+    ],
+)
+def test_scores_have_the_tasks_names_and_ranges(
+    round_: int, values: dict[str, dict[str, float]], key: str | None
+) -> None:
+    assert rejected_key(Scores("HK", round_, values)) == key
 
-    check({"left": OneSided(missed=1, invented=2), "right": OneSided(missed=3)})
-    check({"prostate": OneSided(missed=3)}, classes=2)
-    for apart, classes, reason in (
-        ({"left": OneSided(missed=2, invented=2)}, 3, "4 cases of left, the part has 3"),
-        ({"liver": OneSided(missed=1)}, 3, "names liver"),
-        ({"one": OneSided(missed=1), "two": OneSided(missed=1)}, 2, "has 2 classes"),
-    ):
-        with pytest.raises(Rejected, match=reason):
-            check(apart, classes=classes)
+
+@pytest.mark.parametrize(
+    ("one_sided", "key"),
+    [
+        ({"prostate": OneSided(missed=1, invented=2)}, None),
+        ({"prostate": OneSided(missed=2, invented=2)}, "evaluations.test.one_sided"),
+        ({"one": OneSided(missed=1), "two": OneSided(missed=1)}, "evaluations.test.one_sided"),
+    ],
+)
+def test_cases_with_one_empty_mask_are_no_more_than_there_are(one_sided: dict[str, OneSided], key: str | None) -> None:
+    evaluation = Evaluation(scores={"dice": 1.0}, one_sided=one_sided)
+    assert rejected_key(Scores("HK", 3, {"test": {"dice": 1.0}}, evaluations={"test": evaluation})) == key
 
 
 def test_personal_scores_need_a_method_that_fine_tunes() -> None:
-    own = Scores("A", 3, {}, personal={"test": {"dice": 1.0}})
-    check_scores(own, round_=3, metrics={"dice": (0, 1)}, personal=True)
-    with pytest.raises(Rejected) as caught:
-        check_scores(own, round_=3, metrics={"dice": (0, 1)})
-    assert caught.value.key == "scores.personal"
+    personal = Scores("HK", 3, {}, personal={"test": {"dice": 1.0}})
+    assert rejected_key(personal, fine_tunes=True) is None
+    assert rejected_key(personal) == "scores.personal"
 
 
-def test_a_comparison_with_local_models_must_fit_the_scores_beside_it() -> None:
-    good = LocalComparison(score="dice", n=3, federated=0.5, local=0.25, round=2, verdict="open", interval=(0.1, 0.4))
-
-    def check(told: LocalComparison, *, local: bool = True) -> None:
-        scores = Scores("A", 3, {"test": {"dice": 0.5}}, against_local=told)
-        ranges = {"dice": (0.0, 1.0), "hd95": (0.0, 9.0)}
-        check_scores(scores, round_=3, metrics=ranges, counts={"test": 3}, per_case=("dice", "hd95"), local=local)
-
-    check(good)
-    for changes, local, reason in (
-        ({}, False, "is not expected"),
-        ({"score": "hd95"}, True, "is not dice"),
-        ({"federated": 0.75}, True, "differs from the score"),
-        ({"local": 1.5}, True, "0 to 1"),
-        ({"n": 4}, True, "4 cases"),
-        ({"interval": (-2.0, 0.4)}, True, "a difference of -2"),
-        ({"cases": [(0.5, 0.5), (0.5, -0.75), (0.5, 1.0)]}, True, "holds -0.75"),
-    ):
-        with pytest.raises(Rejected, match=reason):
-            check(good.model_copy(update=changes), local=local)
+@pytest.mark.parametrize(
+    ("changes", "option", "key"),
+    [
+        ({}, "true", None),
+        ({}, "false", "against_local"),
+        ({"score": "hd95"}, "true", "against_local.score"),
+        ({"federated": 0.75}, "true", "against_local.federated"),
+        ({"local": 1.5}, "true", "against_local"),
+        ({"n": 4}, "true", "against_local"),
+        ({"interval": (-2.0, 0.4)}, "true", "against_local"),
+        ({"cases": [(0.5, 0.5), (0.5, -0.75), (0.5, 1.0)]}, "true", "against_local"),
+    ],
+)
+def test_a_comparison_with_local_models_must_fit_the_scores_beside_it(
+    changes: dict[str, Any], option: str, key: str | None
+) -> None:
+    scores = Scores("HK", 3, {"test": {"dice": 0.5}}, against_local=COMPARISON.model_copy(update=changes))
+    assert rejected_key(scores, f"evaluation.local={option}") == key

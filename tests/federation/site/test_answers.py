@@ -10,9 +10,9 @@ import pytest
 from conftest import make_image_site, small_image_job
 
 from fedshift.federation.site import local_training
-from fedshift.federation.site.answers import AnswerStore, fingerprint
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.site.state import AnswerStore, fingerprint
+from fedshift.federation.tensors import read_weights
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.kinds import build_task
 
@@ -82,7 +82,7 @@ def test_a_site_does_not_train_a_round_twice(tmp_path: Path, monkeypatch: pytest
     job = small_image_job("fedavg", sites=("A",))
 
     def site() -> Site:
-        return Site(job, "A", data=data, state=tmp_path / "state", keep_answers=True)
+        return Site(job, "A", data, SiteOptions(tmp_path / "state", keep_answers=True))
 
     first = site()
     first.statistics()

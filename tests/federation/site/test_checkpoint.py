@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
+from errors import raises
 from volumesites import blob_job, make_volume_site
 
 from fedshift.data.samples import Samples
@@ -23,10 +24,10 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site import checkpoint
 from fedshift.federation.site.checkpoint import FILE
-from fedshift.federation.site.site import PooledSite, Site
+from fedshift.federation.site.site import PooledSite, Site, SiteOptions
 from fedshift.methods import fedavg
 from fedshift.reporting.table import departure_notes
-from fedshift.schema.errors import PolicyError, Stopped
+from fedshift.schema.errors import Stopped
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
@@ -73,7 +74,7 @@ class Trial:
 
     def site(self, name: str) -> Site:
         state = self._folder / name
-        return Site(self._job, self._data.name, data=self._data, state=state, privacy=self._policy, device="cpu")
+        return Site(self._job, self._data.name, self._data, SiteOptions(state, policy=self._policy, device="cpu"))
 
     def train(self, name: str, *, after: tuple[int, ...] = ()) -> Update:
         """The answer of a site that is interrupted ``after`` so many steps, and again after so many more."""
@@ -160,7 +161,7 @@ def test_a_centralised_reference_goes_on_too(method: str, three_image_sites: dic
         return trained_for(99, state)
 
     def trained_for(steps: int, state: str) -> Update:
-        site = PooledSite(job, data=three_image_sites, state=tmp_path / state)
+        site = PooledSite(job, three_image_sites, SiteOptions(tmp_path / state))
         return site.train(broadcast, stop=stop_after(steps))
 
     assert_same(content(trained("one")), content(trained("two", 2, 1)))
@@ -320,10 +321,8 @@ def test_a_round_makes_one_step_at_least(tmp_path: Path, monkeypatch: pytest.Mon
 def test_with_dp_sgd_it_is_refused(tmp_path: Path) -> None:
     job = small_job("fedavg", *STEPS, *GROUPS, "schedule.minutes=5")
     trial = Trial(small_job("fedavg", *STEPS, *GROUPS), slices(tmp_path / "data"), tmp_path / "states")
-    site = Site(job, "HK", data=tmp_path / "data" / "prostate" / "HK", state=tmp_path / "private", privacy=DP)
-    with pytest.raises(
-        PolicyError, match=r"site HK: its policy wants DP-SGD .*schedule\.minutes.*schedule\.local_steps"
-    ):
+    site = Site(job, "HK", tmp_path / "data" / "prostate" / "HK", SiteOptions(tmp_path / "private", policy=DP))
+    with raises("cannot-protect", naming=("HK", "DP-SGD", "schedule.minutes", "schedule.local_steps")):
         site.train(trial.broadcast)
 
 

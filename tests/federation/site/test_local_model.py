@@ -15,7 +15,7 @@ from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore
 from fedshift.schema.errors import ConfigError, Stopped
 from fedshift.schema.messages import Broadcast
@@ -77,7 +77,7 @@ def test_a_repeated_task_gives_the_same_own_model_and_a_stop_writes_nothing(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     job = small_image_job("fedavg", *OPTIONS, LOCAL)
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / SITE_STATE)
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / SITE_STATE))
     initial = {key: value.numpy().copy() for key, value in site.network.state_dict().items()}
     with pytest.raises(Stopped):
         site.train(Broadcast(1, 0, initial), stop=lambda: True)
@@ -89,9 +89,9 @@ def test_a_repeated_task_gives_the_same_own_model_and_a_stop_writes_nothing(
     assert same(kept[1]["weights"], kept[2]["weights"]) and not same(kept[0]["weights"], kept[1]["weights"])
     assert same(kept[2]["best"]["weights"], kept[0]["weights"]) and kept[2]["best"]["round"] == 1
     # A site that comes late starts from the same initial weights, whatever the federation's are by now.
-    late = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "late" / SITE_STATE)
+    late = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / "late" / SITE_STATE))
     late.train(Broadcast(2, 0, {key: value * 0 for key, value in initial.items()}))
-    there = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "there" / SITE_STATE)
+    there = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / "there" / SITE_STATE))
     there.train(Broadcast(2, 0, initial))
     assert same(*(state_of(tmp_path / name, "A", 2).local["weights"] for name in ("late", "there")))
 
@@ -134,7 +134,7 @@ def test_an_own_model_that_diverges_does_not_disturb_the_federation(
     three_image_sites: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = small_image_job("fedavg", "schedule.rounds=2", LOCAL)
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / SITE_STATE)
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / SITE_STATE))
     initial = {key: value.numpy().copy() for key, value in site.network.state_dict().items()}
     site.train(Broadcast(1, 0, initial))
     state = state_of(tmp_path, "A", 1)
@@ -150,7 +150,7 @@ def test_a_round_that_diverges_leaves_the_optimiser_as_it_was_too(
     optimizer: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = small_image_job("fedavg", *OPTIONS, *optimizer, LOCAL)
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / SITE_STATE)
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / SITE_STATE))
     initial = {key: value.numpy().copy() for key, value in site.network.state_dict().items()}
     site.train(Broadcast(1, 0, initial))
     own, before = site._local, copy.deepcopy(state_of(tmp_path, "A", 1).local)
@@ -175,14 +175,10 @@ def test_a_round_that_diverges_leaves_the_optimiser_as_it_was_too(
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "reason"),
-    [
-        ("single", [], "this job is that"),
-        ("all", [], "is for federations"),
-        ("fedavg", ["schedule.minutes=5"], r"evaluation\.local .* schedule\.minutes"),
-    ],
+    ("method", "options", "named"),
+    [("single", [], "single"), ("all", [], "all"), ("fedavg", ["schedule.minutes=5"], r"schedule\.minutes")],
 )
-def test_what_has_nothing_to_compare_is_refused(method: str, options: list[str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+def test_what_has_nothing_to_compare_is_refused(method: str, options: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluation\.local.*{named}"):
         resolve("digits", method, options=[LOCAL, *options])
     assert "local" not in str(resolve("digits", "fedavg").dump().get("evaluation"))

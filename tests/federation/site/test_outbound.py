@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_image_job
+from errors import raises
 
 from fedshift.federation.site.outbound import Outbound
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import WeightsAs, pack, packed_keys
 from fedshift.schema.errors import ConfigError, PolicyError
@@ -135,7 +136,7 @@ def test_weights_that_are_packed_in_another_way_than_the_job_says_are_refused() 
         (small, packed_as(broadcast, "bf16", keys)),
         (small, twice),
     ):
-        with pytest.raises(ConfigError, match=rf"round 1 has {re.escape(key)} packed in another way than the job says"):
+        with raises("packing", naming=("round 1", key)):
             Outbound(methods).open(message)
     assert not Outbound(small).open(good).packed
     assert Outbound(small).open(broadcast) is broadcast, "one in full has nothing to unpack"

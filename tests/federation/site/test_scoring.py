@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from conftest import make_image_site, small_image_job
 
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.schema.messages import Broadcast
 
 
 def site_of(tmp_path: Path, *words: str, sites: Sequence[str] = ("A", "B", "C")) -> Site:
     job = small_image_job("fedavg", *words, sites=sites)
-    return Site(job, "A", data=make_image_site(tmp_path / "data", "A"), state=tmp_path / "state")
+    return Site(job, "A", make_image_site(tmp_path / "data", "A"), SiteOptions(tmp_path / "state"))
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_a_round_scores_the_aggregate_before_it(
     site = site_of(tmp_path, "schedule.rounds=4", *option)
     weights = read_weights(site.network)
     for round_, names in scored.items():
-        found = {name for name in site.round_scores(Broadcast(round_, 0, weights)) if name.endswith("accuracy")}
-        assert found == names, round_
+        metrics = site.train(Broadcast(round_, 0, weights)).metrics
+        assert {name for name in metrics if name.endswith("accuracy")} == names, round_
 
 
 def test_validation_scores_and_evaluates_each_split(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from errors import raises
 
 from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.schema.errors import DataError
 from fedshift.schema.seeding import derive_seed, generator
 
 
@@ -95,7 +95,7 @@ def test_a_state_that_cannot_be_written_leaves_the_former_one(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"round_000002\.pt cannot be written \(No space left on device\): make room"):
+    with raises("no-space", naming="round_000002.pt"):
         store.write(2, mark(2), best_round=0)
     assert [path.name for path in tmp_path.iterdir()] == ["round_000001.pt"]
     assert value_of(store.before(3)) == 1

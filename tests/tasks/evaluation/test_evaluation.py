@@ -23,8 +23,8 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
-from fedshift.federation.site.site import Site
-from fedshift.federation.weights import read_weights
+from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.tensors import read_weights
 from fedshift.runtime.grids import radiological, resize_images, restore
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation, OneSided
@@ -195,10 +195,11 @@ def test_a_model_that_gives_no_numbers_is_scored_all_the_same(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     job = small_image_job("fedavg")
-    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "state", device="cpu")
+    site = Site(job, "A", three_image_sites["A"], SiteOptions(tmp_path / "state", device="cpu"))
     site.statistics()
     weights = {name: np.full_like(value, np.nan) for name, value in read_weights(site.network).items()}
-    told = site.evaluate(Broadcast(3, 0, weights), "test")
+    with site.loaded(Broadcast(3, 0, weights)) as model:
+        told = model.evaluate("test")
     assert 0 <= told.scores["accuracy"] <= 1 and told.calibration is not None
 
 
@@ -208,7 +209,7 @@ def test_a_site_without_its_masks_is_refused_before_training_and_not_after(
     lost = three_sites["HK"] / "volumes" / "Case01_mask.nii.gz"
     lost.unlink()
     with pytest.raises(DataError, match=r"volumes has no mask of case Case01, .*"):
-        Site(small_job("fedavg"), "HK", data=three_sites["HK"], state=tmp_path / "s", device="cpu")
+        Site(small_job("fedavg"), "HK", three_sites["HK"], SiteOptions(tmp_path / "s", device="cpu"))
 
 
 def test_distances_are_those_of_monais_metrics() -> None:
@@ -320,8 +321,9 @@ def test_a_run_tells_of_its_final_models_what_its_predictions_say(three_sites: d
         },
     )
     for name, folder in three_sites.items():
-        site = Site(job, name, data=folder, state=tmp_path / "run" / "site_state", device="cpu")
-        again = site.evaluate(model, "test")
+        site = Site(job, name, folder, SiteOptions(tmp_path / "run" / "site_state", device="cpu"))
+        with site.loaded(model) as loaded:
+            again = loaded.evaluate("test")
         assert again == best.evaluations[name]["test"]
         assert best.sites[name]["test"] == again.scores
         batches = list(site.predictions(model, "test"))
@@ -406,13 +408,17 @@ GOOD = Evaluation(
     ],
 )
 def test_the_guard_refuses_evaluations_that_do_not_fit(split: str, told: Evaluation, said: str) -> None:
-    ranges = {"accuracy": (0.0, 1.0)}
-    options = {"round_": 3, "metrics": ranges, "counts": {"test": 4}, "n_classes": 2, "per_case": ("accuracy",)}
-    values = {"test": {"accuracy": 0.5}}
-    check_scores(Scores("A", 3, values, evaluations={"test": GOOD}), **options)  # type: ignore[arg-type]
-    values = {"val": {"accuracy": 0.5}} if split == "val" else values
+    job = small_image_job("fedavg")
+    task = build_task(job)
+    job = job.model_copy(update={"task": job.task.model_copy(update={"classes": ("disc", "square")})})
+
+    def check(values: dict[str, dict[str, float]], evaluations: dict[str, Evaluation]) -> None:
+        scores = Scores("A", 3, values, evaluations=evaluations)
+        check_scores(scores, job=job, task=task, round_=3, counts={"test": 4})
+
+    check({"test": {"accuracy": 0.5}}, {"test": GOOD})
     with pytest.raises(Rejected, match=said):
-        check_scores(Scores("A", 3, values, evaluations={split: told}), **options)  # type: ignore[arg-type]
+        check({"val" if split == "val" else "test": {"accuracy": 0.5}}, {split: told})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.federation.encryption.shared import OPTION
+from fedshift.federation.refusals import ENCRYPTION
 from fedshift.schema.errors import ConfigError
 
 HEADER = 4096
@@ -41,8 +41,9 @@ class Keys:
             self._most = 2 * 2 * self.slots * n_primes * 8 + HEADER
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
+                "wrong-keys",
                 f"{where} cannot be used ({str(error).splitlines()[0]}): provision the project with FLARE's HEBuilder "
-                "and scheme CKKS"
+                "and scheme CKKS",
             ) from None
 
     @property
@@ -89,7 +90,7 @@ class Keys:
         if len(ciphertext) > self._most:
             raise ValueError(f"has {len(ciphertext)} bytes, a ciphertext of this project's keys at most {self._most}")
         content = ciphertext.tobytes()
-        if not self._is_one(content, size):
+        if not self._is_ciphertext(content, size):
             raise ValueError(f"is no ciphertext of this project's keys with {size} numbers")
         try:
             vector = self._ts.ckks_vector_from(self._context, content)
@@ -102,7 +103,7 @@ class Keys:
             raise ValueError(f"is no fresh ciphertext or sum of {size} numbers")
         return vector
 
-    def _is_one(self, content: bytes, size: int) -> bool:
+    def _is_ciphertext(self, content: bytes, size: int) -> bool:
         """Whether the outer form is that of one ciphertext of ``size`` numbers, as TenSEAL writes it.
 
         TenSEAL reads as many ciphertexts as a message names, each of which may be unpacked into megabytes, and
@@ -131,7 +132,8 @@ def _tenseal() -> Any:
         import tenseal
     except ImportError:
         raise ConfigError(
-            f"{OPTION} needs TenSEAL, which is not installed here: pip install 'fedshift[he]' at the server and at "
-            "every site"
+            "not-installed",
+            f"{ENCRYPTION} needs TenSEAL, which is not installed here: pip install 'fedshift[he]' at the server and at "
+            "every site",
         ) from None
     return tenseal

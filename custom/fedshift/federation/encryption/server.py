@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from fedshift.federation.encryption.keys import Keys
-from fedshift.federation.encryption.shared import COUNTS, OPTION, PREFIX, Layout
+from fedshift.federation.encryption.vector import COUNTS, PREFIX, Layout
+from fedshift.federation.refusals import ENCRYPTION
 from fedshift.federation.server.clipping import Limits
-from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Callbacks, Coordinator
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Change, Received, Rejected
+from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays, Update, Weights
-from fedshift.schema.results import Rejection
 from fedshift.tasks.base import Task
 
 
 class EncryptedCoordinator(Coordinator):
     """A coordinator that adds ciphertexts. From round 1 on its weights and model files are ciphertexts."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        folder: Path,
-        *,
-        keys: Keys,
-        on_progress: Callable[[Coordinator], None] | None = None,
-        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, job: JobSpec, folder: Path, *, keys: Keys, **callbacks: Unpack[Callbacks]) -> None:
         """``keys`` are the server's; the rest as for `Coordinator`.
 
         Raises:
@@ -44,17 +35,18 @@ class EncryptedCoordinator(Coordinator):
         """
         if keys.can_decrypt:
             raise ConfigError(
-                f"{OPTION}: the server's keys could decrypt what sites send: provision the project again, and never "
-                "copy a site's context to the server"
+                "wrong-keys",
+                f"{ENCRYPTION}: the server's keys could decrypt what sites send: provision the project again, and "
+                "never copy a site's context to the server",
             )
         self._keys, self._layout = keys, Layout(job, keys.slots)
-        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject, stopped=stopped)
+        super().__init__(job, folder, **callbacks)
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
         return EncryptedModel(methods, keys=self._keys, layout=self._layout)
 
-    def _make_inbound(self, methods: MethodSet) -> Inbound:
-        return EncryptedInbound(methods, self._task, self.model, keys=self._keys, layout=self._layout)
+    def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
+        return EncryptedUpdateCheck(methods, self._task, self.model, keys=self._keys, layout=self._layout)
 
 
 class EncryptedModel(GlobalModel):
@@ -88,11 +80,11 @@ class EncryptedModel(GlobalModel):
         return super()._arrays(round_) if round_ <= 1 else {}
 
 
-class EncryptedInbound(Inbound):
+class EncryptedUpdateCheck(UpdateCheck):
     """Checks what can be checked of ciphertexts without the secret key."""
 
     def __init__(self, methods: MethodSet, task: Task, model: GlobalModel, *, keys: Keys, layout: Layout) -> None:
-        """``keys`` are the server's, ``layout`` is the job's; the rest as for `Inbound`."""
+        """``keys`` are the server's, ``layout`` is the job's; the rest as for `UpdateCheck`."""
         self._keys, self._layout = keys, layout
         super().__init__(methods, task, model)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.federation.encryption.keys import Keys
-from fedshift.federation.encryption.shared import COUNTS, OPTION, Layout, Segment, server_context
-from fedshift.federation.encryption.sums import SummedUpdate, summed_updates
+from fedshift.federation.encryption.vector import COUNTS, Layout, Segment, SummedUpdate, summed_updates
 from fedshift.federation.model_files import add_references, header_of, read_model_file, write_model_file
+from fedshift.federation.refusals import ENCRYPTION, server_context
+from fedshift.federation.tensors import to_arrays
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, MethodArrays, Update, Weights
@@ -30,7 +31,9 @@ class SiteEncryption:
             ConfigError: the keys cannot decrypt, or the job cannot be encrypted.
         """
         if not keys.can_decrypt:
-            raise ConfigError(f"{OPTION}: these keys are the server's, which decrypt nothing: use those of a site")
+            raise ConfigError(
+                "wrong-keys", f"{ENCRYPTION}: these keys are the server's, which decrypt nothing: use those of a site"
+            )
         self._job, self._keys = job, keys
         self._layout = Layout(job, keys.slots)
 
@@ -46,8 +49,9 @@ class SiteEncryption:
         for segment, row in self._layout.rows(update, broadcast):
             if not (np.abs(row) <= LARGEST).all():  # NaN is not, either
                 raise DataError(
+                    "too-large",
                     f"site {update.site}, round {update.round}: {segment.label} holds numbers that cannot be encrypted "
-                    f"(NaN, or beyond {LARGEST:.0g}): lower optimizer.lr"
+                    f"(NaN, or beyond {LARGEST:.0g}): lower optimizer.lr",
                 )
             rows.append(row)
         pieces = self._layout.pieces(np.concatenate(rows))
@@ -61,7 +65,9 @@ class SiteEncryption:
         Raises:
             PolicyError: always.
         """
-        raise PolicyError(f"{OPTION}: ckks has no masks, and the server asks to unmask a sum: it gets no answer")
+        raise PolicyError(
+            "nothing-masked", f"{ENCRYPTION}: ckks has no masks, and the server asks to unmask a sum: it gets no answer"
+        )
 
     def open(self, broadcast: Broadcast) -> Broadcast:
         """Decrypt a broadcast. Those of rounds 0 and 1 are in clear.
@@ -102,11 +108,12 @@ class SiteEncryption:
         self, round_: int, weights: Weights, updates: Sequence[SummedUpdate], sums: Mapping[Segment, np.ndarray]
     ) -> tuple[Weights, MethodArrays]:
         """Do the server's work for the round before: returns new weights, and the methods' arrays for this round."""
-        context = server_context(self._layout.methods, round_ - 1)
+        methods = self._layout.methods
+        context = server_context(self._job, methods.trainable, round_ - 1)
         arrays: MethodArrays = {}
-        for method in self._layout.methods:
+        for method in methods:
             half = method.server()
-            half.start(self._layout.methods.net, replace(context, round=0))
+            half.start(methods.net, replace(context, round=0))
             for segment, total in sums.items():
                 if segment.origin == "received" and segment.method == method.name:
                     half.state[segment.name] = np.asarray(total / len(updates), segment.dtype)
@@ -120,7 +127,7 @@ class SiteEncryption:
 
 
 def _unreadable(reason: str) -> ConfigError:
-    return ConfigError(f"{OPTION}: the server's message cannot be decrypted: {reason}")
+    return ConfigError("cannot-decrypt", f"{ENCRYPTION}: the server's message cannot be decrypted: {reason}")
 
 
 def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
@@ -132,12 +139,11 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
     content = read_model_file(model)
     header = header_of(content, where=str(model))
     if not header.encrypted:
-        raise ConfigError(f"{model} is not encrypted: use it as it is")
+        raise ConfigError("not-encrypted", f"{model} is not encrypted: use it as it is")
     job = header.job
     encryption = SiteEncryption(job, keys)
-    weights = {key: tensor.numpy() for key, tensor in content["weights"].items()}
     round_: int = content["round"]
-    opened = encryption.open(Broadcast(round=round_ + 1, best_round=0, weights=weights))
+    opened = encryption.open(Broadcast(round=round_ + 1, best_round=0, weights=to_arrays(content["weights"])))
     write_model_file(
         out,
         job=job,

@@ -22,6 +22,7 @@ Honest sites do move against the others, late, when each pulls towards its own i
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,14 @@ from math import ceil, inf
 
 import numpy as np
 
-from fedshift.federation.server.outliers import BUFFERS, FEWEST_TO_COMPARE, PARAMETERS
-from fedshift.federation.server.replaced_update import ReplacedUpdate
-from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.refusals import FEWEST_TO_COMPARE
+from fedshift.federation.server.outliers import BUFFERS, PARAMETERS
+from fedshift.federation.server.spool import ReplacedUpdate, SpooledUpdate
 from fedshift.methods.base import ArraySpec, SiteUpdate
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
+
+log = logging.getLogger("fedshift")
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,34 @@ def limits_of_round(updates: Sequence[SpooledUpdate], ratio: float) -> Limits:
         arrays={method: limit([change.arrays[method] for change in changes]) for method in changes[0].arrays},
         samples=ratio * statistics.median(update.n_samples for update in updates),
     )
+
+
+def limits_of_job(
+    updates: Sequence[SpooledUpdate],
+    job: JobSpec,
+    round_: int,
+    *,
+    usual: Mapping[str, float],
+    weights: Weights,
+    trainable: frozenset[str],
+) -> Limits | None:
+    """The limits of a round's updates by a job's options, if it has such limits; logs those that are met."""
+    federation = job.federation
+    if federation.robust is not None or federation.encryption is not None:
+        return None
+    limits = usual_limits(
+        updates,
+        usual if round_ else {},
+        norm_ratio=federation.clip_norm_ratio,
+        opposed_ratio=federation.clip_opposed_ratio,
+        sample_ratio=federation.clip_sample_ratio,
+        weights=weights,
+        trainable=trainable,
+        by_clock=job.task.schedule.minutes is not None,
+    )
+    for site, what in exceeded(updates, limits) if limits else ():
+        log.warning("round %d: site %s: %s", round_, site, what)
+    return limits
 
 
 def usual_limits(
@@ -153,9 +185,9 @@ def opposition(
     return against
 
 
-def _product(one: np.ndarray, other: np.ndarray) -> float:
+def _product(a: np.ndarray, b: np.ndarray) -> float:
     """Inner product, without BLAS: its last digits would depend on the number of processors."""
-    return float(np.einsum("i,i->", one.reshape(-1), other.reshape(-1)))
+    return float(np.einsum("i,i->", a.reshape(-1), b.reshape(-1)))
 
 
 def _most_samples(counts: Sequence[int], ratio: float) -> float:
@@ -191,16 +223,16 @@ def clip(
             return update
 
         def weight(key: str) -> np.ndarray:
-            own, factor = update.weights[key], factors[PARAMETERS if key in trainable else BUFFERS]
-            if factor == 1 or np.issubdtype(own.dtype, np.integer):
-                return own
+            sent, factor = update.weights[key], factors[PARAMETERS if key in trainable else BUFFERS]
+            if factor == 1 or np.issubdtype(sent.dtype, np.integer):
+                return sent
             old = weights[key].astype(np.float64)
-            return np.asarray((1 - factor) * old + factor * own, own.dtype)
+            return np.asarray((1 - factor) * old + factor * sent, sent.dtype)
 
         def array(method: str, name: str) -> np.ndarray:
-            own = update.arrays[method][name]
+            sent = update.arrays[method][name]
             factor = factors.get(method, 1.0) if (method, name) in changes else 1.0
-            return own if factor == 1 else np.asarray(factor * own, own.dtype)
+            return sent if factor == 1 else np.asarray(factor * sent, sent.dtype)
 
         n_samples = update.n_samples if update.n_samples <= limits.samples else ceil(limits.samples)
         n_steps = max(update.n_steps, limits.steps)
@@ -235,6 +267,6 @@ def _factors(number: int, update: SpooledUpdate, limits: Limits) -> dict[str, fl
     pairs = {
         PARAMETERS: (change.parameters, limits.parameters[number]),
         BUFFERS: (change.buffers, limits.buffers[number]),
-        **{method: (change.arrays[method], of[number]) for method, of in limits.arrays.items()},
+        **{method: (change.arrays[method], most[number]) for method, most in limits.arrays.items()},
     }
     return {name: 1.0 if norm <= limit else limit / norm for name, (norm, limit) in pairs.items()}

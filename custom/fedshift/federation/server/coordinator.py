@@ -10,24 +10,23 @@ sites, and the sum doesn't depend on the order of arrival.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
 from fedshift.federation import refusals
-from fedshift.federation.server.clipping import Limits, exceeded, usual_limits
+from fedshift.federation.server.clipping import limits_of_job
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.inbound import Inbound
-from fedshift.federation.server.quorum import Quorum
-from fedshift.federation.server.room import Room
-from fedshift.federation.server.run_files import NEXT_BEST, RunFiles
+from fedshift.federation.server.outliers import medians, outliers
+from fedshift.federation.server.rules import Quorum
+from fedshift.federation.server.run_files import NEXT_BEST, FreeDisk, RunFiles
 from fedshift.federation.server.run_record import RunRecord
+from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Rejected
+from fedshift.federation.server.update_check import Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
@@ -37,62 +36,330 @@ from fedshift.tasks.kinds import build_task
 
 log = logging.getLogger("fedshift")
 
+TaskName = Literal["statistics", "train", "unmask", "validate"]
+
 
 @dataclass(frozen=True)
 class Request:
     """What the server asks of the invited sites: a task and the message that goes with it."""
 
-    task: Literal["statistics", "train", "unmask", "validate"]
+    task: TaskName
     broadcast: Broadcast
+
+
+class Callbacks(TypedDict, total=False):
+    """What whoever runs a `Coordinator` may ask of it.
+
+    Attributes:
+        on_progress: called whenever there is something new to show.
+        on_reject: called for each rejected answer, with its round.
+        lay_out: moves an array of weights to the place in memory from which it is sent.
+        stopped: whether the run was stopped from outside while it waits for space on a full disk.
+    """
+
+    on_progress: Callable[[Coordinator], None] | None
+    on_reject: Callable[[Rejection, int], None]
+    lay_out: Callable[[np.ndarray], np.ndarray]
+    stopped: Callable[[], bool]
 
 
 class Coordinator:
     """A job at the server. `requests` is the whole run; ``open`` and ``close`` are one round of it."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        folder: Path,
-        *,
-        on_progress: Callable[[Coordinator], None] | None = None,
-        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
-        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Make the initial model.
-
-        Args:
-            job: the resolved job.
-            folder: where results, models and waiting updates go.
-            on_progress: called whenever there is something new to show.
-            on_reject: called for each rejected answer, with its round.
-            lay_out: moves an array of weights to the place in memory from which it is sent.
-            stopped: whether the run was stopped from outside while it waits for room on a full disk.
-        """
-        self.job = job
-        self.folder = folder
+    def __init__(self, job: JobSpec, folder: Path, **callbacks: Unpack[Callbacks]) -> None:
+        """Make the initial model. Results, models and waiting updates go to ``folder``."""
+        self.job, self.folder = job, folder
         self.round = 0
         """The open round, or else the last one: 0 is the statistics round, ``rounds`` + 1 the final evaluation."""
         self.next_round = 0
         """The round after the last closed one."""
-        self._on_progress = on_progress or (lambda coordinator: None)
-        self._on_reject = on_reject
-        self._lay_out = lay_out
-        self._room = Room(folder, patience=job.federation.round_timeout, stopped=stopped)
+        self._on_progress = callbacks.get("on_progress") or (lambda coordinator: None)
+        self._on_reject: Callable[[Rejection, int], None] = callbacks.get("on_reject", lambda rejection, round_: None)
+        self._lay_out = callbacks.get("lay_out", lambda array: array)
         self._task = build_task(job)
         self.metric = self._task.metric
+        methods = MethodSet(job, self._task.network())  # not kept, because it has a second copy of the weights
+        methods.check()
+        refusals.check(methods)
+        self.is_pooled, self.own_models = methods.pooled is not None, methods.scores_own_model
+        self._fine_tunes = methods.fine_tune_epochs > 0
         self.quorum = Quorum(job)
         self.record = RunRecord(job, metric=self.metric)
-        methods = MethodSet(job, self._task.network())  # not kept, because it has a second copy of the weights
-        refusals.check(methods)
-        self.own_models = methods.scores_own_model
-        self.files = RunFiles(methods, folder, self.record)
+        stopped = callbacks.get("stopped", lambda: False)
+        disk = FreeDisk(folder, patience=job.federation.round_timeout, stopped=stopped)
+        self.files = RunFiles(methods, folder, self.record, disk)
         self.model = self._make_model(methods)
-        self.inbound = self._make_inbound(methods)
+        self.update_check = self._make_update_check(methods)
+        self.medians: dict[str, float] = {}
+        """`fedshift.federation.server.outliers.medians` of the rounds so far."""
         self._updates: dict[str, SpooledUpdate] = {}
-        self._down_bytes = 0
-        self._scored_round = 0
+        self._down_bytes, self._scored_round = 0, 0
         self._ended: int | None = None
+
+    def _make_model(self, methods: MethodSet) -> GlobalModel:
+        return GlobalModel(methods, lay_out=self._lay_out)
+
+    def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
+        return UpdateCheck(methods, self._task, self.model)
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def requests(self) -> Iterator[Request]:
+        """The job's requests in order: statistics, the training rounds, evaluation of the last and of the best model.
+
+        For each request: send it to the ``invited`` sites, pass their answers to `take` (or `reject` a site that
+        failed), then take the next request, which closes the round. With masks, each training round has a second
+        request (`open_unmasking`). Evaluation of the best model is left out if it is the last one. After `resume` the
+        requests begin with the round after the last closed one; final models are scored again, as a site may have been
+        missing.
+
+        Raises:
+            QuorumError: a round had too few usable answers.
+            ConfigError: the starting weights don't fit, or no site has validation data.
+        """
+        self.results.final, self.results.evaluations = None, []
+        while self.next_round <= self.rounds:
+            yield Request("train" if self.next_round else "statistics", self.open(self.next_round))
+            question = self.open_unmasking()
+            if question is not None:
+                yield Request("unmask", question)
+                del question
+            self.close()
+        yield Request("validate", self.open(self.rounds + 1))
+        self.close_last()
+        best = self.open_best()
+        if best is not None:
+            yield Request("validate", best)
+        self.finish()
+
+    def start_anew(self) -> None:
+        """Delete what an earlier run left in this folder."""
+        self.files.remove_run()
+
+    def resume(self) -> int:
+        """Go on from the last round that was closed in this folder. Returns it; -1 if there is none.
+
+        Raises:
+            ConfigError: the state in the folder is another job's, or damaged.
+        """
+        state = self.files.load_state()
+        if state is None:
+            return -1
+        self.round, self.next_round, self.medians = state.round, state.round + 1, state.medians
+        self.model.restore(state.weights, state.methods)
+        self.record.restore(state.results)
+        if self.files.recover_best(state.best_round):
+            self.record.selection.best = state.best_round
+        if state.ended is not None:
+            self._end_after(state.ended)
+        return state.round
+
+    # --- a round ----------------------------------------------------------------------------------
+
+    def open(self, round_: int) -> Broadcast:
+        """Begin a round and make its message. The statistics round sends no weights.
+
+        Raises:
+            ConfigError: round 0 needs a file of starting weights that is missing or doesn't fit.
+        """
+        if round_ == 0:
+            self._load_starting_weights()
+        self.round, self._updates, self._scored_round = round_, {}, round_ - 1
+        self.record.open_round(round_)
+        if round_ == 0:
+            broadcast = Broadcast(round=0, best_round=0, weights={}, sites=self.invited)
+        else:
+            broadcast = self.model.broadcast(
+                round_, best_round=self.best_round, sites=self.invited, is_final=round_ > self.rounds
+            )
+        self.update_check.forget_model()
+        self._down_bytes = payload_bytes(broadcast)
+        self._on_progress(self)
+        return broadcast
+
+    def open_unmasking(self) -> Broadcast | None:
+        """A further question to the sites before a round is closed: with masks, for what unmasks the sum."""
+        return None
+
+    def take(self, answer: Update | Scores, info: SiteInfo | None = None) -> bool:
+        """Check a site's answer, and what it reports of itself, and keep it; False if it was rejected.
+
+        Raises:
+            DiskFull: it could not be stored.
+        """
+        return self.add_scores(answer, info) if isinstance(answer, Scores) else self.accept(answer, info)
+
+    def register(self, info: SiteInfo) -> None:
+        """Record a site's data and machine, which it reports with its first answer.
+
+        Raises:
+            Rejected: the site's data have changed, or the job would mix simulated and real data.
+        """
+        self.record.add_site(info)
+
+    def accept(self, update: Update, info: SiteInfo | None = None) -> bool:
+        """`take` an update, which is stored until the round is closed."""
+        try:
+            if info is not None:
+                self.register(info)
+            if update.site in self.job.task.held_out:
+                raise Rejected("site", "is held out: it scores the final models and takes no part in training")
+            if update.site not in self.job.task.sites:
+                raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
+            if update.site not in self.invited:
+                raise Rejected("site", "was not drawn for this round")
+            if update.site in self._updates:
+                raise Rejected("site", "has answered this round already")
+            if update.site not in self.results.data:
+                raise Rejected("info", "the site has not said what its data are")
+            n_samples = self.results.data[update.site].n["train"]
+            bytes_up = payload_bytes(update)
+            update, change = self.update_check.check(update, round_=self.round, n_samples=n_samples)
+        except Rejected as fault:
+            self.reject(update.site, fault.key, fault.reason)
+            return False
+        except Exception as error:  # a malformed update must not end the job
+            log.exception("the update of site %s cannot be checked", update.site)
+            self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
+            return False
+        self._updates[update.site] = self.files.store_update(update, change)
+        self.record.add_update(update, bytes_up=bytes_up, bytes_down=self._down_bytes)
+        self._on_progress(self)
+        return True
+
+    def add_scores(self, scores: Scores, info: SiteInfo | None = None) -> bool:
+        """`take` a site's scores from the final evaluation."""
+        try:
+            if info is not None:
+                self.register(info)
+            if scores.site not in self.job.task.everyone:
+                raise Rejected("site", f"is not one of {', '.join(self.job.task.everyone)}")
+            if scores.site in self.answered:
+                raise Rejected("site", "has answered already")
+            known = self.results.data.get(scores.site)
+            check_scores(
+                scores,
+                job=self.job,
+                task=self._task,
+                round_=self._scored_round,
+                counts={} if known is None else known.n,
+                fine_tunes=self._fine_tunes,
+            )
+        except Rejected as fault:
+            self.reject(scores.site, fault.key, fault.reason)
+            return False
+        self.record.add_scores(scores)
+        self._on_progress(self)
+        return True
+
+    def reject(self, site: str, key: str, reason: str) -> None:
+        """Leave a site out of the open round; ``key`` names the part of its answer that is at fault."""
+        rejection = self.record.add_rejection(site, key, reason)
+        self._on_reject(rejection, self.round)
+        self._on_progress(self)
+
+    def take_out(self, site: str, key: str, reason: str) -> None:
+        """Leave a site out of the open round that may not take part, with the update that it has sent.
+
+        Scores of the final evaluation that it has sent stay.
+        """
+        if site in self._updates:
+            self._reject_accepted(site, Rejected(key, reason))
+        elif site not in self.answered:
+            self.reject(site, key, reason)
+
+    def close(self) -> None:
+        """End a round: reject outliers, select among earlier models, combine the updates, save everything.
+
+        Raises:
+            QuorumError: too few usable updates, so that the model stays as it was; or the new model is not finite.
+            ConfigError: no site has validation data.
+        """
+        round_ = self.round
+        self.record.stop_clock()
+        if round_ == 0:
+            self._reject_mixed_data()
+        self._reject_outliers()
+        stored = self._stored()
+        self.record.close_round(self.invited, {update.site: update.metrics for update in stored})
+        self._require(len(stored), f"round {round_}" if round_ else "the statistics round")
+        if round_ == 0:
+            self._require_validation_data()
+        if round_ > 1:
+            self._select(round_ - 1)
+            self._end_if_patience_is_over()
+        model = self.model
+        limits = limits_of_job(
+            stored, self.job, round_, usual=self.medians, weights=model.weights, trainable=model.trainable
+        )
+        model.combine(stored, round_, limits=limits, is_last=round_ == self.rounds)
+        self.update_check.forget_model()
+        if round_:
+            self.record.current.contributions = model.contributions(round_)
+            self.files.save_model(LAST, round_, *model.as_sent(round_ + 1))
+        for update in stored:
+            update.close()
+        self.discard_waiting()
+        self.files.write_results()
+        self._save_state(round_)
+        self.next_round = round_ + 1
+        self._on_progress(self)
+
+    def discard_waiting(self) -> None:
+        """Delete the sites' stored updates: nobody may read them after they were combined or the run ended."""
+        self.files.discard_updates()
+
+    # --- the end of the run -----------------------------------------------------------------------
+
+    def close_last(self) -> None:
+        """End the evaluation of the last model, and with it the selection of the best one.
+
+        Raises:
+            QuorumError: too few sites answered.
+            ConfigError: no site scored any round on validation data.
+        """
+        self._close_evaluation("the evaluation of the last model")
+        self._select(self.rounds)
+        self._save_state(self.rounds)
+        if not self.best_round:
+            raise ConfigError(
+                "no-validation-data", "no site could score any round on validation data, so none can be selected"
+            )
+        self.files.save_model(LAST, self.rounds, *self.model.as_sent(self.rounds + 1))
+        self._record_selection()
+
+    def open_best(self) -> Broadcast | None:
+        """The message that has the best model scored on the test split; None if it is the last one, scored already."""
+        if self.best_round == self.rounds:
+            return None
+        try:
+            weights, arrays = self.files.read_best(self.best_round)
+        except ConfigError as error:
+            log.error("the best model is lost, that of round %d is taken: %s", self.rounds, error)
+            self.record.selection.best = self.rounds
+            self.files.save_model(BEST, self.rounds, *self.model.as_sent(self.rounds + 1))
+            self._record_selection()
+            return None
+        self._scored_round = self.best_round
+        self.record.open_round(self.round)
+        return self.model.stored_broadcast(
+            self.best_round + 1, weights, arrays, best_round=self.best_round, sites=self.invited
+        )
+
+    def finish(self) -> None:
+        """End the run: write the final scores.
+
+        Raises:
+            QuorumError: too few sites answered.
+        """
+        if self.best_round != self.rounds:
+            self._close_evaluation("the evaluation of the best model")
+        self.record.set_final(last_round=self.rounds, own_models=self.own_models)
+        for name, round_ in ((BEST, self.best_round), (LAST, self.rounds)):
+            self.files.add_references(name, round_)
+        self._save_state(self.rounds)
+        self.files.write_results()
+        self._on_progress(self)
 
     # --- what can be asked of it ------------------------------------------------------------------
 
@@ -123,8 +390,8 @@ class Coordinator:
 
     @property
     def waited(self) -> float:
-        """Seconds that the run has waited for room on a full disk; they do not count for a round's deadline."""
-        return self._room.waited
+        """Seconds that the run has waited for space on a full disk; they do not count for a round's deadline."""
+        return self.files.disk.waited
 
     @property
     def needed(self) -> int:
@@ -154,260 +421,20 @@ class Coordinator:
         """Validation score of a round's model at each site that reported one."""
         return self.record.selection.validation(round_)
 
-    # --- the run ----------------------------------------------------------------------------------
-
-    def requests(self) -> Iterator[Request]:
-        """The job's requests in order: statistics, the training rounds, evaluation of the last and of the best model.
-
-        For each request: send it to the ``invited`` sites, pass what they report of themselves to `register` and their
-        answers to `accept` or `add_scores` (or `reject` a site that failed), then take the next request, which closes
-        the round. With masks, each training round has a second request (`open_unmasking`). Evaluation of the best model
-        is left out if it is the last one. After `resume` the requests begin with the round after the last closed one.
-
-        Raises:
-            QuorumError: a round had too few usable answers.
-            ConfigError: the starting weights don't fit, or no site has validation data.
-        """
-        while self.next_round <= self.rounds:
-            yield Request("train" if self.next_round else "statistics", self.open(self.next_round))
-            question = self.open_unmasking()
-            if question is not None:
-                yield Request("unmask", question)
-                del question
-            self.close()
-        yield Request("validate", self.open(self.rounds + 1))
-        self.close_last()
-        best = self.open_best()
-        if best is not None:
-            yield Request("validate", best)
-        self.finish()
-
-    def start_anew(self) -> None:
-        """Delete what an earlier run left in this folder."""
-        self.files.remove_run()
-
-    def resume(self) -> int:
-        """Go on from the last round that was closed in this folder. Returns it; -1 if there is none.
-
-        Raises:
-            ConfigError: the state in the folder is another job's, or damaged.
-        """
-        state = self.files.load_state()
-        if state is None:
-            return -1
-        self.round, self.next_round, self.inbound.medians = state.round, state.round + 1, state.medians
-        self.model.restore(state.weights, state.methods)
-        self.record.restore(state.results)
-        if self.files.recover_best(state.best_round):
-            self.record.selection.best = state.best_round
-        if state.ended is not None:
-            self._end_after(state.ended)
-        return state.round
-
-    def open(self, round_: int) -> Broadcast:
-        """Begin a round and make its message. The statistics round sends no weights.
-
-        Raises:
-            ConfigError: round 0 needs a file of starting weights that is missing or doesn't fit.
-        """
-        if round_ == 0:
-            self._load_starting_weights()
-        self.round = round_
-        self._updates = {}
-        self._scored_round = round_ - 1
-        self.record.open_round(round_)
-        if round_ == 0:
-            broadcast = Broadcast(round=0, best_round=0, weights={}, sites=self.invited)
-        else:
-            broadcast = self.model.broadcast(
-                round_, best_round=self.best_round, sites=self.invited, is_final=round_ > self.rounds
-            )
-        self.inbound.forget_model()
-        self._down_bytes = payload_bytes(broadcast)
-        self._on_progress(self)
-        return broadcast
-
-    def open_unmasking(self) -> Broadcast | None:
-        """A further question to the sites before a round is closed: with masks, for what unmasks the sum."""
-        return None
-
-    def register(self, info: SiteInfo) -> None:
-        """Record a site's data and machine, which it reports with its first answer.
-
-        Raises:
-            Rejected: the site's data have changed, or the job would mix simulated and real data.
-        """
-        self.record.add_site(info)
-
-    def accept(self, update: Update) -> bool:
-        """Check an update and store it until the round is closed; False if it was rejected.
-
-        Raises:
-            DiskFull: it could not be stored.
-        """
-        try:
-            if update.site in self.job.task.held_out:
-                raise Rejected("site", "is held out: it scores the final models and takes no part in training")
-            if update.site not in self.job.task.sites:
-                raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
-            if update.site not in self.invited:
-                raise Rejected("site", "was not drawn for this round")
-            if update.site in self._updates:
-                raise Rejected("site", "has answered this round already")
-            if update.site not in self.results.data:
-                raise Rejected("info", "the site has not said what its data are")
-            n_samples = self.results.data[update.site].n["train"]
-            bytes_up = payload_bytes(update)
-            update, change = self.inbound.check_update(update, round_=self.round, n_samples=n_samples)
-        except Rejected as fault:
-            self.reject(update.site, fault.key, fault.reason)
-            return False
-        except Exception as error:  # a malformed update must not end the job
-            log.exception("the update of site %s cannot be checked", update.site)
-            self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
-            return False
-        what = f"the update of site {update.site}"
-        self._updates[update.site] = self._room.write(what, lambda: self.files.store_update(update, change))
-        self.record.add_update(update, bytes_up=bytes_up, bytes_down=self._down_bytes)
-        self._on_progress(self)
-        return True
-
-    def reject(self, site: str, key: str, reason: str) -> None:
-        """Leave a site out of the open round; ``key`` names the part of its answer that is at fault."""
-        rejection = self.record.add_rejection(site, key, reason)
-        self._on_reject(rejection, self.round)
-        self._on_progress(self)
-
-    def take_out(self, site: str, key: str, reason: str) -> None:
-        """Leave a site out of the open round that may not take part, with the update that it has sent.
-
-        Scores of the final evaluation that it has sent stay.
-        """
-        if site in self._updates:
-            self._reject_accepted(site, Rejected(key, reason))
-        elif site not in self.answered:
-            self.reject(site, key, reason)
-
-    def close(self) -> None:
-        """End a round: reject outliers, select among earlier models, combine the updates, save everything.
-
-        Raises:
-            QuorumError: too few usable updates, so that the model stays as it was; or the new model is not finite.
-            ConfigError: no site has validation data.
-        """
-        self.record.stop_clock()
-        if self.round == 0:
-            self._reject_mixed_data()
-        self._reject_outliers()
-        self.record.close_round(self.invited)
-        stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
-        if self.round:
-            for update in stored:
-                self.record.add_validation(update.site, self.round - 1, dict(update.metrics))
-        self._require(len(stored), f"round {self.round}" if self.round else "the statistics round")
-        self.record.warn_of_mixed_precision()
-        if self.round == 0:
-            self._require_validation_data()
-        if self.round > 1:
-            self._select(self.round - 1)
-            self._end_if_patience_is_over()
-        self.model.combine(stored, self.round, limits=self._limits(stored), is_last=self.round == self.rounds)
-        self.inbound.forget_model()
-        if self.round:
-            self.record.current.contributions = self.model.contributions(self.round)
-            self._save_model(LAST, self.round)
-        for update in stored:
-            update.close()
-        self.discard_waiting()
-        self._write_results()
-        self._save_state(self.round)
-        self.next_round = self.round + 1
-        self._on_progress(self)
-
-    def discard_waiting(self) -> None:
-        """Delete the sites' stored updates: nobody may read them after they were combined or the run ended."""
-        self.files.discard_updates()
-
-    def add_scores(self, scores: Scores) -> bool:
-        """Check and record a site's scores from the final evaluation; False if they were rejected."""
-        try:
-            if scores.site not in self.job.task.everyone:
-                raise Rejected("site", f"is not one of {', '.join(self.job.task.everyone)}")
-            if scores.site in self.answered:
-                raise Rejected("site", "has answered already")
-            known = self.results.data.get(scores.site)
-            self.inbound.check_scores(scores, round_=self._scored_round, counts={} if known is None else known.n)
-        except Rejected as fault:
-            self.reject(scores.site, fault.key, fault.reason)
-            return False
-        self.record.add_scores(scores)
-        self._on_progress(self)
-        return True
-
-    def close_last(self) -> None:
-        """End the evaluation of the last model, and with it the selection of the best one.
-
-        Raises:
-            QuorumError: too few sites answered.
-            ConfigError: no site scored any round on validation data.
-        """
-        self._close_evaluation("the evaluation of the last model")
-        self._select(self.rounds)
-        self._save_state(self.rounds)
-        if not self.best_round:
-            raise ConfigError("no site could score any round on validation data, so none can be selected")
-        self._save_model(LAST, self.rounds)
-        self._record_selection()
-
-    def open_best(self) -> Broadcast | None:
-        """The message that has the best model scored on the test split; None if it is the last one, scored already."""
-        if self.best_round == self.rounds:
-            return None
-        try:
-            weights, arrays = self.files.read_best(self.best_round)
-        except ConfigError as error:
-            log.error("the best model is lost, that of round %d is taken: %s", self.rounds, error)
-            self.record.selection.best = self.rounds
-            self._save_model(BEST, self.rounds)
-            self._record_selection()
-            return None
-        self._scored_round = self.best_round
-        self.record.open_round(self.round)
-        return self.model.stored_broadcast(
-            self.best_round + 1, weights, arrays, best_round=self.best_round, sites=self.invited
-        )
-
-    def finish(self) -> None:
-        """End the run: write the final scores.
-
-        Raises:
-            QuorumError: too few sites answered.
-        """
-        if self.best_round != self.rounds:
-            self._close_evaluation("the evaluation of the best model")
-        self.record.set_final(last_round=self.rounds, own_models=self.own_models)
-        for name, round_ in ((BEST, self.best_round), (LAST, self.rounds)):
-            self._room.write(name, partial(self.files.add_references, name, round_))
-        self._save_state(self.rounds)
-        self._write_results()
-        self._on_progress(self)
-
     # --- steps of a round -------------------------------------------------------------------------
-
-    def _make_model(self, methods: MethodSet) -> GlobalModel:
-        return GlobalModel(methods, lay_out=self._lay_out)
-
-    def _make_inbound(self, methods: MethodSet) -> Inbound:
-        return Inbound(methods, self._task, self.model)
 
     def _load_starting_weights(self) -> None:
         """Only a run that begins needs the job's file of starting weights; one that goes on doesn't."""
-        loaded = self.model.load_starting_weights(self._task.network())
-        if loaded is not None:
+        if self.job.task.network.weights is not None:
+            loaded = self.model.load_starting_weights(self._task.network())
             self.results.job.initial_weights, self.results.job.lineage = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
         if self.job.task.schedule.minutes is not None:
             log.warning("job %s: %s", self.job.name, BY_CLOCK)
+
+    def _stored(self) -> list[SpooledUpdate]:
+        """The open round's accepted updates, in site order."""
+        return [self._updates[site] for site in self.job.task.sites if site in self._updates]
 
     def _reject_mixed_data(self) -> None:
         """Reject sites with simulated data if the others have real data, or the other way round."""
@@ -418,8 +445,18 @@ class Coordinator:
 
     def _reject_outliers(self) -> None:
         """Reject updates that are far from the others."""
-        stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
-        for site, fault in list(self.inbound.outliers(stored, self.round)):
+        federation, stored = self.job.federation, self._stored()
+        usual = medians(stored, self.medians)
+        if self.round:  # the statistics round has other arrays
+            self.medians = usual
+        far = outliers(
+            stored,
+            usual=usual,
+            specs=self.update_check.specs,
+            max_norm_ratio=federation.max_norm_ratio,
+            max_sample_ratio=federation.max_sample_ratio,
+        )
+        for site, fault in list(far):
             self._reject_accepted(site, fault)
 
     def _reject_accepted(self, site: str, fault: Rejected) -> None:
@@ -428,32 +465,16 @@ class Coordinator:
         self.record.remove_update(site)
         self.reject(site, fault.key, fault.reason)
 
-    def _limits(self, stored: Sequence[SpooledUpdate]) -> Limits | None:
-        """The limits of the round's updates; logs those that are met."""
-        federation = self.job.federation
-        if federation.robust is not None or federation.encryption is not None:
-            return None
-        limits = usual_limits(
-            stored,
-            self.inbound.medians if self.round else {},
-            norm_ratio=federation.clip_norm_ratio,
-            opposed_ratio=federation.clip_opposed_ratio,
-            sample_ratio=federation.clip_sample_ratio,
-            weights=self.model.weights,
-            trainable=self.model.trainable,
-            by_clock=self.job.task.schedule.minutes is not None,
-        )
-        for site, what in exceeded(stored, limits) if limits else ():
-            log.warning("round %d: site %s: %s", self.round, site, what)
-        return limits
-
     def _require(self, n_usable: int, what: str) -> None:
-        self.quorum.require(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
+        if n_usable < self.quorum.needed(self.round):
+            raise self.quorum.shortage(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
 
     def _require_validation_data(self) -> None:
         """Without it no round could be selected, which would else be found after the last round."""
         if not any(record.n["val"] for record in self.results.data.values()):
-            raise ConfigError("no site has validation data, so no round could be selected: prepare more cases")
+            raise ConfigError(
+                "no-validation-data", "no site has validation data, so no round could be selected: prepare more cases"
+            )
 
     def _close_evaluation(self, what: str) -> None:
         self.record.close_evaluation(self.invited)
@@ -462,7 +483,7 @@ class Coordinator:
     def _select(self, round_: int) -> None:
         """Keep the model of ``round_`` if it is the best so far. It is the one that was sent last."""
         if self.record.selection.consider(round_):
-            self._save_model(NEXT_BEST, round_)
+            self.files.save_model(NEXT_BEST, round_, *self.model.as_sent(round_ + 1))
 
     def _end_if_patience_is_over(self) -> None:
         """Make the present round the last one if the rounds since the best one are as many as the job has patience."""
@@ -481,22 +502,11 @@ class Coordinator:
 
     def _record_selection(self) -> None:
         self.record.select()
-        self._write_results()
-
-    def _write_results(self) -> None:
-        self._room.write("results.json", lambda: self.results.write(self.folder))
-
-    def _save_model(self, name: str, round_: int) -> None:
-        """Write the model that ``round_`` made, as the next round sends it."""
-        weights, arrays = self.model.as_sent(round_ + 1)
-        self._room.write(name, lambda: self.files.save_model(name, round_, weights, arrays))
+        self.files.write_results()
 
     def _save_state(self, round_: int) -> None:
-        model, medians, ended = self.model, self.inbound.medians, self._ended
-        self._room.write(
-            "the state",
-            lambda: self.files.save_state(round_, model.weights, model.method_state, medians, ended=ended),
-        )
+        model = self.model
+        self.files.save_state(round_, model.weights, model.method_state, self.medians, ended=self._ended)
 
 
 def payload_bytes(message: Broadcast | Update) -> int:

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from fedshift.federation.server import model_average, robust
+from fedshift.federation.refusals import server_context
+from fedshift.federation.server import robust
 from fedshift.federation.server.clipping import Limits, clip
-from fedshift.federation.server.model_average import ModelAverage
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.weights import read_weights
+from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import ServerContext, SiteUpdate
 from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import QuorumError
 from fedshift.schema.lineage import Lineage
-from fedshift.schema.messages import Broadcast, MethodArrays, Weights
+from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Weights
 from fedshift.tasks import pretrained
+
+AVERAGE_STATE = "model_average"
+"""Name of the average's arrays beside those of the methods in the server's state."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class GlobalModel:
         self._average = None if decay is None else ModelAverage(decay)
         self._start(methods.net)
 
-    def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage] | None:
-        """Load the job's file of starting weights into ``net`` and start from it; None if the job names no file.
+    def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage]:
+        """Load the job's file of starting weights into ``net`` and start from it.
 
         Returns:
             What was loaded, and the sites that trained it, for the record.
@@ -65,8 +68,7 @@ class GlobalModel:
             ConfigError: the file is not here or does not fit the network.
         """
         spec = self._job.task.network.weights
-        if spec is None:
-            return None
+        assert spec is not None
         loaded = pretrained.load(net, spec)
         self.weights, self._outgoing = read_weights(net), None
         self._start(net)
@@ -78,20 +80,22 @@ class GlobalModel:
         for name, half in self.halves:
             half.state = methods.get(name, {})
         if self._average is not None:
-            self._average.state = methods.get(model_average.STATE, {})
+            self._average.state = methods.get(AVERAGE_STATE, {})
 
     @property
     def method_state(self) -> MethodArrays:
         """What the methods' server halves, and the model's average, must remember from round to round."""
-        average = {} if self._average is None else {model_average.STATE: self._average.state}
+        average = {} if self._average is None else {AVERAGE_STATE: self._average.state}
         return {name: half.state for name, half in self.halves} | average
 
     def contributions(self, round_: int) -> dict[str, dict[str, float]]:
         """What the methods say of each site's part in the round that `combine` closed: method -> site -> share."""
-        found = {name: half.contributions(self._context(round_)) for name, half in self.halves}
+        by_method = {name: half.contributions(self._context(round_)) for name, half in self.halves}
         return {
-            name: {site: float(share) for site, share in shares.items()} for name, shares in found.items() if shares
+            name: {site: float(share) for site, share in shares.items()} for name, shares in by_method.items() if shares
         }
+
+    # --- what is sent -----------------------------------------------------------------------------
 
     def broadcast(self, round_: int, *, best_round: int, sites: tuple[str, ...], is_final: bool = False) -> Broadcast:
         """The message that opens a round, or with ``is_final`` the evaluation of the last model.
@@ -118,68 +122,6 @@ class GlobalModel:
         outgoing = self._outgoing_for(round_)
         return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
 
-    def combine(
-        self, stored: Sequence[SpooledUpdate], round_: int, *, limits: Limits | None = None, is_last: bool = False
-    ) -> None:
-        """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
-
-        Args:
-            stored: the accepted updates, in site order.
-            round_: the round that is closed.
-            limits: limits of the updates, for jobs without ``federation.robust``.
-            is_last: whether no training round follows.
-
-        Raises:
-            QuorumError: the result is not finite.
-        """
-        self._outgoing = None
-        self._combine(stored, round_, limits)
-        if round_:
-            self._check_aggregate(round_)
-            self._count(is_last=is_last)
-
-    def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
-        context = self._context(round_)
-        updates = self._within_limits(stored, limits)
-        for _, half in self.halves:
-            half.receive(updates, context)
-        if round_:
-            owner = next(half for _, half in self.halves if "combine" in half.owns)
-            self.weights = owner.combine(self.weights, updates, context)
-
-    def _count(self, *, is_last: bool) -> None:
-        """Add the round's model to the average, which replaces the last one."""
-        if self._average is None:
-            return
-        self._average.add(self.weights)
-        if is_last:
-            self.weights = self._average.value(self.weights)
-
-    def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:
-        rule, trainable, specs = self._job.federation.robust, self.trainable, self._specs
-        if rule is not None:
-            return robust.present(stored, rule, weights=self.weights, trainable=trainable, specs=specs)
-        if limits is not None:
-            return clip(stored, limits, weights=self.weights, trainable=trainable, specs=specs)
-        return stored
-
-    def _start(self, net: nn.Module) -> None:
-        for _, half in self.halves:
-            half.start(net, self._context(0))
-
-    def _context(self, round_: int) -> ServerContext:
-        task = self._job.task
-        rounds = task.schedule.rounds
-        return ServerContext(
-            round_,
-            rounds,
-            task.sites,
-            self.trainable,
-            task.optimizer.at(round_, rounds),
-            self._job.seed,
-            self._job.methods,
-        )
-
     def _outgoing_for(self, round_: int) -> Outgoing:
         """Made once a round: first saved with the round's model, then sent, then saved again if it is the best."""
         if self._outgoing is None or self._outgoing.round != round_:
@@ -196,10 +138,93 @@ class GlobalModel:
         named = {name: half.broadcast(self._context(round_)) for name, half in self.halves}
         return {name: dict(values) for name, values in named.items() if values}
 
-    def _check_aggregate(self, round_: int) -> None:
+    # --- what is made of updates ------------------------------------------------------------------
+
+    def combine(
+        self, stored: Sequence[SpooledUpdate], round_: int, *, limits: Limits | None = None, is_last: bool = False
+    ) -> None:
+        """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
+
+        Args:
+            stored: the accepted updates, in site order.
+            round_: the round that is closed.
+            limits: limits of the updates, for jobs without ``federation.robust``.
+            is_last: whether no training round follows.
+
+        Raises:
+            QuorumError: the result is not finite.
+        """
+        self._outgoing = None
+        self._combine(stored, round_, limits)
+        self._check_weights(round_)
+        if round_ and self._average is not None:
+            self._average.add(self.weights)
+            self.weights = self._average.value(self.weights) if is_last else self.weights
+
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
+        context = self._context(round_)
+        updates = self._within_limits(stored, limits)
+        for _, half in self.halves:
+            half.receive(updates, context)
+        if round_:
+            owner = next(half for _, half in self.halves if "combine" in half.owns)
+            self.weights = owner.combine(self.weights, updates, context)
+
+    def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:
+        rule, trainable, specs = self._job.federation.robust, self.trainable, self._specs
+        if rule is not None:
+            return robust.present(stored, rule, weights=self.weights, trainable=trainable, specs=specs)
+        if limits is not None:
+            return clip(stored, limits, weights=self.weights, trainable=trainable, specs=specs)
+        return stored
+
+    def _check_weights(self, round_: int) -> None:
         """Refuse weights that no round could go on from, whichever rule made them."""
         for key, value in self.weights.items():
-            if not np.isfinite(value).all():
-                raise QuorumError(f"round {round_}: the aggregate's {key} is not finite; the job cannot go on")
-            if key.endswith("running_var") and value.min(initial=0) < 0:
-                raise QuorumError(f"round {round_}: the aggregate's {key} has a negative variance")
+            fault = "is not finite; the job cannot go on" if not np.isfinite(value).all() else ""
+            if not fault and key.endswith("running_var") and value.min(initial=0) < 0:
+                fault = "has a negative variance"
+            if fault:
+                raise QuorumError("diverged", f"round {round_}: the aggregate's {key} {fault}")
+
+    def _start(self, net: nn.Module) -> None:
+        for _, half in self.halves:
+            half.start(net, self._context(0))
+
+    def _context(self, round_: int) -> ServerContext:
+        return server_context(self._job, self.trainable, round_)
+
+
+class ModelAverage:
+    """An exponential average of the rounds' models, which becomes the last one's (``federation.model_average``).
+
+    With w_k the model that round k made and d the option's value, of R rounds::
+
+        w̄ = Σ_k d^(R−k) w_k / Σ_k d^(R−k)
+
+    Sites go on training from w_k in every round. After the last one w̄ takes the place of w_R, is scored, and can be
+    selected as the best model. Running statistics are averaged too; integer buffers (batch counters) are those of w_R.
+    ``state`` is all that it keeps between rounds.
+    """
+
+    def __init__(self, decay: float) -> None:
+        """``decay`` is d, above 0 and below 1."""
+        self._decay = decay
+        self.state: Arrays = {}
+
+    def add(self, weights: Weights) -> None:
+        """Count a round's model."""
+        old = self.state
+        self.state = {"divisor": np.asarray(self._decay * float(old.get("divisor", 0.0)) + 1)}
+        for key, value in weights.items():
+            if np.issubdtype(value.dtype, np.floating):
+                before = old.get(f"sum.{key}", np.zeros(value.shape))
+                self.state[f"sum.{key}"] = self._decay * before + value.astype(np.float64)
+
+    def value(self, weights: Weights) -> Weights:
+        """The average; keys that are not averaged are those of ``weights``."""
+        divisor = float(self.state["divisor"])
+        return {
+            key: np.asarray(self.state[f"sum.{key}"] / divisor, value.dtype) if f"sum.{key}" in self.state else value
+            for key, value in weights.items()
+        }

@@ -8,17 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
+from fedshift.federation.refusals import FEWEST_TO_COMPARE
 from fedshift.federation.server.update_check import Change, Rejected
 from fedshift.methods.base import ArraySpec
 
 PARAMETERS = "weights"
 """Name for the change of the parameters in `medians`, beside the names of methods."""
-
 BUFFERS = "buffers"
 """Name for the change of the floating buffers (running statistics) in `medians`."""
-
-FEWEST_TO_COMPARE = 3
-"""Smallest number of updates in a round that can be compared with each other."""
 
 
 class Measured(Protocol):
@@ -127,6 +124,6 @@ def outliers(
         return None
 
     for update in updates:
-        found = fault(update)
-        if found is not None:
-            yield update.site, found
+        rejected = fault(update)
+        if rejected is not None:
+            yield update.site, rejected

@@ -31,62 +31,19 @@ One tensor of all sites is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedshift.federation.refusals import ROBUST, rule_name
 from fedshift.federation.server.clipping import clip, limits_of_round
-from fedshift.federation.server.outliers import FEWEST_TO_COMPARE
-from fedshift.federation.server.replaced_update import Arrays, ReplacedUpdate
-from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.spool import Arrays, ReplacedUpdate, SpooledUpdate
 from fedshift.methods.base import ArraySpec, SiteUpdate
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import RobustSpec
 from fedshift.schema.messages import Weights
 
-if TYPE_CHECKING:
-    from fedshift.methods.method_set import MethodSet
-
 ArraysOf = Callable[[SiteUpdate], Arrays]
 """The weights of an update, or the arrays of one method."""
-
-OPTION = "federation.robust"
-
-
-def check(methods: MethodSet) -> None:
-    """Refuse a job for which the rule makes no sense. Called when the job is made.
-
-    Raises:
-        ConfigError: too few sites, or a method that the rule would defeat, and why.
-    """
-    spec = methods.job.federation.robust
-    if spec is None:
-        return
-    fewest = max(FEWEST_TO_COMPARE, 2 * spec.trim + 1) if spec.rule == "trimmed_mean" else FEWEST_TO_COMPARE
-    min_sites = methods.job.federation.min_sites
-    if min_sites < fewest:
-        raise ConfigError(
-            f"{OPTION}: rule {_described(spec)} needs {fewest} updates in every round, and federation.min_sites is "
-            f"{min_sites}: raise it{' or lower federation.robust.trim' if fewest > 3 else ''}"
-        )
-    for method in methods:
-        if method.is_pooled:
-            raise ConfigError(f"{OPTION}: method {method.name} trains where all images are, so no site sends an update")
-        if method.server().tells_sites_apart and spec.rule != "norm_clipping":
-            raise ConfigError(
-                f"{OPTION}: method {method.name} gives each site's update a weight of its own, which rule {spec.rule} "
-                "would undo: use rule norm_clipping or another method"
-            )
-        if method.client().adds_up_changes and spec.rule != "norm_clipping":
-            raise ConfigError(
-                f"{OPTION}: method {method.name} adds up each site's changes over rounds, and rule {spec.rule} uses "
-                "none as it was sent: use rule norm_clipping or another method"
-            )
-    if not methods.sends_parameters:
-        raise ConfigError(
-            f"{OPTION}: with method {' and '.join(methods.names)} no parameter leaves a site, so there is "
-            "nothing to protect: leave it out"
-        )
 
 
 def present(
@@ -116,7 +73,9 @@ def present(
         return clip(updates, limits_of_round(updates, spec.clip), weights=weights, trainable=trainable, specs=specs)
     trim = (len(updates) - 1) // 2 if spec.rule == "median" else spec.trim
     if 2 * trim >= len(updates):
-        raise ConfigError(f"{OPTION}: rule {_described(spec)} leaves nothing of {len(updates)} updates")
+        raise ConfigError(
+            "too-few-answers", f"{ROBUST}: rule {rule_name(spec)} leaves nothing of {len(updates)} updates"
+        )
     return _trimmed(updates, trim, weights, averaged)
 
 
@@ -141,21 +100,17 @@ def _trimmed(
             last[place] = trimmed_mean(np.stack([arrays_of(update)[place[1]] for update in updates]), trim)
         return last[place]
 
-    def presented(own: SpooledUpdate) -> SiteUpdate:
+    def presented(sent: SpooledUpdate) -> SiteUpdate:
         def weight(key: str) -> np.ndarray:
             if np.issubdtype(weights[key].dtype, np.integer):
-                return own.weights[key]
+                return sent.weights[key]
             return middle(("weights", key), lambda update: update.weights)
 
         def array(method: str, name: str) -> np.ndarray:
             if (method, name) not in averaged:
-                return own.arrays[method][name]
+                return sent.arrays[method][name]
             return middle((f"arrays/{method}", name), lambda update: update.arrays[method])
 
-        return ReplacedUpdate(own, weight, array)
+        return ReplacedUpdate(sent, weight, array)
 
     return [presented(update) for update in updates]
-
-
-def _described(spec: RobustSpec) -> str:
-    return f"trimmed_mean with trim {spec.trim}" if spec.rule == "trimmed_mean" else spec.rule

@@ -1,42 +1,126 @@
-"""Files in the server's folder of a run: models, state, and updates that wait until their round is closed."""
+"""Files in the server's folder of a run: models, state, and updates that wait until their round is closed.
+
+A crash between any two calls leaves a run that can be resumed. On a full disk the run waits until there is space, and
+says so.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedshift.federation.model_files import add_references, read_model, write_model_file
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE, ServerState, load_state, save_state
 from fedshift.federation.server.update_check import Change
+from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.methods.method_set import MethodSet, without
-from fedshift.schema.errors import ConfigError
+from fedshift.schema.errors import AFTER_AN_END, ConfigError, DiskFull
 from fedshift.schema.messages import MethodArrays, Update, Weights
 from fedshift.schema.results import BEST, FILE_NAME, LAST
 
 log = logging.getLogger("fedshift")
 
+STATE_FILE, FORMER_STATE_FILE = "server_state.pt", "former_server_state.pt"
 NEXT_BEST = "next_best_global_model.pt"
 """A new best model, until the saved state names its round."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk and of a used-up quota."""
+INTERVAL = 2.0
+"""Seconds between two attempts to write."""
+
+T = TypeVar("T")
+
+
+class FreeDisk:
+    """Writes files of a run, and waits for space if there is none."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        patience: float,
+        stopped: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: the run's folder, for messages.
+            patience: seconds to wait for space before the run ends.
+            stopped: whether the run was stopped from outside, so that waiting makes no sense.
+            clock: returns seconds.
+            sleep: waits so many seconds.
+        """
+        self._folder, self._patience, self._stopped = folder, patience, stopped
+        self._clock, self._sleep, self.waited = clock, sleep, 0.0
+        """``waited``: seconds that the run has waited so far."""
+
+    def write(self, what: str, write: Callable[[], T]) -> T:
+        """Call ``write`` until there is space for what it writes; it leaves nothing behind when it fails.
+
+        Raises:
+            DiskFull: there was no space for too long, or the run was stopped meanwhile.
+            OSError: the files cannot be written for another reason.
+        """
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        since = self._clock()
+        log.warning(
+            "the disk of %s is full, so that %s cannot be written: the run waits for up to %.0f s until there is room",
+            *(self._folder, what, self._patience),
+        )
+        while self._clock() < since + self._patience and not self._stopped():
+            self._sleep(INTERVAL)
+            try:
+                written = write()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                continue
+            self.waited += self._clock() - since
+            log.warning("there is room in %s again: the run goes on", self._folder)
+            return written
+        raise DiskFull(
+            "disk-full",
+            f"the disk of {self._folder} is full, {what} could not be written: make room; {AFTER_AN_END}",
+        )
+
+
+@dataclass
+class ServerState:
+    """The server's state after a closed round."""
+
+    job: dict[str, Any]
+    round: int
+    best_round: int
+    weights: Weights
+    methods: MethodArrays
+    results: str
+    """Content of ``results.json`` after this round."""
+    medians: dict[str, float] = field(default_factory=dict)
+    """`fedshift.federation.server.outliers.medians` of the rounds so far."""
+    ended: int | None = None
+    """The round after which the run ends, once patience is over."""
 
 
 class RunFiles:
-    """Writes and reads them. A crash between any two calls leaves a run that can be resumed."""
+    """Writes and reads the files of a run. Every method that writes raises as `FreeDisk.write`."""
 
-    def __init__(self, methods: MethodSet, folder: Path, record: RunRecord) -> None:
-        """Make the folder if it does not exist.
-
-        Args:
-            methods: the job's methods.
-            folder: the run's folder.
-            record: the run's record, for the models' headers and the state.
-        """
-        self._job, self._folder, self._record = methods.job, folder, record
-        self._personal, self._training_only = methods.personal, methods.training_only
-        self._spool = folder / "updates"
+    def __init__(self, methods: MethodSet, folder: Path, record: RunRecord, disk: FreeDisk) -> None:
+        """``folder`` is made if it does not exist; ``record`` is for the models' headers and the state."""
+        self._job, self._folder, self._record, self._spool = methods.job, folder, record, folder / "updates"
+        self._personal, self._training_only, self.disk = methods.personal, methods.training_only, disk
         folder.mkdir(parents=True, exist_ok=True)
 
     def remove_run(self) -> None:
@@ -44,12 +128,16 @@ class RunFiles:
         for name in (STATE_FILE, FORMER_STATE_FILE, NEXT_BEST, BEST, LAST, FILE_NAME):
             (self._folder / name).unlink(missing_ok=True)
 
+    def write_results(self) -> None:
+        """Write ``results.json``."""
+        self.disk.write(FILE_NAME, lambda: self._record.results.write(self._folder))
+
     # --- updates ----------------------------------------------------------------------------------
 
     def store_update(self, update: Update, change: Change) -> SpooledUpdate:
         """Write an accepted update to disk; ``change`` is the result of its check."""
         path = self._spool / f"{self._job.task.sites.index(update.site):04d}.arrays"
-        return SpooledUpdate(update, path, change)
+        return self.disk.write(f"the update of site {update.site}", lambda: SpooledUpdate(update, path, change))
 
     def discard_updates(self) -> None:
         """Delete the sites' updates: nobody may read a single one after they were combined or the run ended."""
@@ -60,21 +148,30 @@ class RunFiles:
     def save_state(
         self, round_: int, weights: Weights, methods: MethodArrays, medians: dict[str, float], *, ended: int | None
     ) -> None:
-        """Save everything up to the end of a round. A new best model that the state names then replaces the former."""
-        save_state(
-            self._folder,
-            ServerState(
-                job=self._job.dump(),
-                round=round_,
-                best_round=self._record.selection.best,
-                weights=weights,
-                methods=methods,
-                results=self._record.results.model_dump_json(by_alias=True),
-                medians=medians,
-                ended=ended,
-            ),
+        """Save everything up to the end of a round. A new best model that the state names then replaces the former.
+
+        The previous file is kept in case this one is damaged later.
+        """
+        state = ServerState(
+            job=self._job.dump(),
+            round=round_,
+            best_round=self._record.selection.best,
+            weights=weights,
+            methods=methods,
+            results=self._record.results.model_dump_json(by_alias=True),
+            medians=medians,
+            ended=ended,
         )
-        self._confirm_best()
+        self.disk.write("the state", lambda: self._write_state(state))
+
+    def _write_state(self, state: ServerState) -> None:
+        path, next_best = self._folder / STATE_FILE, self._folder / NEXT_BEST
+        methods = {name: to_tensors(arrays) for name, arrays in state.methods.items()}
+        if path.is_file():
+            path.replace(self._folder / FORMER_STATE_FILE)
+        write_tensors(vars(state) | {"weights": to_tensors(state.weights), "methods": methods}, path)
+        if next_best.is_file():
+            next_best.replace(self._folder / BEST)
 
     def load_state(self) -> ServerState | None:
         """The state after the last closed round, if there is one.
@@ -84,41 +181,42 @@ class RunFiles:
         """
         state = load_state(self._folder)
         if state is not None and _without_hosts(state.job) != _without_hosts(self._job.dump()):
-            raise ConfigError(f"{self._folder} holds the state of another job: name another folder or start anew")
+            raise ConfigError(
+                "other-job", f"{self._folder} holds the state of another job: name another folder or start anew"
+            )
         return state
 
     # --- models -----------------------------------------------------------------------------------
 
     def save_model(self, name: str, round_: int, weights: Weights, arrays: MethodArrays) -> None:
         """Write the model of a round to ``name``, with what is known of it so far in its header."""
-        record, results = self._record, self._record.results
+        record, results, sites = self._record, self._record.results, self._job.task.sites
         score, statistics = record.selection.mean(round_), results.statistics
-        kinds = {results.data[site].kind for site in self._job.task.sites if site in results.data}
-        write_model_file(
-            self._folder / name,
-            job=self._job,
-            round_=round_,
-            weights=weights,
-            methods=without(arrays, self._training_only),
-            personal=sorted(self._personal),
-            scores={} if score is None else {f"val_{results.job.metric}": score},
-            kind=next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
-            sites=[site for site in self._job.task.sites if site in record.trained_sites(round_)],
-            lineage=results.job.lineage,
-            statistics=[] if statistics is None else [s for s in self._job.task.sites if s not in statistics.absent],
-            initial_weights=results.job.initial_weights,
-            encrypted=self._job.federation.encryption == "ckks",
-        )
+        kinds = {results.data[site].kind for site in sites if site in results.data}
+        header: dict[str, Any] = {
+            "job": self._job,
+            "round_": round_,
+            "personal": sorted(self._personal),
+            "scores": {} if score is None else {f"val_{results.job.metric}": score},
+            "kind": next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
+            "sites": [site for site in sites if site in record.trained_sites(round_)],
+            "lineage": results.job.lineage,
+            "statistics": [] if statistics is None else [s for s in sites if s not in statistics.absent],
+            "initial_weights": results.job.initial_weights,
+            "encrypted": self._job.federation.encryption == "ckks",
+        }
+        path, arrays = self._folder / name, without(arrays, self._training_only)
+        self.disk.write(name, lambda: write_model_file(path, weights=weights, methods=arrays, **header))
 
     def add_references(self, name: str, round_: int) -> None:
-        """Add what sites have told of their scans to the model file of a round; leave it as it is if none has.
+        """Add what sites have reported of their scans to the model file of a round; leave it as it is if none has.
 
         Raises:
             ConfigError: the file is lost or damaged.
         """
         references = self._record.references(round_)
         if references:
-            add_references(self._folder / name, references)
+            self.disk.write(name, lambda: add_references(self._folder / name, references))
 
     def read_best(self, round_: int) -> tuple[Weights, MethodArrays]:
         """Weights and methods' arrays of the best model, which is that of ``round_``.
@@ -133,7 +231,7 @@ class RunFiles:
 
         A candidate of the round that was interrupted is deleted.
         """
-        found = False
+        recovered = False
         for name in (NEXT_BEST, BEST) if round_ else ():
             try:
                 read_model(self._folder / name, round_=round_)
@@ -141,17 +239,42 @@ class RunFiles:
                 log.debug("%s", error)
                 continue
             (self._folder / name).replace(self._folder / BEST)
-            found = True
+            recovered = True
             break
         (self._folder / NEXT_BEST).unlink(missing_ok=True)
-        if round_ and not found:
+        if round_ and not recovered:
             log.error("the model of round %d, the best so far, is lost: the best is chosen from later rounds", round_)
-        return found
+        return recovered
 
-    def _confirm_best(self) -> None:
-        waiting = self._folder / NEXT_BEST
-        if waiting.is_file():
-            waiting.replace(self._folder / BEST)
+
+def load_state(folder: Path) -> ServerState | None:
+    """Read the newest readable state in a folder: the last one, or else that of the round before. None if none exists.
+
+    Raises:
+        ConfigError: there are state files and none can be read.
+    """
+    paths = [path for path in (folder / STATE_FILE, folder / FORMER_STATE_FILE) if path.is_file()]
+    for path in paths:
+        try:
+            return _read_state(path)
+        except ConfigError as error:
+            if path == paths[-1]:
+                raise
+            log.error("%s; the state of the round before is used", str(error).partition(":")[0])
+    return None
+
+
+def _read_state(path: Path) -> ServerState:
+    content = read_tensors(path, "start the run anew")
+    try:
+        state = ServerState(**content)
+        state.weights = to_arrays(content["weights"])
+        state.methods = {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
+    except (TypeError, KeyError, AttributeError):
+        raise ConfigError(
+            "damaged-file", f"{path} is not the state of a run of this version: start the run anew"
+        ) from None
+    return state
 
 
 def _without_hosts(job: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from fedshift.federation.server.quorum import Quorum
-from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.rules import Quorum, Selection
 from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -31,6 +31,7 @@ from fedshift.schema.results import (
 
 log = logging.getLogger("fedshift")
 
+T = TypeVar("T")
 THEN = ", then "
 """Between the versions of one thing with which a run was made, one part after another."""
 
@@ -47,11 +48,12 @@ class RunRecord:
         self.answered: list[str] = []
         """Sites whose answer to the open round was accepted, in order of arrival."""
         self._opened = time.monotonic()
+        # What sites report of final models, by round and site.
         self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
-        self._evaluations: dict[int, dict[str, dict[str, Evaluation]]] = {}
-        self._own_evaluations: dict[tuple[int, str], Evaluation] = {}
+        self._evaluations: dict[tuple[int, str], dict[str, Evaluation]] = {}
+        self._personal_evaluations: dict[tuple[int, str], Evaluation] = {}
         self._against_local: dict[tuple[int, str], LocalComparison] = {}
-        self._references: dict[int, dict[str, Reference]] = {}
+        self._references: dict[tuple[int, str], Reference] = {}
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._reported_precisions = ""
 
@@ -85,14 +87,17 @@ class RunRecord:
         """The open round has taken the time until now."""
         self.current.seconds = round(time.monotonic() - self._opened, 3)
 
-    def close_round(self, invited: tuple[str, ...]) -> None:
-        """Add the open round to the results."""
+    def close_round(self, invited: tuple[str, ...], metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Add the open round to the results, and the scores in the ``metrics`` of its updates to the round before."""
+        self.warn_of_mixed_precision()
         self.current.absent = [s for s in invited if s not in self.answered]
-        self.current.sites = {s: self.current.sites[s] for s in self._job.task.sites if s in self.current.sites}
+        self.current.sites = self._in_order(self.current.sites)
         if self.current.round:
             self.results.rounds.append(self.current)
         else:
             self.results.statistics = self.current
+        for site, values in (metrics or {}).items():
+            self._note_validation(site, values)
 
     def close_evaluation(self, invited: tuple[str, ...]) -> None:
         """Add the open round to the results as an evaluation."""
@@ -133,11 +138,14 @@ class RunRecord:
     def mixed_data(self) -> list[tuple[str, Rejected]]:
         """The sites to reject because the job would mix simulated and real data, and why.
 
-        They are the smaller part of those that told what their data are; if both parts are equally large, those with
+        They are the smaller part of those that said what their data are; if both parts are equally large, those with
         simulated data.
         """
+        simulated = [site for site, record in self.results.data.items() if record.kind == "phantom"]
+        return self._smaller_part(simulated) if 0 < len(simulated) < len(self.results.data) else []
+
+    def _smaller_part(self, simulated: Sequence[str]) -> list[tuple[str, Rejected]]:
         data = self.results.data
-        simulated = [site for site, record in data.items() if record.kind == "phantom"]
         real = [site for site in data if site not in simulated]
         wrong, right = (simulated, real) if len(simulated) <= len(real) else (real, simulated)
         return [(site, _mixed(data[site].kind, [data[other] for other in right])) for site in wrong]
@@ -176,49 +184,27 @@ class RunRecord:
         self.current.rejected.append(rejection)
         return rejection
 
-    def add_validation(self, site: str, round_: int, metrics: dict[str, float]) -> None:
-        """Record the scores of a round's model that a site sent with its next update, if it sent any."""
-        splits: dict[str, dict[str, float]] = {}
-        for name, value in metrics.items():
-            if name not in TRAINING:
-                split = "test" if name.startswith(TEST_PREFIX) else "val"
-                splits.setdefault(split, {})[name.removeprefix(TEST_PREFIX)] = value
-        if splits:
-            self._note(Scores(site, round_, splits))
-
     def add_scores(self, scores: Scores) -> None:
         """Record a site's scores from the final evaluation."""
+        key = scores.round, scores.site
         if scores.site in self._job.task.held_out:
-            self._held_out_scores[scores.round, scores.site] = scores.values
+            self._held_out_scores[key] = scores.values
         else:
             self._note(scores)
+        self._evaluations[key] = dict(scores.evaluations)
         if scores.personal:
-            self._fine_tuned[scores.round, scores.site] = scores.personal
-        self._evaluations.setdefault(scores.round, {})[scores.site] = dict(scores.evaluations)
+            self._fine_tuned[key] = scores.personal
         if scores.personal_evaluation is not None:
-            self._own_evaluations[scores.round, scores.site] = scores.personal_evaluation
+            self._personal_evaluations[key] = scores.personal_evaluation
         if scores.against_local is not None:
-            self._against_local[scores.round, scores.site] = scores.against_local
+            self._against_local[key] = scores.against_local
         if scores.reference is not None:
-            self._references.setdefault(scores.round, {})[scores.site] = scores.reference
+            self._references[key] = scores.reference
         self.answered.append(scores.site)
 
     def references(self, round_: int) -> dict[str, Reference]:
-        """What sites have told of their scans with their scores of a round's model. They are not in the results."""
-        told = self._references.get(round_, {})
-        return {site: told[site] for site in self._job.task.sites if site in told}
-
-    def warn_of_mixed_precision(self) -> None:
-        """Log once, and again after a change, that sites compute in different precisions."""
-        by: dict[str, list[str]] = {}
-        for site, machine in self.results.machines.items():
-            by.setdefault(machine.precision, []).append(site)
-        found = "; ".join(f"{precision} at {', '.join(sites)}" for precision, sites in sorted(by.items()))
-        if len(by) > 1 and found != self._reported_precisions:
-            log.warning(
-                "the sites do not compute in one precision: %s; schedule.precision=fp32 is the same everywhere", found
-            )
-        self._reported_precisions = found
+        """What sites have reported of their scans with their scores of a round's model. It is not in the results."""
+        return self._of_round(self._references, round_)
 
     def select(self) -> None:
         """Record the best round."""
@@ -227,54 +213,75 @@ class RunRecord:
     def trained_sites(self, round_: int) -> set[str]:
         """Sites that took optimiser steps in any round up to this one."""
         before = [record for record in self.results.rounds if record.round <= round_]
-        return {site for record in before for site, told in record.sites.items() if told.steps}
+        return {site for record in before for site, entry in record.sites.items() if entry.steps}
 
     def set_final(self, *, last_round: int, own_models: bool) -> None:
         """Record the final scores; with ``own_models`` each site's scores are those of a model of its own."""
         best_round = self.selection.best
         best, last = self._scores(best_round), self._scores(last_round)
-        own = dict(best.sites) if own_models else {}
-        own |= {site: splits for (round_, site), splits in self._fine_tuned.items() if round_ == best_round}
+        personal = dict(best.sites) if own_models else {}
+        personal |= self._of_round(self._fine_tuned, best_round)
         trained = self.trained_sites(best_round)
         self.results.final = Final(
             best=best,
             last=last,
-            personal={site: own[site]["test"] for site in self._job.task.sites if own.get(site, {}).get("test")},
-            own_best=self._own_best(),
-            personal_evaluations={
-                site: self._own_evaluations[best_round, site]
-                for site in self._job.task.sites
-                if (best_round, site) in self._own_evaluations
-            },
+            personal=self._in_order({site: v["test"] for site, v in personal.items() if v.get("test")}),
+            own_best=self._best_by_site(),
+            personal_evaluations=self._of_round(self._personal_evaluations, best_round),
             fine_tuned=bool(self._fine_tuned),
-            against_local={
-                site: self._against_local[best_round, site]
-                for site in self._job.task.sites
-                if (best_round, site) in self._against_local
-            },
+            against_local=self._of_round(self._against_local, best_round),
             newcomers=[site for site in self._job.task.sites if site in best.sites and site not in trained],
         )
 
-    def _own_best(self) -> dict[str, OwnBest]:
+    def _of_round(self, values: Mapping[tuple[int, str], T], round_: int) -> dict[str, T]:
+        """Of what is known by round and site, one round's, in site order."""
+        return self._in_order({site: value for (number, site), value in values.items() if number == round_})
+
+    def _in_order(self, values: Mapping[str, T]) -> dict[str, T]:
+        return {site: values[site] for site in self._job.task.everyone if site in values}
+
+    def _best_by_site(self) -> dict[str, OwnBest]:
         """Each site's round of the highest validation score, the earlier of equals, with its scores there.
 
         Only of sites that have a test score of every round that they scored (``evaluation.every: 1``).
         """
-        found: dict[str, OwnBest] = {}
+        best_by_site: dict[str, OwnBest] = {}
         if self._job.evaluation.every != 1:
-            return found
+            return best_by_site
         metric = self.results.job.metric
         for site in self._job.task.sites:
-            told = {record.round: record.sites[site] for record in self.results.rounds if site in record.sites}
-            scored = {number: one for number, one in told.items() if metric in one.val}
-            if scored and all(one.test for one in scored.values()):
+            entries = {record.round: record.sites[site] for record in self.results.rounds if site in record.sites}
+            scored = {number: entry for number, entry in entries.items() if metric in entry.val}
+            if scored and all(entry.test for entry in scored.values()):
                 best = max(scored, key=lambda number: (scored[number].val[metric], -number))
-                found[site] = OwnBest(round=best, val=scored[best].val, test=scored[best].test or {})
-        return found
+                best_by_site[site] = OwnBest(round=best, val=scored[best].val, test=scored[best].test or {})
+        return best_by_site
+
+    def _note_validation(self, site: str, metrics: Mapping[str, float]) -> None:
+        """Record the scores of the model that a site received, which it sent with its update, if it sent any."""
+        splits: dict[str, dict[str, float]] = {}
+        for name, value in metrics.items():
+            if name not in TRAINING:
+                split = "test" if name.startswith(TEST_PREFIX) else "val"
+                splits.setdefault(split, {})[name.removeprefix(TEST_PREFIX)] = value
+        if splits and self.current.round:
+            self._note(Scores(site, self.current.round - 1, splits))
+
+    def warn_of_mixed_precision(self) -> None:
+        """Log once, and again after a change, that sites compute in different precisions."""
+        by: dict[str, list[str]] = {}
+        for site, machine in self.results.machines.items():
+            by.setdefault(machine.precision, []).append(site)
+        listed = "; ".join(f"{precision} at {', '.join(sites)}" for precision, sites in sorted(by.items()))
+        if len(by) > 1 and listed != self._reported_precisions:
+            log.warning(
+                "the sites do not compute in one precision: %s; schedule.precision=fp32 is the same everywhere", listed
+            )
+        self._reported_precisions = listed
 
     def _note(self, scores: Scores) -> None:
         self.selection.note(scores)
-        values = self.selection.of(scores.round)[scores.site]
+        values = self.selection.scores(scores.round)[scores.site]
         for record in [*([self.results.statistics] if self.results.statistics else []), *self.results.rounds]:
             if record.round == scores.round:
                 # A site also scores models of rounds in which it took no part.
@@ -284,11 +291,13 @@ class RunRecord:
                     site.test = values.get("test")
 
     def _scores(self, round_: int) -> FinalScores:
-        told = self._held_out_scores
-        held_out = {site: told[round_, site] for site in self._job.task.held_out if (round_, site) in told}
-        more = self._evaluations.get(round_, {})
-        evaluations = {site: more[site] for site in self._job.task.everyone if more.get(site)}
-        return FinalScores(round=round_, sites=self.selection.of(round_), held_out=held_out, evaluations=evaluations)
+        evaluations = {site: parts for site, parts in self._of_round(self._evaluations, round_).items() if parts}
+        return FinalScores(
+            round=round_,
+            sites=self.selection.scores(round_),
+            held_out=self._of_round(self._held_out_scores, round_),
+            evaluations=evaluations,
+        )
 
 
 def _joined(former: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:

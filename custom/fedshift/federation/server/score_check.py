@@ -5,54 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isclose
 
-from fedshift.federation.server.update_check import MOST_SAMPLES, Ranges, Rejected, check_metrics
+from fedshift.federation.server.update_check import MOST_SAMPLES, Rejected, check_metrics
+from fedshift.federation.site.scoring import SCORED, SCORED_IF_HELD_OUT
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores
 from fedshift.schema.paired import LocalComparison
+from fedshift.tasks.base import Task
 
 
 def check_scores(
-    scores: Scores,
-    *,
-    round_: int,
-    metrics: Ranges,
-    parts: tuple[str, ...] = ("val", "test"),
-    personal: bool = False,
-    counts: Mapping[str, int] | None = None,
-    gradient_norm: bool = False,
-    n_classes: int = 0,
-    per_case: tuple[str, ...] = (),
-    local: bool = False,
-    reference_of: str | None = None,
+    scores: Scores, *, job: JobSpec, task: Task, round_: int, counts: Mapping[str, int], fine_tunes: bool = False
 ) -> None:
     """Check a site's scores of an aggregate.
 
     Args:
         scores: a site's answer.
+        job: the resolved job.
+        task: its task.
         round_: the round whose aggregate is being scored.
-        metrics: the task's scores and their ranges.
-        parts: the splits on which a site scores the model.
-        personal: whether sites fine-tune the model and score it again.
         counts: the number of samples that the site has registered for each split.
-        gradient_norm: whether the job asks for the gradient norm.
-        n_classes: number of the task's classes.
-        per_case: names of the scores that every case has.
-        local: whether the site compares the model with one that it trains alone.
-        reference_of: the data set of which the site may tell sums over its scans; None if the job does not ask it to.
+        fine_tunes: whether sites that train fine-tune the model and score it again.
 
     Raises:
         Rejected: the first fault found.
     """
-    if scores.personal and not personal:
+    held_out = scores.site in job.task.held_out
+    metrics, parts = task.metrics, SCORED_IF_HELD_OUT if held_out else SCORED
+    if scores.personal and (held_out or not fine_tunes):
         raise Rejected("scores.personal", "is not expected: no method of the job fine-tunes")
     if scores.round != round_:
         raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
     if scores.reference is not None:
-        told = scores.reference.fingerprint
-        if reference_of is None:
+        scans = scores.reference.fingerprint
+        if held_out or not job.evaluation.reference:
             raise Rejected("reference", "is not expected: the job does not ask the site for it")
-        if (told.site, told.dataset) != (scores.site, reference_of):
-            raise Rejected("reference", f"is of site {told.site} of data set {told.dataset}")
+        if (scans.site, scans.dataset) != (scores.site, job.task.dataset):
+            raise Rejected("reference", f"is of site {scans.site} of data set {scans.dataset}")
     for splits in (scores.values, scores.personal):
         for split, values in splits.items():
             if split not in parts:
@@ -68,44 +57,41 @@ def check_scores(
             raise Rejected(key, "is not a split that sites score")
         if evaluation.scores != values_by_part.get(part):
             raise Rejected(f"{key}.scores", "differ from the scores in the same answer")
-        most = (counts or {}).get(part, MOST_SAMPLES)
-        if evaluation.gradient_norm is not None and not gradient_norm:
+        if evaluation.gradient_norm is not None and not job.evaluation.gradient_norm:
             raise Rejected(f"{key}.gradient_norm", "is not expected: the job does not ask for it")
         if part == "val" and evaluation != Evaluation(scores=evaluation.scores, gradient_norm=evaluation.gradient_norm):
             raise Rejected(key, "has details of validation cases, which are not asked for")
-        _check_evaluation(key, evaluation, metrics, most=most, n_classes=n_classes, per_case=per_case)
+        most = counts.get(part, MOST_SAMPLES)
+        _check_evaluation(key, evaluation, task, most=most, n_classes=len(job.task.classes))
     if scores.against_local is not None:
-        if not local:
+        if held_out or not job.evaluation.local:
             raise Rejected("against_local", "is not expected: the job does not ask this site for it")
-        most = (counts or {}).get("test", MOST_SAMPLES)
         used = (scores.personal or scores.values).get("test", {})
-        _check_comparison(scores.against_local, used, metrics, most=most, score=next(iter(per_case), ""))
+        _check_comparison(scores.against_local, used, task, most=counts.get("test", MOST_SAMPLES))
 
 
-def _check_comparison(
-    told: LocalComparison, used: Mapping[str, float], metrics: Ranges, *, most: int, score: str
-) -> None:
+def _check_comparison(comparison: LocalComparison, used: Mapping[str, float], task: Task, *, most: int) -> None:
     """Check a comparison with a site's own model; ``used`` are the federated model's scores in the same answer."""
-    if told.score != score:
+    score = next(iter(task.per_case), "")
+    if comparison.score != score:
         raise Rejected("against_local.score", f"is not {score}, by which models are compared")
-    low, high = metrics[score]
-    pairs = [value for pair in told.cases or () for value in pair]
-    for value in (told.federated, told.local, *pairs):
+    low, high = task.metrics[score]
+    pairs = [value for pair in comparison.cases or () for value in pair]
+    for value in (comparison.federated, comparison.local, *pairs):
         if not low <= value <= high:
             raise Rejected("against_local", f"holds {value:g}, allowed is {low:g} to {high:g}")
-    for value in (*(told.quantiles or ()), *(told.interval or ())):
+    for value in (*(comparison.quantiles or ()), *(comparison.interval or ())):
         if abs(value) > high - low:
             raise Rejected("against_local", f"holds a difference of {value:g}, allowed is at most {high - low:g}")
-    if told.n > most:
-        raise Rejected("against_local", f"has {told.n} cases, the part has {most} samples")
-    if used.get(score) != told.federated:
+    if comparison.n > most:
+        raise Rejected("against_local", f"has {comparison.n} cases, the part has {most} samples")
+    if used.get(score) != comparison.federated:
         raise Rejected("against_local.federated", "differs from the score in the same answer")
 
 
-def _check_evaluation(
-    key: str, evaluation: Evaluation, metrics: Ranges, *, most: int, n_classes: int, per_case: tuple[str, ...]
-) -> None:
+def _check_evaluation(key: str, evaluation: Evaluation, task: Task, *, most: int, n_classes: int) -> None:
     """Check ranges, that there are no more cases than samples, and that a score is the mean of its cases."""
+    metrics, per_case = task.metrics, task.per_case
     for name, spread in evaluation.distributions.items():
         if name not in per_case:
             raise Rejected(f"{key}.distributions.{name}", "is not expected")
@@ -119,11 +105,11 @@ def _check_evaluation(
             raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
     if evaluation.empty is not None and evaluation.empty > most:
         raise Rejected(f"{key}.empty", f"is {evaluation.empty}, the part has {most} samples")
-    for name, told in (evaluation.one_sided or {}).items():
+    for name, one_sided in (evaluation.one_sided or {}).items():
         if n_classes > 2 and f"hd95 {name}" not in per_case:
             raise Rejected(f"{key}.one_sided", f"names {name}, which is no class of the job's")
-        if told.cases > most:
-            raise Rejected(f"{key}.one_sided", f"has {told.cases} cases of {name}, the part has {most} samples")
+        if one_sided.cases > most:
+            raise Rejected(f"{key}.one_sided", f"has {one_sided.cases} cases of {name}, the part has {most} samples")
     if len(evaluation.one_sided or {}) >= max(n_classes, 1):
         raise Rejected(f"{key}.one_sided", f"has {len(evaluation.one_sided or {})} classes")
     if evaluation.confusion is not None:

@@ -1,8 +1,12 @@
-"""Keep accepted updates on disk until they are combined, so that memory does not grow with the number of sites."""
+"""Accepted updates wait on disk until they are combined, so that memory does not grow with the number of sites.
+
+The server halves read them array by array: as they were sent (`SpooledUpdate`), or with arrays that a limit or a robust
+rule computes when they are read (`ReplacedUpdate`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -12,6 +16,8 @@ import numpy as np
 
 from fedshift.federation.server.update_check import Change
 from fedshift.schema.messages import Update
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,12 @@ class SpooledUpdate:
             raise
 
     @property
-    def weights(self) -> Mapping[str, np.ndarray]:
+    def weights(self) -> Arrays:
         """Network key to array."""
         return _SpooledArrays(self, "weights")
 
     @property
-    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
+    def arrays(self) -> Mapping[str, Arrays]:
         """Method to its arrays by name."""
         names = [part.removeprefix("arrays/") for part in self._index if part != "weights"]
         return {name: _SpooledArrays(self, f"arrays/{name}") for name in names}
@@ -94,7 +100,6 @@ class SpooledUpdate:
         return self._index[part].keys()
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -121,6 +126,71 @@ class _SpooledArrays(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._update.keys(self._part))
+
+
+class ReplacedUpdate:
+    """An update as the server halves see it: its arrays are computed when they are read, one tensor at a time."""
+
+    def __init__(
+        self,
+        sent: SpooledUpdate,
+        weight: Callable[[str], np.ndarray],
+        array: Callable[[str, str], np.ndarray],
+        *,
+        n_samples: int | None = None,
+        n_steps: int | None = None,
+        scaled: Mapping[str, float] | None = None,
+    ) -> None:
+        """Make a view of an update.
+
+        Args:
+            sent: the update as it was sent.
+            weight: the array of a network key.
+            array: the array of a method and a name.
+            n_samples: the sample count that it is weighted by; the site's own if None.
+            n_steps: the number of steps that it counts with; the site's own if None.
+            scaled: what its changes were multiplied by (`fedshift.methods.base.SiteUpdate.scaled`).
+        """
+        self.site, self.metrics = sent.site, sent.metrics
+        self.n_samples = sent.n_samples if n_samples is None else n_samples
+        self.n_steps = sent.n_steps if n_steps is None else n_steps
+        self.scaled: Mapping[str, float] = {} if scaled is None else scaled
+        self._sent, self._weight, self._array = sent, weight, array
+
+    @property
+    def weights(self) -> Arrays:
+        """Network keys to arrays."""
+        return _ComputedArrays(self._sent.weights, self._weight)
+
+    @property
+    def arrays(self) -> Mapping[str, Arrays]:
+        """Method to its arrays by name."""
+
+        def arrays_of(method: str, sent: Arrays) -> Arrays:
+            return _ComputedArrays(sent, lambda name: self._array(method, name))
+
+        return {method: arrays_of(method, sent) for method, sent in self._sent.arrays.items()}
+
+
+class _ComputedArrays(Mapping[str, np.ndarray]):
+    """The keys of ``sent`` with values computed by ``compute``."""
+
+    def __init__(self, sent: Arrays, compute: Callable[[str], np.ndarray]) -> None:
+        self._sent, self._compute = sent, compute
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        if key not in self._sent:
+            raise KeyError(key)
+        return self._compute(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._sent
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sent)
+
+    def __len__(self) -> int:
+        return len(self._sent)
 
 
 def _bytes(array: np.ndarray) -> memoryview:

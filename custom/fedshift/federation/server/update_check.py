@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedshift.data.samples import epoch_starts
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import CODES, WeightsAs
-from fedshift.schema.messages import Arrays, Update, Weights
+from fedshift.schema.messages import TEST_PREFIX, Arrays, Update, Weights
+from fedshift.tasks.base import Task
+
+if TYPE_CHECKING:
+    from fedshift.federation.server.global_model import GlobalModel
 
 MOST_SAMPLES = 10**9
 """Largest accepted number of samples or steps."""
@@ -64,6 +71,69 @@ class Received:
         self.buffers = {key: v for key, v in rest.items() if np.issubdtype(v.dtype, np.floating)}
         self.most = {key: LARGEST_BUFFER_FACTOR * max(1.0, float(np.abs(v).max(initial=0))) for key, v in rest.items()}
         self.norm = _norm(self.parameters.values())
+
+
+class UpdateCheck:
+    """Unpacks and checks the updates of a run against the job and the server's model, which they change."""
+
+    def __init__(self, methods: MethodSet, task: Task, model: GlobalModel) -> None:
+        self._job, self._task, self._model = methods.job, task, model
+        self.specs, self._withheld, self._is_pooled = methods.up, methods.withheld, methods.pooled is not None
+        self._received: Received | None = None
+
+    def forget_model(self) -> None:
+        """Updates are from now on compared with the model as it is then; the former one need not stay in memory."""
+        self._received = None
+
+    def check(self, update: Update, *, round_: int, n_samples: int) -> tuple[Update, Change]:
+        """Unpack and check an update of a site with ``n_samples`` training samples.
+
+        Returns:
+            The update with all its weights as arrays, and how far it is from what the site received.
+
+        Raises:
+            Rejected: something in it is not as it must be.
+        """
+        keys = self._model.packed_keys - self._withheld if round_ else frozenset()
+        check_packed(update, self._model.weights, keys, self._job.federation.weights_as)
+        restored = update.restored(self._model.weights)
+        return restored, self._check(restored, round_, n_samples)
+
+    def steps(self, n_samples: int) -> int | None:
+        """Planned optimiser steps of a round of a site with ``n_samples``; None if the job's method decides."""
+        schedule = self._job.task.schedule
+        if self._is_pooled:
+            return None
+        starts = epoch_starts(n_samples, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
+        return schedule.steps(len(starts))
+
+    def _compared_with(self) -> Received:
+        return Received(self._model.weights, trainable=self._model.trainable, withheld=self._withheld)
+
+    def _check(self, update: Update, round_: int, n_samples: int) -> Change:
+        return self._check_clear(update, round_, n_samples, specs=self.specs)
+
+    def _check_clear(
+        self, update: Update, round_: int, n_samples: int, *, specs: Mapping[str, Mapping[str, ArraySpec]]
+    ) -> Change:
+        """Check what is in clear; ``specs`` are of the arrays that are, by method."""
+        scores = self._task.metrics
+        if self._job.evaluation.every is not None:  # a job may have test scores of rounds
+            scores = {**scores, **{f"{TEST_PREFIX}{name}": bounds for name, bounds in scores.items()}}
+        if self._received is None:
+            self._received = self._compared_with()
+        return check_update(
+            update,
+            round_=round_,
+            received=self._received,
+            specs=specs,
+            metrics=scores,
+            n_samples=n_samples,
+            max_norm=self._job.federation.max_update_norm,
+            n_steps=self.steps(n_samples),
+            fewer_steps=self._job.task.schedule.minutes is not None,
+            faults={name: half.fault for name, half in self._model.halves},
+        )
 
 
 def check_packed(update: Update, weights: Weights, keys: frozenset[str], weights_as: WeightsAs) -> None:
@@ -152,8 +222,8 @@ def check_update(
         for name, spec in named.items():
             _check_array(f"{method}/{name}", update.arrays[method][name], spec)
         _check_free_sizes(method, update.arrays[method], named, n_samples)
-        own_check = (faults or {}).get(method)
-        fault = own_check(update.arrays[method], n_samples) if own_check else None
+        check_method = (faults or {}).get(method)
+        fault = check_method(update.arrays[method], n_samples) if check_method else None
         if fault is not None:
             raise Rejected(f"{method}/{fault[0]}", fault[1])
     alike = {

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
+from fedshift.federation.refusals import ALONE
 from fedshift.federation.site import local_training
 from fedshift.federation.site.checkpoint import Loop
-from fedshift.federation.weights import load_weights, read_weights
+from fedshift.federation.tensors import copied, load_weights, read_weights, to_arrays
 from fedshift.methods import method_set
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
@@ -35,8 +35,6 @@ from fedshift.tasks.base import CaseScores, SiteData, Task
 from fedshift.tasks.out_of_memory import training_out_of_memory
 
 log = logging.getLogger("fedshift")
-
-METHOD = "single"
 
 State = dict[str, Any]
 """``weights`` after training round ``round`` (0: the initial ones), ``optimizer`` if the job keeps it, and ``best``:
@@ -70,7 +68,7 @@ class LocalModel:
         """
         self._job, self._site, self._net, self._task, self._run = job, site, net, task, run
         self._data, self._training = data, training
-        self._methods = method_set.load({METHOD: {}})
+        self._methods = method_set.load({ALONE: {}})
         self._tested: tuple[int, CaseScores] | None = None
 
     def train(
@@ -95,15 +93,12 @@ class LocalModel:
             start = self._initial(round_, received)
             if start is None:
                 return {}
-            state = {"weights": _tensors(start), "round": 0}
+            state = {"weights": copied(start), "round": 0}
         else:
             state = self.scored(state)
-        spec = self._job.task.optimizer.at(round_, self._job.task.schedule.rounds)
         with self._loaded(state["weights"], round_) as (run, chain):
             run.stop = stop
-            run.optimizer = local_training.make_optimizer(self._net, spec)
-            if state.get("optimizer") is not None:
-                local_training.restore_optimizer(run.optimizer, state["optimizer"], spec)
+            run.optimizer = local_training.optimizer_of_round(self._net, self._job, round_, state.get("optimizer"))
             chain.begin(self._training)
             _, loss = local_training.train(self._task, self._training, chain, run, self._job.task.schedule, loop)
             chain.end(self._training)
@@ -120,7 +115,7 @@ class LocalModel:
             *(self._site, round_, time.monotonic() - started),
             "" if best is None or best["score"] is None else f"; so far it validates at {best['score']:.4f} at best",
         )
-        trained: State = {"weights": _tensors(weights), "round": round_}
+        trained: State = {"weights": copied(weights), "round": round_}
         if self._job.task.optimizer.keep:
             trained["optimizer"] = run.optimizer.state_dict()
         return trained if best is None else {**trained, "best": best}
@@ -147,19 +142,12 @@ class LocalModel:
         if best is None:
             return None
         if self._tested is None or self._tested[0] != best["round"]:  # the same for the last and for the best aggregate
-            kept = CaseScores()
+            cases, seed = CaseScores(), derive_seed(self._job.seed, self._site, 0, "bootstrap")
+            schedule = self._job.task.schedule
             with self._loaded(best["weights"], best["round"] + 1) as (_, chain):
-                self._task.evaluate(
-                    local_training.probabilities(
-                        self._task, self._data, chain, self._net, "test", self._job.task.schedule
-                    ),
-                    self._data,
-                    "test",
-                    seed=derive_seed(self._job.seed, self._site, 0, "bootstrap"),
-                    share_cases=False,
-                    keep=kept,
-                )
-            self._tested = best["round"], kept
+                predicted = local_training.probabilities(self._task, self._data, chain, self._net, "test", schedule)
+                self._task.evaluate(predicted, self._data, "test", seed=seed, share_cases=False, keep=cases)
+            self._tested = best["round"], cases
         return self._tested
 
     def _initial(self, round_: int, received: Weights) -> Weights | None:
@@ -177,13 +165,9 @@ class LocalModel:
 
     @contextmanager
     def _loaded(self, weights: Mapping[str, Tensor], round_: int) -> Iterator[tuple[Run, ClientChain]]:
-        load_weights(self._net, {key: value.numpy() for key, value in weights.items()})
+        load_weights(self._net, to_arrays(weights))
         run = self._run(round_, {})
         chain = ClientChain(self._methods, run, {})
         with training_out_of_memory(self._site, round_):
             chain.receive({})
             yield run, chain
-
-
-def _tensors(weights: Weights) -> dict[str, Tensor]:
-    return {key: torch.from_numpy(np.array(value)) for key, value in weights.items()}

@@ -20,7 +20,7 @@ from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.errors import Stopped
-from fedshift.schema.job import ScheduleSpec
+from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
@@ -32,6 +32,17 @@ log = logging.getLogger("fedshift")
 
 AUGMENTATION = "augmentation"
 """The generator of the task's own augmentation, among those of the round."""
+
+
+def optimizer_of_round(
+    net: nn.Module, job: JobSpec, round_: int, state: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of a round, going on from the ``state`` of an earlier one if there is any."""
+    spec = job.task.optimizer.at(round_, job.task.schedule.rounds)
+    optimizer = make_optimizer(net, spec)
+    if state is not None:
+        restore_optimizer(optimizer, state, spec)
+    return optimizer
 
 
 def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
@@ -85,7 +96,7 @@ def train(
         total = loop.resume(run, chain).get("loss", torch.zeros(())).to(device)
         for x, y in batches(data, run, schedule):
             if run.stop():
-                raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
+                raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")
             if run.step and loop.seconds >= limit:
                 break
             batch = chain.batch(Batch(x.to(device), y.to(device)))

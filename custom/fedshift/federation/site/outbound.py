@@ -9,14 +9,15 @@ comes last.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from fedshift.federation.tensors import to_arrays
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.compression import CODES, feed_back, packed_keys
+from fedshift.schema.compression import CODES, WeightsAs, feed_back, packed_keys
 from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.messages import Broadcast, Update, Weights
 
@@ -44,21 +45,23 @@ class Encryption(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Outbound:
-    """The outbound pipeline of one site in one job, and the opening of broadcasts that corresponds to it."""
+    """The outbound pipeline of one site in one job, and the opening of broadcasts that corresponds to it.
 
-    def __init__(self, methods: MethodSet, *, gate: Gate | None = None, encryption: Encryption | None = None) -> None:
-        """Set up the steps.
+    Attributes:
+        methods: the job's methods.
+        gate: the site's policy; None if the site has none.
+        encryption: None if the job does not encrypt.
+    """
 
-        Args:
-            methods: the job's methods.
-            gate: the site's policy; None if the site has none.
-            encryption: None if the job does not encrypt.
-        """
-        self._weights_as = methods.job.federation.weights_as
-        self._trainable = methods.trainable
-        self._gate = gate
-        self._encryption = encryption
+    methods: MethodSet
+    gate: Gate | None = None
+    encryption: Encryption | None = None
+
+    @property
+    def _weights_as(self) -> WeightsAs:
+        return self.methods.job.federation.weights_as
 
     def open(self, broadcast: Broadcast) -> Broadcast:
         """Decrypt and unpack a broadcast.
@@ -66,24 +69,25 @@ class Outbound:
         Raises:
             ConfigError: it cannot be decrypted, or is packed as the job does not pack.
         """
-        self._require_packed_as_agreed(broadcast)
-        return (broadcast if self._encryption is None else self._encryption.open(broadcast)).unpacked()
+        if broadcast.packed:
+            self._require_packed_as_agreed(broadcast)
+        return (broadcast if self.encryption is None else self.encryption.open(broadcast)).unpacked()
 
     def _require_packed_as_agreed(self, broadcast: Broadcast) -> None:
         """Refuse weights in another form than the job's: what is encrypted, masked or given out has one form only."""
         packed, weights_as = broadcast.packed, self._weights_as
-        if not packed:
-            return
         faults = sorted(packed.keys() & broadcast.weights.keys())
-        if self._encryption is None:
-            faults += sorted(packed.keys() ^ packed_keys(broadcast.unpacked().weights, self._trainable, weights_as))
-            faults += sorted(key for key, one in packed.items() if one.codes.dtype != CODES.get(weights_as))
+        if self.encryption is None:
+            expected = packed_keys(broadcast.unpacked().weights, self.methods.trainable, weights_as)
+            faults += sorted(packed.keys() ^ expected)
+            faults += sorted(key for key, value in packed.items() if value.codes.dtype != CODES.get(weights_as))
         else:
             faults += sorted(packed)
         if faults:
             raise ConfigError(
+                "packing",
                 f"the server's message of round {broadcast.round} has {faults[0]} packed in another way than the job "
-                "says (federation.weights_as), which no honest server sends: ask who runs it"
+                "says (federation.weights_as), which no honest server sends: ask who runs it",
             )
 
     def admit(self, broadcast: Broadcast) -> str:
@@ -92,7 +96,7 @@ class Outbound:
         Raises:
             PolicyError: the policy forbids the task.
         """
-        return "" if self._gate is None else self._gate.admit(broadcast)
+        return "" if self.gate is None else self.gate.admit(broadcast)
 
     def send(
         self, update: Update, broadcast: Broadcast, *, permit: str, residual: Mapping[str, Tensor]
@@ -112,11 +116,11 @@ class Outbound:
             PolicyError: the policy forbids that it leaves.
             DataError: a number that cannot be encrypted.
         """
-        if self._gate is not None:
-            update = self._gate.release(update, broadcast, permit)
+        if self.gate is not None:
+            update = self.gate.release(update, broadcast, permit)
         update, left_out = self._pack(update, broadcast.weights, residual)
-        if self._encryption is not None:
-            update = self._encryption.seal(update, broadcast)
+        if self.encryption is not None:
+            update = self.encryption.seal(update, broadcast)
         return update, left_out
 
     def unmask(self, broadcast: Broadcast) -> Update:
@@ -125,18 +129,20 @@ class Outbound:
         Raises:
             PolicyError: nothing.
         """
-        if self._encryption is None:
-            raise PolicyError("the job has no masks, and the server asks to unmask a sum: it gets no answer")
-        return self._encryption.unmask(broadcast)
+        if self.encryption is None:
+            raise PolicyError(
+                "nothing-masked", "the job has no masks, and the server asks to unmask a sum: it gets no answer"
+            )
+        return self.encryption.unmask(broadcast)
 
     def _pack(
         self, update: Update, received: Weights, residual: Mapping[str, Tensor]
     ) -> tuple[Update, dict[str, Tensor]]:
         """Replace weights by packed changes against ``received``."""
-        keys = packed_keys(update.weights, self._trainable, self._weights_as)
+        keys = packed_keys(update.weights, self.methods.trainable, self._weights_as)
         if not keys:
             return update, {}
         change = {key: update.weights[key] - received[key] for key in update.weights if key in keys}
-        packed, left_out = feed_back(change, {key: value.numpy() for key, value in residual.items()}, self._weights_as)
+        packed, left_out = feed_back(change, to_arrays(residual), self._weights_as)
         plain = {key: value for key, value in update.weights.items() if key not in keys}
         return replace(update, weights=plain, packed=packed), {k: torch.from_numpy(v) for k, v in left_out.items()}

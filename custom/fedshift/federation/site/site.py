@@ -1,4 +1,7 @@
-"""A site in a job: it answers the tasks statistics, train and validate, under FLARE and in one process alike."""
+"""A site in a job: it answers the tasks statistics, train and validate, under FLARE and in one process alike.
+
+With masks it also answers what unmasks the sum of a round.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -18,217 +21,134 @@ from torch import Tensor, nn
 import fedshift
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.federation.site import local_training
-from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.checkpoint import Checkpoint, forget
+from fedshift.federation.site.job_network import JobNetwork, Session
 from fedshift.federation.site.local_model import LocalModel
 from fedshift.federation.site.outbound import Encryption, Outbound
 from fedshift.federation.site.scoring import Scoring
-from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.federation.weights import load_weights, read_weights, require_weights
+from fedshift.federation.site.state import AnswerStore, SiteState, StateStore, fingerprint
+from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
-from fedshift.methods.method_set import MethodSet, pooled_reference
+from fedshift.methods.method_set import pooled_reference
 from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.identity import own_identity
-from fedshift.schema.job import JobSpec
+from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
-from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
 from fedshift.schema.reference import Reference
 from fedshift.tasks.base import CaseScores, Everything, SiteData, Subset, Task
-from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import training_out_of_memory
-from fedshift.tasks.precision import prepare, settled, use_threads
 
 if TYPE_CHECKING:
     from fedshift.federation.site.privacy.gate import Gate
 
 log = logging.getLogger("fedshift")
 
-Tell = Callable[[Path, str, Policy | None, Sequence[float | None]], Reference | None]
+DescribeScans = Callable[[Path, str, Policy | None, Sequence[float | None]], Reference | None]
 """`fedshift.federation.reference.site_reference`."""
 
 
-class _Machine(TypedDict):
-    """The hardware that a site computes on, as in `SiteInfo`."""
+@dataclass(frozen=True)
+class SiteOptions:
+    """What a site's machine and owner decide, and no job.
 
-    device: str
-    precision: str
-    threads: int
+    Attributes:
+        state: folder for state files of the job; the site writes to ``state/<name>``.
+        job_network: that of another site of the job in this process; None to load one.
+        device: where to train, as a PyTorch device name; ``auto`` is a GPU if there is one.
+        workers: processes that work in parallel on this machine, as for `JobNetwork.load`.
+        policy: the site's privacy policy; None if it has none.
+        ledger: folder of the account of what left with noise; None for that of the job's state.
+        share_cases: whether scores of single cases of a final model may leave.
+        describe_scans: makes what leaves if the job has ``evaluation.reference``; None if nothing may.
+        encryption: decrypts broadcasts and encrypts answers; None if the job does not encrypt.
+        keep_answers: whether a training task that comes again is answered from disk and not repeated.
+    """
 
-
-@dataclass
-class _Session:
-    """A task in progress: the methods are attached to the network, ``state`` is what they started from."""
-
-    run: Run
-    chain: ClientChain
-    state: SiteState
+    state: Path
+    _: KW_ONLY
+    job_network: JobNetwork | None = None
+    device: str = "auto"
+    workers: int | None = None
+    policy: Policy | None = None
+    ledger: Path | None = None
+    share_cases: bool = True
+    describe_scans: DescribeScans | None = None
+    encryption: Encryption | None = None
+    keep_answers: bool = False
 
 
 class Site:
     """A site in a job: its data, the network, and a folder for its state."""
 
-    _data: SiteData | None
-    _scoring: Scoring | None = None
-    _net: nn.Module
-    _machine: _Machine
-    _methods: MethodSet
+    _data: SiteData | None = None
     _gate: Gate | None = None
-    _answers: AnswerStore | None = None
     _local: LocalModel | None = None
-    _policy: Policy | None = None
 
-    def __init__(
-        self,
-        job: JobSpec,
-        name: str,
-        *,
-        data: Path,
-        state: Path,
-        device: str = "auto",
-        beside: Site | None = None,
-        privacy: Policy | None = None,
-        ledger: Path | None = None,
-        keep_answers: bool = False,
-        share_cases: bool = True,
-        workers: int | None = None,
-        encryption: Encryption | None = None,
-        tell: Tell | None = None,
-    ) -> None:
+    def __init__(self, job: JobSpec, name: str, data: Path, options: SiteOptions) -> None:
         """Open the site's data.
 
         Args:
             job: the resolved job.
             name: the site.
             data: the site's prepared folder.
-            state: folder for state files of this job; the site writes to ``state/<name>``.
-            device: where to train, as a PyTorch device name; ``auto`` is a GPU if there is one.
-            beside: another site of the job in this process whose network this site uses too. The network keeps nothing
-                from one task to the next.
-            privacy: the site's policy; None if it has none.
-            ledger: folder of the account of what left with noise; None for that of the job's state.
-            keep_answers: whether a training task that comes again is answered from disk and not repeated.
-            share_cases: whether scores of single cases of a final model may leave.
-            workers: processes that work in parallel on this machine, for ``schedule.threads=auto``; None as for
-                `fedshift.tasks.machine.own_cores`.
-            encryption: decrypts broadcasts and encrypts answers; None if the job does not encrypt.
-            tell: makes what leaves if the job has ``evaluation.reference``; None if nothing may.
+            options: what the machine and the owner decide.
 
         Raises:
             DataError: the data cannot be used.
+            ConfigError: this machine does not have what the options name.
         """
-        task = build_task(job)
-        self._data = task.open(data, name)
-        self._manifest_sha256 = manifest_sha256(data)
-        self._folder, self._policy, self._tell = data, privacy, tell
-        training = self._data if self._data.n_train else Everything(self._data)
-        self._set_up(job, name, task.at(self._data), training, state, device, beside, workers)
-        self._scoring = Scoring(
-            job,
-            name,
-            task=self._task,
-            data=self._data,
-            net=self._net,
-            share_cases=share_cases,
-            own_file=self._state_folder / OWN_FILE,
-        )
-        self._answers = AnswerStore(state / name) if keep_answers else None
-        if privacy is not None:
+        task, state = build_task(job), options.state / name
+        opened = task.open(data, name)
+        self._data, self._folder, self._manifest_sha256 = opened, data, manifest_sha256(data)
+        self._set_up(job, name, task.at(opened), opened if opened.n_train else Everything(opened), options)
+        self._info = self._describe(opened)
+        if options.policy is not None:
             from fedshift.federation.site.privacy.gate import Gate  # imports scipy, needed with a policy only
 
             self._gate = Gate(
-                privacy,
+                options.policy,
                 site=name,
                 task=self._task,
                 methods=self._methods,
-                data=self._data,
-                folder=state / name,
-                ledger=ledger or state / name,
-                encrypts=encryption is not None,
+                data=opened,
+                folder=state,
+                ledger=options.ledger or state,
+                encrypts=options.encryption is not None,
             )
-        self._outbound = Outbound(self._methods, gate=self._gate, encryption=encryption)
+        self._outbound = Outbound(self._methods, self._gate, options.encryption)
         if job.evaluation.local and not self._held_out:
-            self._local = self._local_model(self._data)
+            self._local = self._make_local_model(opened)
 
-    def _local_model(self, data: SiteData) -> LocalModel | None:
-        if self._gate is not None and not self._gate.tells_own_model:
-            log.warning(
-                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
-                "noise on the network and scores of such a model would have none",
-                self.name,
-            )
-            return None
-        log.info("site %s: it trains a model of its own beside the federation's: twice the training time", self.name)
-        return LocalModel(
-            self._job,
-            self.name,
-            net=self._net,
-            task=self._task,
-            data=data,
-            training=self._training,
-            run=self._run,
-        )
-
-    def _set_up(
-        self,
-        job: JobSpec,
-        name: str,
-        task: Task,
-        training: Samples,
-        state: Path,
-        device: str,
-        beside: Site | None = None,
-        workers: int | None = None,
-    ) -> None:
-        schedule = job.task.schedule
-        self.name = name
-        self._job = job
+    def _set_up(self, job: JobSpec, name: str, task: Task, training: Samples, options: SiteOptions) -> None:
+        self.name, self._job, self._task, self._training, self._options = name, job, task, training, options
         self._held_out = name in job.task.held_out
-        self._training = training
-        self._task = task
-        if beside is None:
-            place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
-            with training_out_of_memory(name):
-                self._net = prepare(self._task.network(), schedule.precision, place)
-            self._machine = {
-                "device": device_name(place),
-                "precision": settled(schedule.precision, place),
-                "threads": threads,
-            }
-            self._methods = MethodSet(job, self._net)
-        else:
-            self._net, self._machine, self._methods = beside._net, beside._machine, beside._methods
-        self._state_folder = state / name
+        self.job_network = options.job_network or JobNetwork.load(
+            job, name, device=options.device, workers=options.workers
+        )
+        self._net, self._methods = self.job_network.net, self.job_network.methods
+        self._state_folder = options.state / name
         self._store = StateStore(self._state_folder)
+        self._answers = AnswerStore(self._state_folder) if options.keep_answers else None
 
-    @property
-    def network(self) -> nn.Module:
-        """The job's network. It keeps nothing from one task to the next."""
-        return self._net
+    # --- what it answers --------------------------------------------------------------------------
+
+    def answer(self, task: str, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Update | Scores:
+        """The answer to a request of the server, by the name of the task (`Request.task`)."""
+        if task == "statistics":
+            return self.statistics()
+        if task == "unmask":
+            return self.unmask(broadcast)
+        return self.train(broadcast, stop=stop) if task == "train" else self.validate(broadcast, stop=stop)
 
     def info(self) -> SiteInfo:
         """Counts and fingerprint of the site's data, and its hardware."""
-        assert self._data is not None
-        made_with = self._data.manifest.phantom
-        return SiteInfo(
-            site=self.name,
-            kind=self._data.manifest.kind,
-            n_train=self._data.count("train"),
-            n_val=self._data.count("val"),
-            n_test=self._data.count("test"),
-            manifest_sha256=self._manifest_sha256,
-            split_rule=self._data.split_rule,
-            unknown_spacing=self._data.manifest.has_unknown_spacing,
-            simulated=self._data.manifest.simulated or "",
-            phantom=None if made_with is None else made_with.model_dump(mode="json"),
-            cases={split: len(np.unique(self._data.cases(split))) for split in get_args(Split)},
-            **self._machine,
-        )
+        return self._info
 
     def statistics(self) -> Update:
         """Round 0: the arrays that the methods compute once from the site's images.
@@ -261,15 +181,15 @@ class Site:
         """
         self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
-        received, broadcast = broadcast, self._outbound.open(broadcast)
+        opened = self._outbound.open(broadcast)
         if self._answers is None:
-            return self._trained(broadcast, stop)
-        task = fingerprint(received, self._context())  # an encrypted answer depends on all of the message
-        known = self._answers.find(task)
-        if known is not None:
+            return self._train_round(opened, stop)
+        task = fingerprint(broadcast, self._context())  # an encrypted answer depends on all of the message
+        update = self._answers.find(task)
+        if update is not None:
             log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
-            return known
-        update = self._trained(broadcast, stop)
+            return update
+        update = self._train_round(opened, stop)
         self._answers.keep(task, update)
         return update
 
@@ -282,105 +202,6 @@ class Site:
         self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
         return self._outbound.unmask(broadcast)
-
-    def require_training(self) -> None:
-        """Refuse what only sites that train may be asked for. What others sent would be neither masked nor summed.
-
-        Raises:
-            PolicyError: the job holds the site out, or does not name it.
-        """
-        if self.name not in self._job.task.sites:
-            raise self._no_part("trains nothing")
-
-    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
-        permit = self._outbound.admit(broadcast)
-        before = self._state_before(broadcast.round)
-        schedule = self._job.task.schedule
-        checkpoint = Checkpoint(
-            self._state_folder,
-            partial(self._exactly, broadcast),
-            minutes=schedule.checkpoint_minutes if self._methods.resumable else None,
-        )
-        local: dict[str, Any] = {}
-        if self._local is not None:
-            own = partial(self._local.train, broadcast.round, before.local, received=broadcast.weights, stop=stop)
-            local = checkpoint.done("local", lambda: own(loop=checkpoint.loop("local")))
-        started = time.monotonic()
-        with self._session(broadcast, before) as session:
-            run, chain = session.run, session.chain
-            run.stop = stop
-            if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
-                chain.newcomer(self._training)
-            metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round))
-            spec = self._optimizer_at(broadcast.round)
-            run.optimizer = local_training.make_optimizer(self._net, spec)
-            if session.state.optimizer is not None:
-                local_training.restore_optimizer(run.optimizer, session.state.optimizer, spec)
-            chain.begin(self._training)
-            private = None if self._gate is None else self._gate.training(permit)
-            loop = checkpoint.loop("training")
-            if private is None or self._data is None:
-                n_steps, loss = local_training.train(self._task, self._training, chain, run, schedule, loop)
-            else:
-                n_steps, loss = private.train(self._task, self._data, chain, run, loop)
-            if not np.isfinite(loss):
-                raise DataError(
-                    f"site {self.name}, round {broadcast.round}: the training loss is {loss}; lower optimizer.lr or "
-                    "check the site's images with 'fedshift data check'"
-                )
-            arrays = chain.end(self._training)
-            weights = read_weights(self._net)
-            if not all(np.isfinite(value).all() for value in weights.values()):
-                # Nothing may be written: the optimiser's state is not finite either.
-                raise DataError(
-                    f"site {self.name}, round {broadcast.round}: the weights are not finite after training; lower "
-                    "optimizer.lr or check the site's images with 'fedshift data check'"
-                )
-            update = Update(
-                site=self.name,
-                round=broadcast.round,
-                n_samples=self._training.n_train,
-                n_steps=n_steps,
-                weights={key: value for key, value in weights.items() if key not in self._methods.withheld},
-                metrics={**metrics, "train_loss": loss, "seconds": loop.seconds_before + time.monotonic() - started},
-                arrays=arrays,
-            )
-            update, residual = self._outbound.send(update, broadcast, permit=permit, residual=session.state.residual)
-            self._store.write(
-                broadcast.round,
-                SiteState(
-                    optimizer=run.optimizer.state_dict() if self._job.task.optimizer.keep else None,
-                    personal={key: torch.from_numpy(weights[key]) for key in sorted(self._methods.personal)},
-                    methods=session.state.methods,
-                    residual=residual,
-                    local=local,
-                ),
-                best_round=broadcast.best_round,
-            )
-            checkpoint.remove()
-        return update
-
-    def _context(self) -> str:
-        """What an answer depends on besides the task."""
-        rules = "" if self._policy is None else self._policy.model_dump_json()
-        return f"{fedshift.__version__} {self._manifest_sha256} {rules}"
-
-    def _exactly(self, broadcast: Broadcast) -> str:
-        """The fingerprint of a task and of all that the bits of its steps depend on."""
-        job = self._job.model_dump_json(by_alias=True)
-        return fingerprint(broadcast, f"{self._context()} {own_identity()} {torch.__version__} {self._machine} {job}")
-
-    def round_scores(self, broadcast: Broadcast) -> dict[str, float]:
-        """Scores of a received model as an update has them in its ``metrics``; none of the initial model."""
-        broadcast = self._outbound.open(broadcast)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._round_scores(session.chain, broadcast.round)
-
-    def score(self, broadcast: Broadcast, subset: Subset) -> dict[str, float]:
-        """Score a received model on one subset of the site, as `validate` does."""
-        broadcast = self._outbound.open(broadcast)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return {} if self._scoring is None else self._scoring.scores(session.chain, subset)
 
     def validate(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Scores:
         """Score the last or the best aggregate on the splits that it was not trained on.
@@ -405,107 +226,241 @@ class Site:
             raise self._no_part("scores nothing")
         self._require_round(broadcast, self._job.task.schedule.rounds + 1)
         forget(self._state_folder)
-        broadcast = self._outbound.open(broadcast)
         trains = self._gate is None or self._gate.trains
         spares = not trains and not isinstance(self._training, Everything)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+        tunes = trains and not self._held_out and (self._gate is None or self._gate.tells_own_model)
+        with self._session(self._outbound.open(broadcast)) as session:
+            scoring = self._scoring(session.chain)
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
             cases = CaseScores()
-            values, evaluations = self._own_scoring.final(session.chain, cases)
-            reference = self._reference(session.chain) if self._job.evaluation.reference else None
+            values, evaluations = scoring.final(cases)
+            reference = self._reference(scoring) if self._job.evaluation.reference else None
             personal: dict[str, dict[str, float]] = {}
-            own: Evaluation | None = None
-            tunes = trains and not self._held_out and (self._gate is None or self._gate.tells_own_model)
-            epochs = self._methods.fine_tune_epochs if tunes else 0
-            if epochs:
+            personal_evaluations: dict[str, Evaluation] = {}
+            if tunes and self._methods.fine_tune_epochs:
                 session.run.stop = stop
-                self._fine_tune(session, epochs)
+                self._fine_tune(session)
                 cases = CaseScores()
-                personal, owns = self._own_scoring.final(session.chain, cases)
-                own = owns.get("test")
+                personal, personal_evaluations = scoring.final(cases)
+        # Its own model takes the federation's place in the network, so this comes after the session.
+        against_local = None if self._local is None else self._against_local(cases, scoring)
         return Scores(
             site=self.name,
             round=broadcast.round - 1,
             values=values,
             personal=personal,
             evaluations=evaluations,
-            personal_evaluation=own,
-            against_local=self._against_local(cases),
+            personal_evaluation=personal_evaluations.get("test"),
+            against_local=against_local,
             reference=reference,
         )
 
-    def _against_local(self, federated: CaseScores) -> LocalComparison | None:
-        """The federated model's scores of the test cases against those of the site's own model, if it has one."""
-        if self._local is None or self._task.per_case[0] not in federated.values:
-            return None
-        newest = self._store.before(self._job.task.schedule.rounds + 1)
-        tested = None if newest is None else self._local.test(newest.local)
-        if tested is None:
-            return None
-        round_, local = tested
-        return self._own_scoring.compare(federated, local, round_=round_)
+    @property
+    def network(self) -> nn.Module:
+        """The job's network. It keeps nothing from one task to the next."""
+        return self._net
 
-    def evaluate(self, broadcast: Broadcast, subset: Subset) -> Evaluation:
-        """Evaluate a received model on one subset of the site, which must have samples."""
-        broadcast = self._outbound.open(broadcast)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._own_scoring.evaluate(session.chain, subset)
-
-    def gradient(self, broadcast: Broadcast, subset: Subset) -> list[Tensor]:
-        """Gradient of a received model's mean loss over one subset of the site, which must have samples.
-
-        For runs in one process; a site never sends it.
-        """
-        broadcast = self._outbound.open(broadcast)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._own_scoring.gradient(session.chain, subset)
+    @contextmanager
+    def loaded(self, broadcast: Broadcast) -> Iterator[Scoring]:
+        """A received model at this site, to be scored as `validate` does."""
+        with self._session(self._outbound.open(broadcast)) as session:
+            yield self._scoring(session.chain)
 
     def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
         """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
-        broadcast = self._outbound.open(broadcast)
-        with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            yield from self._own_scoring.probabilities(session.chain, subset)
+        with self.loaded(broadcast) as scoring:
+            yield from scoring.probabilities(subset)
 
-    @property
-    def _own_scoring(self) -> Scoring:
-        assert self._scoring is not None, "a pooled site has no samples to score on"
-        return self._scoring
+    # --- what it refuses --------------------------------------------------------------------------
 
-    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
-        """Scores of the model that round ``round_`` starts from: the aggregate of the round before."""
-        return {} if self._scoring is None else self._scoring.of_round(chain, round_ - 1)
+    def require_training(self) -> None:
+        """Refuse what only sites that train may be asked for. What others sent would be neither masked nor summed.
 
-    def _fine_tune(self, session: _Session, epochs: int) -> None:
-        """Train the received model for this site alone. The result is neither kept nor sent."""
-        schedule = self._job.task.schedule.model_copy(
-            update={"local_epochs": epochs, "local_steps": None, "minutes": None}
-        )
-        spec = self._optimizer_at(session.run.round)
-        session.run.optimizer = local_training.make_optimizer(self._net, spec)
-        session.chain.begin(self._training)
-        local_training.train(self._task, self._training, session.chain, session.run, schedule)
-
-    def _reference(self, chain: ClientChain) -> Reference | None:
-        """What the site tells of its scans; nothing if it is held out."""
-        if self._held_out or self._tell is None:
-            return None
-        return self._tell(self._folder, self.name, self._policy, self._own_scoring.confidences(chain))
+        Raises:
+            PolicyError: the job holds the site out, or does not name it.
+        """
+        if self.name not in self._job.task.sites:
+            raise self._no_part("trains nothing")
 
     def _require_round(self, broadcast: Broadcast, last: int) -> None:
         """Refuse a task of a round that the job does not have: noise is worked out for the job's rounds and no more."""
         if not 1 <= broadcast.round <= last:
             raise PolicyError(
+                "round-beyond",
                 f"site {self.name}: round {broadcast.round} is beyond the job's {last}, or before its first: ask who "
-                "runs the server, or start another job"
+                "runs the server, or start another job",
             )
 
     def _no_part(self, does: str) -> PolicyError:
         how = "is held out of" if self._held_out else "is not named by"
         return PolicyError(
+            "no-part",
             f"site {self.name}: it {how} job {self._job.name} and {does} for it, and no honest server asks it to: ask "
-            "who runs the server"
+            "who runs the server",
         )
+
+    def _diverged(self, round_: int, what: str) -> DataError:
+        return DataError(
+            "diverged",
+            f"site {self.name}, round {round_}: {what}; lower optimizer.lr or check the site's images with 'fedshift "
+            "data check'",
+        )
+
+    # --- a round of training ----------------------------------------------------------------------
+
+    def _train_round(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
+        """Train a received model; the site's state is on disk before its answer leaves."""
+        permit = self._outbound.admit(broadcast)
+        before = self._state_before(broadcast.round)
+        schedule = self._job.task.schedule
+        checkpoint = Checkpoint(
+            self._state_folder,
+            partial(self._exactly, broadcast),
+            minutes=schedule.checkpoint_minutes if self._methods.resumable else None,
+        )
+        local = {} if self._local is None else self._train_local(self._local, broadcast, before, checkpoint, stop)
+        started = time.monotonic()
+        with self._session(broadcast, before) as session:
+            run, chain = session.run, session.chain
+            run.stop = stop
+            if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
+                chain.newcomer(self._training)
+            metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round))
+            run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round, before.optimizer)
+            chain.begin(self._training)
+            loop, private = checkpoint.loop("training"), None if self._gate is None else self._gate.training(permit)
+            if private is not None and self._data is not None:
+                n_steps, loss = private.train(self._task, self._data, chain, run, loop)
+            else:
+                n_steps, loss = local_training.train(self._task, self._training, chain, run, schedule, loop)
+            if not np.isfinite(loss):
+                raise self._diverged(broadcast.round, f"the training loss is {loss}")
+            arrays = chain.end(self._training)
+            weights = read_weights(self._net)
+            if not all(np.isfinite(value).all() for value in weights.values()):
+                # Nothing may be written: the optimiser's state is not finite either.
+                raise self._diverged(broadcast.round, "the weights are not finite after training")
+            seconds = loop.seconds_before + time.monotonic() - started
+            update = Update(
+                site=self.name,
+                round=broadcast.round,
+                n_samples=self._training.n_train,
+                n_steps=n_steps,
+                weights={key: value for key, value in weights.items() if key not in self._methods.withheld},
+                metrics={**metrics, "train_loss": loss, "seconds": seconds},
+                arrays=arrays,
+            )
+            update, residual = self._outbound.send(update, broadcast, permit=permit, residual=before.residual)
+            after = SiteState(
+                optimizer=run.optimizer.state_dict() if self._job.task.optimizer.keep else None,
+                personal={key: torch.from_numpy(weights[key]) for key in sorted(self._methods.personal)},
+                methods=before.methods,
+                residual=residual,
+                local=local,
+            )
+            self._store.write(broadcast.round, after, best_round=broadcast.best_round)
+            checkpoint.remove()
+        return update
+
+    def _train_local(
+        self,
+        model: LocalModel,
+        broadcast: Broadcast,
+        before: SiteState,
+        checkpoint: Checkpoint,
+        stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Train the site's own model for a round (``evaluation.local``). Returns its state."""
+        train = partial(model.train, broadcast.round, before.local, received=broadcast.weights, stop=stop)
+        state: dict[str, Any] = checkpoint.done("local", lambda: train(loop=checkpoint.loop("local")))
+        return state
+
+    def _context(self) -> str:
+        """What an answer depends on besides the task."""
+        policy = self._options.policy
+        rules = "" if policy is None else policy.model_dump_json()
+        return f"{fedshift.__version__} {self._manifest_sha256} {rules}"
+
+    def _exactly(self, broadcast: Broadcast) -> str:
+        """The fingerprint of a task and of all that the bits of its steps depend on."""
+        job, hardware = self._job.model_dump_json(by_alias=True), self.job_network.hardware
+        return fingerprint(broadcast, f"{self._context()} {own_identity()} {torch.__version__} {hardware} {job}")
+
+    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
+        """Scores of the model that a round starts from: the aggregate of the round before, or the initial weights."""
+        wanted = round_ > 1 or self._job.evaluation.start
+        return self._scoring(chain).of_round(round_ - 1) if wanted else {}
+
+    # --- the evaluation of a final model ----------------------------------------------------------
+
+    def _scoring(self, chain: ClientChain) -> Scoring:
+        assert self._data is not None, "a pooled site has no samples to score on"
+        share, file = self._options.share_cases, self._state_folder / OWN_FILE
+        return Scoring(self._job, self.name, self._task, self._data, self._net, chain, share, file)
+
+    def _fine_tune(self, session: Session) -> None:
+        """Train the received model for this site alone. The result is neither kept nor sent."""
+        changes = {"local_epochs": self._methods.fine_tune_epochs, "local_steps": None, "minutes": None}
+        schedule: ScheduleSpec = self._job.task.schedule.model_copy(update=changes)
+        session.run.optimizer = local_training.optimizer_of_round(self._net, self._job, session.run.round)
+        session.chain.begin(self._training)
+        local_training.train(self._task, self._training, session.chain, session.run, schedule)
+
+    def _reference(self, scoring: Scoring) -> Reference | None:
+        """What the site reports of its scans; nothing if it is held out."""
+        describe = self._options.describe_scans
+        if self._held_out or describe is None:
+            return None
+        return describe(self._folder, self.name, self._options.policy, scoring.confidences())
+
+    def _make_local_model(self, data: SiteData) -> LocalModel | None:
+        """The model that the site trains for itself alone, to compare with; None if its policy forbids that."""
+        if self._gate is not None and not self._gate.tells_own_model:
+            log.warning(
+                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
+                "noise on the network and scores of such a model would have none",
+                self.name,
+            )
+            return None
+        log.info("site %s: it trains a model of its own beside the federation's: twice the training time", self.name)
+        return LocalModel(
+            self._job, self.name, net=self._net, task=self._task, data=data, training=self._training, run=self._run
+        )
+
+    def _against_local(self, federated: CaseScores, scoring: Scoring) -> LocalComparison | None:
+        """The federated model's scores of the test cases against those of the site's own model."""
+        if self._local is None or self._task.per_case[0] not in federated.values:
+            return None
+        newest = self._store.before(self._job.task.schedule.rounds + 1)
+        tested = None if newest is None else self._local.test(newest.local)
+        return None if tested is None else scoring.compare(federated, tested[1], round_=tested[0])
+
+    # --- what all tasks need ----------------------------------------------------------------------
+
+    def _describe(self, data: SiteData) -> SiteInfo:
+        manifest = data.manifest
+        return SiteInfo(
+            site=self.name,
+            kind=manifest.kind,
+            n_train=data.count("train"),
+            n_val=data.count("val"),
+            n_test=data.count("test"),
+            manifest_sha256=self._manifest_sha256,
+            split_rule=data.split_rule,
+            unknown_spacing=manifest.has_unknown_spacing,
+            simulated=manifest.simulated or "",
+            phantom=None if manifest.phantom is None else manifest.phantom.model_dump(mode="json"),
+            cases={split: len(np.unique(data.cases(split))) for split in get_args(Split)},
+            **self.job_network.hardware,
+        )
+
+    @contextmanager
+    def _session(self, broadcast: Broadcast, state: SiteState | None = None) -> Iterator[Session]:
+        """A received model in the network, with the site's own parts."""
+        state = state or self._state_before(broadcast.round)
+        with self.job_network.session(broadcast, self._run(broadcast.round, broadcast.weights), state) as session:
+            yield session
 
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.
@@ -520,10 +475,6 @@ class Site:
         with training_out_of_memory(self.name, 0):
             arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
-
-    def _optimizer_at(self, round_: int) -> OptimizerSpec:
-        task = self._job.task
-        return task.optimizer.at(round_, task.schedule.rounds)
 
     def _run(self, round_: int, received: Weights) -> Run:
         job = self._job
@@ -543,43 +494,29 @@ class Site:
             clip_norm=job.task.optimizer.clip_norm,
         )
 
-    @contextmanager
-    def _session(self, broadcast: Broadcast, state: SiteState) -> Iterator[_Session]:
-        """Load the received and the personal weights and attach the methods; detach them afterwards."""
-        run = self._run(broadcast.round, broadcast.weights)
-        chain = ClientChain(self._methods, run, state.methods)
-        require_weights(self._net, broadcast.weights, f"site {self.name}, round {broadcast.round}")
-        load_weights(self._net, broadcast.weights)
-        if state.personal:
-            self._net.load_state_dict(state.personal, strict=False)
-        handles = chain.attach(self._net)
-        try:
-            with training_out_of_memory(self.name, broadcast.round):
-                chain.receive(broadcast.arrays)
-                yield _Session(run, chain, state)
-        finally:
-            for handle in handles:
-                handle.remove()
-
 
 class PooledSite(Site):
     """All sites' training images in one place, for centralised references. It has no data to score on."""
 
-    def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "auto") -> None:
+    def __init__(self, job: JobSpec, data: Mapping[str, Path], options: SiteOptions) -> None:
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
         opened = {site: task.open(data[site], site) for site in job.task.sites}
-        task = task.at(next(iter(opened.values())))
-        annotated = {one.manifest.annotated for one in opened.values()}
-        if len(annotated) > 1:
-            raise DataError("sites that outline different classes cannot be pooled: choose sites that outline the same")
+        if len({site_data.manifest.annotated for site_data in opened.values()}) > 1:
+            raise DataError(
+                "other-classes",
+                "sites that outline different classes cannot be pooled: choose sites that outline the same",
+            )
         domains = [Union([opened[site] for site in sites]) for sites in job.task.groups]
         reference = pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
-        self._data = None
         self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
-        self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), state, device)
+        task = task.at(next(iter(opened.values())))
+        self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), options)
         self._outbound = Outbound(self._methods)
 
     def require_training(self) -> None:
         """It stands for all sites that train."""
+
+    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
+        return {}

@@ -1,18 +1,28 @@
-"""What a site keeps between rounds: one file per round, written atomically before the site answers."""
+"""What a site keeps on disk between rounds, written atomically: its state of each round, and its last answer.
+
+An answer can be lost on the way to the server: the network fails, or the server dies before the round is closed. The
+server then sends the same task again, possibly after the site's process was restarted. The state of a round is on disk
+before the site answers, and a kept answer is sent again as it was. Two tasks are the same if the round, the model and
+all arrays of the message are equal.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.federation.tensor_files import first_words, write_tensors
+from fedshift.federation.tensors import copied, first_words, to_arrays, write_tensors
+from fedshift.schema.compression import Packed
 from fedshift.schema.errors import DataError
+from fedshift.schema.messages import Broadcast, Update
 
 log = logging.getLogger("fedshift")
 
@@ -67,15 +77,16 @@ class StateStore:
             DataError: it cannot be written; the files that were there have not changed.
         """
         target = self._path(round_)
+        earlier = sorted(r for r in self._rounds() if r < round_)
         try:
             # Jobs without packing or without local models have files without these keys.
             optional = ("residual", "local")
             write_tensors({name: part for name, part in vars(state).items() if name not in optional or part}, target)
         except OSError as error:
             raise DataError(
-                f"{target} cannot be written ({error.strerror}): make room there; the site then takes part again"
+                "no-space",
+                f"{target} cannot be written ({error.strerror}): make room there; the site then takes part again",
             ) from None
-        earlier = sorted(r for r in self._rounds() if r < round_)
         # The server goes back by up to two rounds if its own last state is damaged. A site that missed the best round
         # scores that model with the last state from before that round.
         keep = {*earlier[-2:], max((r for r in earlier if r <= best_round), default=round_)}
@@ -100,3 +111,62 @@ class StateStore:
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"round_{round_:06d}.pt"
+
+
+class AnswerStore:
+    """The last answer of one site in one job. ``task`` is always a task's `fingerprint`."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the site's folder for the job's state; it is created at the first write."""
+        self._path = folder / "answer.pt"
+        self._task: str | None = None
+
+    def find(self, task: str) -> Update | None:
+        """The saved answer if it is the answer to ``task``, else None."""
+        if self._task not in (None, task) or not self._path.is_file():
+            return None
+        try:
+            content = torch.load(self._path, map_location="cpu", weights_only=True)
+            self._task = content.pop("task")
+            if self._task != task:
+                return None
+            arrays = {method: to_arrays(named) for method, named in content.pop("arrays").items()}
+            packed = {key: Packed(**to_arrays(parts)) for key, parts in content.pop("packed", {}).items()}
+            return Update(weights=to_arrays(content.pop("weights")), arrays=arrays, packed=packed, **content)
+        except Exception as error:  # torch raises many types for a damaged file
+            log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
+            return None
+
+    def keep(self, task: str, update: Update) -> None:
+        """Save the answer in place of the last one. If that fails, a repeated task is done a second time."""
+        content: dict[str, Any] = vars(update) | {
+            "task": task,
+            "weights": copied(update.weights),
+            "arrays": {method: copied(named) for method, named in update.arrays.items()},
+            "packed": {key: _parts(packed) for key, packed in update.packed.items()},
+        }
+        if not update.packed:
+            del content["packed"]
+        try:
+            write_tensors(content, self._path)
+        except OSError as error:
+            log.warning("%s cannot be written (%s)", self._path, error.strerror)
+        else:
+            self._task = task
+
+
+def _parts(packed: Packed) -> dict[str, Tensor]:
+    scale = {} if packed.scale is None else {"scale": packed.scale}
+    return copied({"codes": packed.codes, **scale})
+
+
+def fingerprint(broadcast: Broadcast, context: str = "") -> str:
+    """BLAKE2b hash (32 hex digits) of a task; ``context`` is anything else that a site's answer depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{context}\0{broadcast.round} {broadcast.best_round}".encode())
+    for name, arrays in sorted({"": broadcast.unpacked().weights, **broadcast.arrays}.items()):
+        for key, value in sorted(arrays.items()):
+            array = np.ascontiguousarray(value)
+            digest.update(f"\0{name}\0{key}\0{array.dtype}\0{array.shape}\0".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -164,8 +164,7 @@ class Replayed:
 
     def __init__(self, run: Run, compute: Callable[[], Tensor]) -> None:
         """``compute`` sets gradients and gives the loss."""
-        self._run, self._compute = run, compute
-        self._first = True
+        self._run, self._compute, self._first = run, compute, True
         self._device = next(run.net.parameters()).device
         self._draws: dict[str, Tensor] = {}
 

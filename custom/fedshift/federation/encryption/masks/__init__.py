@@ -68,6 +68,6 @@ above takes its place. Shares are of the round's seeds s_ij, not of the site's p
 whole job. b_i comes from a secret and the content, so that a repeated task has the same bytes, and another content
 another mask.
 
-Modules: `shamir`, `fixed_point`, `streams` are the arithmetic; `agreement` makes, signs and checks keys; `protocol` has
-what both sides must agree on; `site` and `server`.
+Modules: `arithmetic`; `site_keys` makes, signs and checks keys; `protocol` has what both sides must agree on; `site`
+and `server`.
 """

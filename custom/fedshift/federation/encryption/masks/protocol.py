@@ -1,18 +1,20 @@
-"""What sites and server must agree on: names of arrays, the threshold, and what a share is of."""
+"""What sites and server must agree on: names of arrays, the threshold, what a share is of, how to unmask."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
-from fedshift.federation.encryption.masks.agreement import NONCE, TAG
-from fedshift.federation.encryption.masks.shamir import SHARE_BYTES
+from fedshift.federation.encryption.masks.arithmetic import SHARE_BYTES, Rebuilder
+from fedshift.federation.encryption.masks.site_keys import NONCE, TAG
+from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.privacy.noise import fingerprint
-from fedshift.schema.messages import Arrays, Broadcast
+from fedshift.schema.errors import AFTER_AN_END, QuorumError
+from fedshift.schema.messages import Arrays, Broadcast, Update
 
 MASKS = "masks"
 """Name of the protocol's arrays among those of methods."""
@@ -29,8 +31,6 @@ OPENED = "opened"
 HASH_BYTES = 16
 LONGEST_KEY = 16384
 """Bytes of a site's key with its certificate, at most."""
-
-
 FEWEST = 2
 """Sites in a sum, whatever a policy says: a sum over one is that site's update."""
 
@@ -56,11 +56,11 @@ def _helpers_among(n: int, least: int) -> int:
     left_out = n - max(t, least)  # most sites that an honest one lets the server leave out of a sum
     for helpers in range(n - 1):
         honest = n - helpers
-        # Shares of a pair's seed come from the honest sites that were told of a sum with the one and without the other.
+        # Shares of a pair's seed come from the honest sites that were asked for a sum with one and without the other.
         wanted = (honest - 1) * (t - helpers)
-        given = min(left_out, honest - 1) + (honest - 1) * min(left_out, honest - 2)
+        available = min(left_out, honest - 1) + (honest - 1) * min(left_out, honest - 2)
         two_groups = left_out >= 1 and helpers >= 2 * t - n
-        if helpers >= t or wanted <= given or two_groups:
+        if helpers >= t or wanted <= available or two_groups:
             return helpers
     return n - 1
 
@@ -88,8 +88,9 @@ def as_array(content: bytes) -> np.ndarray:
 
 def form_fault(arrays: Arrays, expected: dict[str, tuple[type, tuple[int, ...]]]) -> tuple[str, str] | None:
     """What is wrong with the names, types and shapes of arrays: name and reason; None if nothing is."""
-    for name in sorted({*map(str, arrays)} ^ expected.keys()):
-        return name, "is missing" if name in expected else "is not expected"
+    odd = sorted({*map(str, arrays)} ^ expected.keys())
+    if odd:
+        return odd[0], "is missing" if odd[0] in expected else "is not expected"
     for name, (dtype, shape) in expected.items():
         array = arrays[name]
         if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
@@ -138,3 +139,97 @@ class Question:
         if numbers != tuple(sorted({*numbers})) or not all(0 <= number < n for number in numbers):
             raise ValueError("names sites twice, out of order, or that have no key")
         return cls(broadcast.round, arrays[DIGEST].tobytes(), numbers, arrays[SEALED])
+
+
+@dataclass
+class Unmasking:
+    """A round's question to its sites, and their answers."""
+
+    sites: tuple[str, ...]
+    """Those with a key in the round: seeds and shares are numbered in this order."""
+    question: Question
+    hashes: Mapping[str, np.ndarray]
+    """`HASHES` of the members' updates."""
+    answers: dict[str, np.ndarray] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The sites in the sum."""
+        return tuple(self.sites[number] for number in self.question.members)
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Numbers of sites with keys that are not in the sum."""
+        return tuple(number for number in range(len(self.sites)) if number not in self.question.members)
+
+    @property
+    def threshold(self) -> int:
+        """How many answers it takes."""
+        return threshold(len(self.sites))
+
+    def secrets(self, member: int) -> tuple[int, ...]:
+        """Numbers of a member's secrets that are rebuilt: its own mask's, and those of the sites that dropped out."""
+        return (member, *self.dropped)
+
+    def add(self, update: Update) -> None:
+        """Check and keep a site's shares.
+
+        Raises:
+            Rejected: they are not what the sites have given out.
+        """
+        if update.site not in self.members:
+            raise Rejected("site", "is not in the sum")
+        if update.site in self.answers:
+            raise Rejected("site", "has answered already")
+        if update.round != self.question.round:
+            raise Rejected("round", f"an answer of round {update.round} came in round {self.question.round}")
+        if update.weights or update.packed or update.metrics or update.arrays.keys() != {MASKS}:
+            raise Rejected(OPENED, "comes with what was not asked for")
+        shape = (len(self.question.members), 1 + len(self.dropped), SHARE_BYTES)
+        fault = form_fault(update.arrays[MASKS], {OPENED: (np.uint8, shape)})
+        if fault is not None:
+            raise Rejected(*fault)
+        opened, receiver = update.arrays[MASKS][OPENED], self.sites.index(update.site)
+        for row, member in enumerate(self.question.members):
+            promised = self.hashes[self.sites[member]]
+            for column, secret in enumerate(self.secrets(member)):
+                share = opened[row, column].tobytes()
+                if hash_of(share, secret, receiver) != promised[secret, receiver].tobytes():
+                    raise Rejected(OPENED, f"holds another share than the one that site {self.sites[member]} gave it")
+        self.answers[update.site] = opened
+
+    def seeds(self) -> list[tuple[int, int, bytes]]:
+        """The seeds of the masks that are left in the sum: member, whom it shares it with (or itself), seed.
+
+        Raises:
+            QuorumError: too few answers, or a site has given out shares of nothing.
+        """
+        used = [site for site in self.sites if site in self.answers][: self.threshold]
+        if len(used) < self.threshold:
+            missing = [
+                f"{site} ({self.refused.get(site, 'no answer')})" for site in self.members if site not in self.answers
+            ]
+            raise QuorumError(
+                "stays-masked",
+                f"round {self.question.round}: the sum of {', '.join(self.members)} stays masked: {len(used)} sites "
+                f"gave their shares, {self.threshold} needed; without {', '.join(missing)}; mend these "
+                f"sites; {AFTER_AN_END}",
+            )
+        rebuilder = Rebuilder([self.sites.index(site) + 1 for site in used])
+        seeds = []
+        for row, member in enumerate(self.question.members):
+            for column, secret in enumerate(self.secrets(member)):
+                site = self.sites[member]
+                try:
+                    seed = rebuilder.secret([self.answers[other][row, column].tobytes() for other in used])
+                    if hash_of(seed, secret) != self.hashes[site][secret, len(self.sites)].tobytes():
+                        raise ValueError
+                except ValueError:
+                    raise QuorumError(
+                        "stays-masked",
+                        f"round {self.question.round}: the shares that site {site} has given out do not rebuild its "
+                        "mask: the sum stays masked; start the run again without this site",
+                    ) from None
+                seeds.append((member, secret, seed))
+        return seeds

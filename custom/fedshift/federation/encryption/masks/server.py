@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
-from fedshift.federation.encryption.masks.agreement import Checker, Pair, SiteKey, new_private_key
-from fedshift.federation.encryption.masks.fixed_point import decode
+from fedshift.federation.encryption.masks.arithmetic import add_stream, decode
 from fedshift.federation.encryption.masks.protocol import (
     HASH_BYTES,
     HASHES,
@@ -23,26 +23,24 @@ from fedshift.federation.encryption.masks.protocol import (
     SHARES,
     VECTOR,
     Question,
+    Unmasking,
     digest_of,
     form_fault,
     sealed_bytes,
     threshold,
 )
-from fedshift.federation.encryption.masks.streams import add_stream
-from fedshift.federation.encryption.masks.unmasking import Unmasking
-from fedshift.federation.encryption.shared import VectorLayout
-from fedshift.federation.encryption.sums import summed_updates
+from fedshift.federation.encryption.masks.site_keys import Checker, Pair, SiteKey, new_private_key
+from fedshift.federation.encryption.vector import VectorLayout, summed_updates
 from fedshift.federation.server.clipping import Limits
-from fedshift.federation.server.coordinator import Coordinator, payload_bytes
+from fedshift.federation.server.coordinator import Callbacks, Coordinator, payload_bytes
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Change, Received, Rejected
+from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import AFTER_AN_END, ConfigError, QuorumError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
+from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, SiteInfo, Update, Weights
 from fedshift.schema.results import UNMASKING, Rejection
 from fedshift.tasks.base import Task
 
@@ -65,17 +63,14 @@ class MaskedCoordinator(Coordinator):
         *,
         run: str = "",
         checker: Checker | None = None,
-        on_progress: Callable[[Coordinator], None] | None = None,
-        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
-        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
-        stopped: Callable[[], bool] = lambda: False,
+        **callbacks: Unpack[Callbacks],
     ) -> None:
         """``checker`` checks that sites have signed their keys for ``run``; the rest as for `Coordinator`.
 
         Without one only the sites do that.
         """
         self._run, self._checker = run, checker
-        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject, lay_out=lay_out, stopped=stopped)
+        super().__init__(job, folder, **callbacks)
 
     # --- what can be asked of it ------------------------------------------------------------------
 
@@ -141,10 +136,10 @@ class MaskedCoordinator(Coordinator):
         self._on_progress(self)
         return question.broadcast(members)
 
-    def accept(self, update: Update) -> bool:
+    def accept(self, update: Update, info: SiteInfo | None = None) -> bool:
         """Take an update, or shares while a sum is being unmasked; False if it was rejected."""
         if self._unmasking is None:
-            return super().accept(update)
+            return super().accept(update, info)
         try:
             self._unmasking.add(update)
         except Rejected as fault:
@@ -191,8 +186,9 @@ class MaskedCoordinator(Coordinator):
     def _make_model(self, methods: MethodSet) -> GlobalModel:
         return MaskedModel(methods, layout=self._layout, lay_out=self._lay_out)
 
-    def _make_inbound(self, methods: MethodSet) -> Inbound:
-        return MaskedInbound(methods, self._task, self.model, layout=self._layout, run=self._run, checker=self._checker)
+    def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
+        layout, model = self._layout, self.model
+        return MaskedUpdateCheck(methods, self._task, model, layout=layout, run=self._run, checker=self._checker)
 
     def _reject_outliers(self) -> None:
         """Done before the sum was unmasked: nobody can be left out of it now."""
@@ -204,8 +200,9 @@ class MaskedCoordinator(Coordinator):
         least = threshold(len(self._keyed))
         if self._trains and n_usable < least:
             raise QuorumError(
+                "too-few-answers",
                 f"{what}: {n_usable} usable answers, and a sum of {len(self._keyed)} sites with masks needs "
-                f"{least}: mend the others, or start the run again with the sites that answer"
+                f"{least}: mend the others, or start the run again with the sites that answer",
             )
 
     # --- sites answer one question a round, also if the server is interrupted -------------------------
@@ -223,7 +220,7 @@ class MaskedCoordinator(Coordinator):
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged ({error}): start the run anew") from None
+            raise ConfigError("damaged-file", f"{path} is damaged ({error}): start the run anew") from None
         if former is None:
             return
         for site in [site for site in self._updates if site not in former]:
@@ -231,14 +228,15 @@ class MaskedCoordinator(Coordinator):
         lost = [site for site in former if site not in self._updates]
         if lost:
             raise QuorumError(
+                "other-sum",
                 f"round {self.round}: before the interruption the sites were asked to unmask the sum of "
                 f"{', '.join(former)}, and they answer for no other; without {', '.join(lost)}: mend these sites; "
-                f"{AFTER_AN_END}"
+                f"{AFTER_AN_END}",
             )
 
     def _note_question(self, members: Sequence[str]) -> None:
         noted = {"round": self.round, "digest": self._digest.hex(), "members": list(members)}
-        self._room.write(UNMASKING, lambda: write_text(self.folder / UNMASKING, json.dumps(noted)))
+        self.files.disk.write(UNMASKING, lambda: write_text(self.folder / UNMASKING, json.dumps(noted)))
 
 
 class MaskedModel(GlobalModel):
@@ -326,12 +324,13 @@ class MaskedModel(GlobalModel):
         limit = self._job.federation.max_update_norm * max(1.0, size)
         if not moved <= limit:
             raise QuorumError(
+                "sum-too-far",
                 f"round {round_}: the mean of the updates moved by {moved:.3g}, and each may move by {limit:.3g} "
-                "(federation.max_update_norm): a site has sent nonsense, and with masks nobody can tell which"
+                "(federation.max_update_norm): a site has sent nonsense, and with masks nobody can tell which",
             )
 
 
-class MaskedInbound(Inbound):
+class MaskedUpdateCheck(UpdateCheck):
     """Checks what can be checked of masked updates."""
 
     def __init__(
@@ -344,7 +343,7 @@ class MaskedInbound(Inbound):
         run: str,
         checker: Checker | None,
     ) -> None:
-        """``layout`` is the job's, ``run`` and ``checker`` as for `MaskedCoordinator`; the rest as for `Inbound`."""
+        """``layout`` is the job's, ``run`` and ``checker`` are as for `MaskedCoordinator`; the rest as for the base."""
         assert isinstance(model, MaskedModel)
         self._layout, self._masked_model = layout, model
         self._run, self._checker = run, checker
@@ -389,7 +388,7 @@ class MaskedInbound(Inbound):
         try:
             read = SiteKey.read(key.tobytes())
             read.verify(site, run=self._run, checker=self._checker)
-            Pair.of(new_private_key(), bytes.fromhex(read.public))
+            Pair.agreed(new_private_key(), bytes.fromhex(read.public))
         except ValueError as error:
             raise Rejected(KEY, str(error)) from None
         self._masked_model.joining[site] = key

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from fedshift.federation.encryption.masks.agreement import (
-    NONCE,
-    Identity,
-    Pair,
-    SiteKey,
-    new_private_key,
-    public_key,
+from fedshift.federation.encryption.masks.arithmetic import (
+    PRIME,
+    SHARE_BYTES,
+    add_stream,
+    draw,
+    encode,
+    largest,
+    split,
 )
-from fedshift.federation.encryption.masks.fixed_point import encode, largest
 from fedshift.federation.encryption.masks.protocol import (
     HASH_BYTES,
     HASHES,
@@ -37,9 +37,16 @@ from fedshift.federation.encryption.masks.protocol import (
     sealed_bytes,
     threshold,
 )
-from fedshift.federation.encryption.masks.shamir import PRIME, SHARE_BYTES, split
-from fedshift.federation.encryption.masks.streams import add_stream, draw
-from fedshift.federation.encryption.shared import OPTION, VectorLayout
+from fedshift.federation.encryption.masks.site_keys import (
+    NONCE,
+    Identity,
+    Pair,
+    SiteKey,
+    new_private_key,
+    public_key,
+)
+from fedshift.federation.encryption.vector import VectorLayout
+from fedshift.federation.refusals import ENCRYPTION
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.files import write_private
 from fedshift.schema.job import JobSpec
@@ -110,7 +117,7 @@ class SiteMasks:
         self._layout = VectorLayout(job, received=False)
         self._path = folder / FILE_NAME
         self._secrets = self._load()
-        self._private, self._own = bytes.fromhex(self._secrets.private), Pair(bytes.fromhex(self._secrets.secret))
+        self._private, self._alone = bytes.fromhex(self._secrets.private), Pair(bytes.fromhex(self._secrets.secret))
         self._public = public_key(self._private)
         self._opened: _Opened | None = None
 
@@ -144,7 +151,9 @@ class SiteMasks:
             return replace(update, arrays={**update.arrays, MASKS: {KEY: self._key()}})
         opened = self._opened
         if opened is None or opened.round != update.round:
-            raise ConfigError(f"{OPTION}: the server's message of round {update.round} has no keys of sites")
+            raise ConfigError(
+                "no-keys", f"{ENCRYPTION}: the server's message of round {update.round} has no keys of sites"
+            )
         if opened.keys.get(self._site) != self._public:
             log.warning(
                 "site %s, round %d: the server does not have its key yet: it sends the key, and takes part from the "
@@ -173,8 +182,9 @@ class SiteMasks:
             answer = self._answered(broadcast)
         except ValueError as error:
             raise PolicyError(
+                "unmask-refused",
                 f"site {self._site}, round {broadcast.round}: the server's question to unmask a sum {error}: it gets "
-                "no answer"
+                "no answer",
             ) from None
         return Update(self._site, broadcast.round, n_samples=0, n_steps=0, arrays={MASKS: {OPENED: answer}})
 
@@ -182,8 +192,9 @@ class SiteMasks:
         """Refuse sums over fewer sites than the site's policy, or the job, wants. ``what`` comes before the number."""
         if n < self.least:
             raise PolicyError(
+                "too-few-sites",
                 f"site {self._site}: {what} {n} sites, and its update goes into a sum over {self.least} or more only "
-                "(privacy.min_sites_in_sum, or federation.min_sites of the job): add sites, or ask the site"
+                "(privacy.min_sites_in_sum, or federation.min_sites of the job): add sites, or ask the site",
             )
 
     # --- keys -------------------------------------------------------------------------------------
@@ -194,7 +205,7 @@ class SiteMasks:
 
     def _checked(self, arrays: Arrays) -> dict[str, bytes]:
         """The sites' public keys, in the job's order."""
-        found = {}
+        keys = {}
         for site in self._job.task.sites:
             content = arrays.get(f"{KEYS}{site}")
             if content is None:
@@ -202,10 +213,12 @@ class SiteMasks:
             try:
                 key = SiteKey.read(content.tobytes())
             except ValueError:
-                raise ConfigError(f"{OPTION}: what the server has sent as the key of site {site} is none") from None
+                raise ConfigError(
+                    "wrong-key", f"{ENCRYPTION}: what the server has sent as the key of site {site} is none"
+                ) from None
             key.check(site, run=self._run, identity=self._identity)
-            found[site] = bytes.fromhex(key.public)
-        return found
+            keys[site] = bytes.fromhex(key.public)
+        return keys
 
     # --- an update --------------------------------------------------------------------------------
 
@@ -216,9 +229,10 @@ class SiteMasks:
         for segment, row in self._layout.rows(update, broadcast):
             if not (np.abs(row) <= limit).all():  # NaN is not, either
                 raise DataError(
+                    "too-large",
                     f"site {update.site}, round {update.round}: {segment.label} holds numbers that cannot be summed "
                     f"with masks (NaN, or beyond {limit:.1g}, multiplied by its samples): lower optimizer.lr, or take "
-                    "fedavg.weights=uniform"
+                    "fedavg.weights=uniform",
                 )
             parts.append(encode(row))
         return np.concatenate(parts).view(np.uint64)
@@ -226,29 +240,29 @@ class SiteMasks:
     def _mask(self, vector: np.ndarray, opened: _Opened) -> tuple[np.ndarray, np.ndarray]:
         """Add the masks to a vector in place. Returns the encrypted shares of their seeds, and the hashes."""
         sites, digest = list(opened.keys), opened.digest.hex()
-        n, own = len(sites), sites.index(self._site)
+        n, here = len(sites), sites.index(self._site)
         content = hashlib.sha256(vector.data).hexdigest()
         about = (self._run, str(opened.round), digest)
         seeds = []
         for number, site in enumerate(sites):
-            if number == own:
-                seeds.append(self._own.seed("own mask", *about, content))
+            if number == here:
+                seeds.append(self._alone.seed("own mask", *about, content))
             else:
-                pair = (self._site, site) if own < number else (site, self._site)
+                pair = (self._site, site) if here < number else (site, self._site)
                 seeds.append(self._pair(opened.keys[site], site).seed("pair mask", *about, *pair))
-            add_stream(vector, seeds[-1], subtract=number < own)
+            add_stream(vector, seeds[-1], subtract=number < here)
         t = threshold(n)
         by_receiver = [bytearray() for _ in sites]
         hashes = np.zeros((n, n + 1, HASH_BYTES), np.uint8)
         for number, seed in enumerate(seeds):
-            drawn = draw(self._own.seed("coefficients", *about, content, str(number)), t - 1, COEFFICIENT_BYTES)
-            for receiver, share in enumerate(split(seed, [one % PRIME for one in drawn], range(1, n + 1))):
+            drawn = draw(self._alone.seed("coefficients", *about, content, str(number)), t - 1, COEFFICIENT_BYTES)
+            for receiver, share in enumerate(split(seed, [value % PRIME for value in drawn], range(1, n + 1))):
                 by_receiver[receiver] += share
                 hashes[number, receiver] = as_array(hash_of(share, number, receiver))
             hashes[number, n] = as_array(hash_of(seed, number))
         sealed = np.zeros((n, sealed_bytes(n)), np.uint8)
         for receiver, site in enumerate(sites):
-            nonce = self._own.seed("nonce", *about, content, site)[:NONCE]
+            nonce = self._alone.seed("nonce", *about, content, site)[:NONCE]
             pair_of = self._pair(opened.keys[site], site)
             encrypted = pair_of.encrypt(bytes(by_receiver[receiver]), nonce, "shares", *about, self._site, site)
             sealed[receiver] = as_array(encrypted)
@@ -256,11 +270,11 @@ class SiteMasks:
 
     def _pair(self, public: bytes, site: str) -> Pair:
         if site == self._site:
-            return self._own
+            return self._alone
         try:
-            return Pair.of(self._private, public)
+            return Pair.agreed(self._private, public)
         except ValueError as error:
-            raise ConfigError(f"{OPTION}: the key of site {site} {error}") from None
+            raise ConfigError("wrong-key", f"{ENCRYPTION}: the key of site {site} {error}") from None
 
     # --- unmasking --------------------------------------------------------------------------------
 
@@ -269,19 +283,19 @@ class SiteMasks:
         if masked is None or masked.round != broadcast.round:
             raise ValueError("is not of the round of its last masked update")
         sites = list(masked.keys)
-        n, own = len(sites), sites.index(self._site)
+        n, here = len(sites), sites.index(self._site)
         question = Question.read(broadcast, n)
         if question.digest.hex() != masked.digest:
             raise ValueError("is about another message than the one that its update answers")
         members, fewest = question.members, max(threshold(n), self.least)
         if len(members) < fewest:
             raise ValueError(f"is for a sum over {len(members)} sites, and {fewest} are the fewest")
-        if own not in members:
+        if here not in members:
             raise ValueError("is for a sum without this site")
         about = (self._run, str(masked.round), masked.digest)
         dropped = [number for number in range(n) if number not in members]
         rows = []
-        for member, sealed in zip(members, question.sealed[:, own], strict=True):
+        for member, sealed in zip(members, question.sealed[:, here], strict=True):
             site = sites[member]
             try:
                 pair = self._pair(bytes.fromhex(masked.keys[site]), site)
@@ -289,7 +303,7 @@ class SiteMasks:
             except ValueError as error:
                 raise ValueError(f"has a share of site {site} that {error}") from None
             rows.append([_share(content, member), *(_share(content, number) for number in dropped)])
-        self._answer_once(masked.round, _hash_of(question, own))
+        self._answer_once(masked.round, _hash_of(question, here))
         return np.stack([np.stack(row) for row in rows])
 
     def _answer_once(self, round_: int, question: str) -> None:
@@ -313,8 +327,9 @@ class SiteMasks:
             return Secrets.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (ValidationError, UnicodeDecodeError):
             raise ConfigError(
+                "damaged-file",
                 f"{self._path} is damaged: delete it, and site {self._site} takes part with a new key from the next "
-                "round on"
+                "round on",
             ) from None
 
     def _save(self, *, masked: Masked | None = None, unmasked: Mapping[int, str] | None = None) -> None:
@@ -331,8 +346,8 @@ def _share(content: bytes, number: int) -> np.ndarray:
     return as_array(content[number * SHARE_BYTES : (number + 1) * SHARE_BYTES])
 
 
-def _hash_of(question: Question, own: int) -> str:
+def _hash_of(question: Question, site: int) -> str:
     """Of all that the answer depends on."""
     digest = hashlib.sha256(question.digest + np.array(question.members, np.int64).tobytes())
-    digest.update(np.ascontiguousarray(question.sealed[:, own]).tobytes())
+    digest.update(np.ascontiguousarray(question.sealed[:, site]).tobytes())
     return digest.hexdigest()

@@ -25,6 +25,7 @@ from functools import lru_cache
 from scipy.special import log_ndtr
 
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.policy import Noise
 
 STEPS = 200
 """Of bisection: more than float64 can tell apart."""
@@ -65,6 +66,30 @@ class Mechanism:
     steps: int = 1
 
 
+class Budget:
+    """The noise that one group of a job's messages needs, and the ε that they have used so far."""
+
+    def __init__(self, noise: Noise, *, once: int, per_round: int, rounds: int) -> None:
+        """``once`` messages in the statistics round and ``per_round`` in each of ``rounds`` others."""
+        self.delta = noise.delta
+        self._once, self._per_round, self._rounds = once, per_round, rounds
+        self.multiplier = noise.multiplier or 0.0
+        messages = once + per_round * rounds
+        if noise.epsilon is not None and messages:
+            self.multiplier = noise_multiplier(noise.epsilon, noise.delta, messages)
+        self.total = self.spent(rounds)
+
+    @property
+    def planned(self) -> Mechanism:
+        """All messages of the job."""
+        return Mechanism(self.multiplier, steps=self._once + self._per_round * self._rounds)
+
+    def spent(self, round_: int) -> float:
+        """ε after a round."""
+        messages = self._once + self._per_round * round_
+        return epsilon_of(self.delta, math.sqrt(messages) / self.multiplier) if messages else 0.0
+
+
 def composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     """The ε at ``delta`` of all mechanisms together, each of which may depend on what came before.
 
@@ -75,11 +100,11 @@ def composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     """
     sampled: Counter[tuple[float, float]] = Counter()
     squares = []
-    for one in mechanisms:
-        if one.sampling_rate < 1:
-            sampled[one.sampling_rate, one.multiplier] += one.steps
+    for mechanism in mechanisms:
+        if mechanism.sampling_rate < 1:
+            sampled[mechanism.sampling_rate, mechanism.multiplier] += mechanism.steps
         else:
-            squares.append(one.steps / one.multiplier**2)
+            squares.append(mechanism.steps / mechanism.multiplier**2)
     mu = math.sqrt(math.fsum(squares))
     if sampled:
         return _by_loss_distribution(tuple(sorted(sampled.items())), mu, delta)
@@ -93,7 +118,8 @@ def _by_loss_distribution(sampled: tuple[tuple[tuple[float, float], int], ...], 
         from dp_accounting.pld import PLDAccountant
     except ImportError:
         raise ConfigError(
-            "steps of DP-SGD are counted by dp-accounting, which is not installed here: pip install 'fedshift[dp]'"
+            "not-installed",
+            "steps of DP-SGD are counted by dp-accounting, which is not installed here: pip install 'fedshift[dp]'",
         ) from None
     accountant = PLDAccountant()
     for (rate, multiplier), steps in sampled:

@@ -114,7 +114,7 @@ def _multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = get_noise_multiplier(
+            multiplier = get_noise_multiplier(
                 target_epsilon=epsilon,
                 target_delta=delta,
                 sample_rate=rate,
@@ -125,10 +125,11 @@ def _multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
             )
         except ValueError:
             raise ConfigError(
+                "no-such-noise",
                 f"privacy.dp_sgd.epsilon: no noise gives {epsilon:g} at delta {delta:g} over {steps} steps: set a "
-                "larger one at the site"
+                "larger one at the site",
             ) from None
-    return float(found)
+    return float(multiplier)
 
 
 def refusal(methods: MethodSet, task: Task) -> str:
@@ -203,7 +204,7 @@ class PrivateTraining:
             optimizer = self._optimizer(run, expected=plan.sampling_rate * len(subjects))
             for step in range(run.step, plan.steps):
                 if run.stop():
-                    raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
+                    raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")
                 takes_part = self.chances(f"cases of step {step}", (len(subjects),)) < plan.sampling_rate
                 image, seed = self.chances(f"images of step {step}", (2, len(subjects)))
                 drawn = [(members[k][int(image[k] * len(members[k]))], seed[k]) for k in np.flatnonzero(takes_part)]
@@ -261,14 +262,14 @@ def _samples(data: SiteData, part: list[tuple[int, float]]) -> tuple[Tensor, Ten
 def _backward(task: Task, net: nn.Module, batch: Batch) -> list[float]:
     """Set every parameter's gradient for each sample. Returns the samples' losses."""
     logits: Logits = net(batch.x)
-    losses = torch.stack([task.loss(_one(logits, i), batch.y[i : i + 1]) for i in range(len(batch.x))])
+    losses = torch.stack([task.loss(_sample(logits, i), batch.y[i : i + 1]) for i in range(len(batch.x))])
     losses.sum().backward()  # type: ignore[no-untyped-call]
-    told: list[float] = losses.detach().tolist()
-    return told
+    values: list[float] = losses.detach().tolist()
+    return values
 
 
-def _one(logits: Logits, i: int) -> Logits:
-    return logits[i : i + 1] if isinstance(logits, Tensor) else [one[i : i + 1] for one in logits]
+def _sample(logits: Logits, i: int) -> Logits:
+    return logits[i : i + 1] if isinstance(logits, Tensor) else [part[i : i + 1] for part in logits]
 
 
 def _complete(net: nn.Module, samples: int) -> None:
@@ -320,6 +321,7 @@ def _opacus() -> ModuleType:
         from opacus.grad_sample import grad_sample_module
     except ImportError:
         raise ConfigError(
-            "privacy.dp_sgd needs Opacus, which is not installed here: pip install 'fedshift[dp]' at the site"
+            "not-installed",
+            "privacy.dp_sgd needs Opacus, which is not installed here: pip install 'fedshift[dp]' at the site",
         ) from None
     return grad_sample_module  # type: ignore[no-any-return]

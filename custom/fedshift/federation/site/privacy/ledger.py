@@ -130,10 +130,10 @@ class Account:
             return None
         return LedgerHead(number=len(self.releases), hash=self.last)
 
-    def epsilon(self, delta: float, *, beside: Iterable[Mechanism] = (), without: str | None = None) -> float:
-        """ε at ``delta`` of all releases and of ``beside``, without those of the run ``without``."""
-        counted = [one.parameters for one in self.releases if one.run != without]
-        return composed_epsilon([*counted, *beside], delta)
+    def epsilon(self, delta: float, *, planned: Iterable[Mechanism] = (), without: str | None = None) -> float:
+        """ε at ``delta`` of all releases and of ``planned`` ones, without those of the run ``without``."""
+        counted = [release.parameters for release in self.releases if release.run != without]
+        return composed_epsilon([*counted, *planned], delta)
 
 
 class Ledger:
@@ -173,9 +173,10 @@ class Ledger:
             here = f"{n} are here" if self.path.is_file() else f"there is no {LEDGER_FILE} here"
             what = f"the server has seen {seen.number} releases, and {here}"
         raise PolicyError(
+            "ledger-replaced",
             f"site {site}: its privacy ledger is not the one that the server knows: {what}, so what was spent since is "
             "not in it, and nothing is computed: put the newest copy of local/ back, or see 'After a site was "
-            "restored' in the runbook"
+            "restored' in the runbook",
         )
 
     def check(
@@ -188,13 +189,14 @@ class Ledger:
             DataError: the chain is broken.
         """
         account = self.trusted()
-        total = account.epsilon(budget.delta, beside=planned, without=run)
+        total = account.epsilon(budget.delta, planned=planned, without=run)
         if total > budget.epsilon * (1 + TOLERANCE):
             spent = account.epsilon(budget.delta, without=run)
             raise PolicyError(
+                "budget-spent",
                 f"site {site}: job {job} would take epsilon to {total:.4g} at delta {budget.delta:g}, of which other "
                 f"jobs have spent {spent:.4g}, past the {budget.epsilon:.4g} of its policy (privacy.budget): "
-                "shorten the job, or ask the site for more noise or a larger budget"
+                "shorten the job, or ask the site for more noise or a larger budget",
             )
 
     def record(self, release: Release, *, budget: PrivacyBudget | None, site: str) -> str:
@@ -211,27 +213,30 @@ class Ledger:
                 return self._append(file, release, budget, site)
         except OSError as error:
             raise DataError(
+                "no-space",
                 f"{self.path} cannot be written ({error.strerror}), and nothing leaves that is not in it: make room "
-                "there; the site then takes part again"
+                "there; the site then takes part again",
             ) from None
 
     def _append(self, file: BinaryIO, release: Release, budget: PrivacyBudget | None, site: str) -> str:
         account = self._unbroken(self._account(file.read()))
-        same = [one for one in account.releases if (one.question, one.what) == (release.question, release.what)]
-        if any(one.noise != release.noise for one in same):
+        same = [r for r in account.releases if (r.question, r.what) == (release.question, release.what)]
+        if any(earlier.noise != release.noise for earlier in same):
             raise PolicyError(
+                "answered-before",
                 f"site {site}, round {release.round}: its ledger holds this answer with other noise, and a second one "
-                "would lay bare what noise hides: the site takes part again in the next round"
+                "would lay bare what noise hides: the site takes part again in the next round",
             )
         if same:
             return account.last
         if budget is not None:
-            total = account.epsilon(budget.delta, beside=[release.parameters])
+            total = account.epsilon(budget.delta, planned=[release.parameters])
             if total > budget.epsilon * (1 + TOLERANCE):
                 raise PolicyError(
+                    "budget-spent",
                     f"site {site}, round {release.round}: the answer would take epsilon of all jobs to {total:.4g} at "
                     f"delta {budget.delta:g}, past the {budget.epsilon:.4g} of its policy (privacy.budget): end the "
-                    "site's other jobs first, or leave it out"
+                    "site's other jobs first, or leave it out",
                 )
         number = len(account.releases) + 1
         content = {"number": number, "previous": account.last, "release": release.model_dump()}
@@ -254,12 +259,12 @@ class Ledger:
         hashes = [BEGINNING]
         broken: Break | None = None
         for number, text in enumerate(whole.splitlines(), start=1):
-            found = _line(text, number, hashes[-1])
-            if isinstance(found, str):
-                broken = Break(number, found)
+            line = _line(text, number, hashes[-1])
+            if isinstance(line, str):
+                broken = Break(number, line)
                 break
-            releases.append(found.release)
-            hashes.append(found.hash)
+            releases.append(line.release)
+            hashes.append(line.hash)
         return Account(tuple(releases), tuple(hashes), broken or self._cut_off(hashes), len(whole))
 
     def _cut_off(self, hashes: list[str]) -> Break | None:
@@ -281,9 +286,10 @@ class Ledger:
     def _unbroken(self, account: Account) -> Account:
         if account.broken is not None:
             raise DataError(
+                "ledger-broken",
                 f"{self.path}: the chain is broken at release {account.broken.number} ({account.broken.reason}), so "
                 "nobody can tell what was spent and nothing leaves with noise: restore it and "
-                f"{self._head.name} from a copy, or move both away to begin anew, knowing that what was spent is lost"
+                f"{self._head.name} from a copy, or move both away to begin anew, knowing that what was spent is lost",
             )
         return account
 

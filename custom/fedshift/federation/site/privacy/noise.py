@@ -52,7 +52,7 @@ def fingerprint(message: Broadcast | Update, key: bytes) -> str:
     parts = {
         "weights": message.weights,
         "packed codes": {name: packed.codes for name, packed in message.packed.items()},
-        "packed scales": {name: one.scale for name, one in message.packed.items() if one.scale is not None},
+        "packed scales": {name: packed.scale for name, packed in message.packed.items() if packed.scale is not None},
         **{f"arrays of {name}": part for name, part in message.arrays.items()},
     }
     for part, arrays in sorted(parts.items()):
@@ -119,8 +119,9 @@ class NoiseSource:
 
     def _refusal(self, round_: int, otherwise: str) -> PolicyError:
         return PolicyError(
+            "answered-before",
             f"site {self._site}, round {round_}: {otherwise}, and a second answer would lay bare what noise hides: the "
-            "site takes part again in the next round"
+            "site takes part again in the next round",
         )
 
     def _hash(self, settings: str) -> str:
@@ -159,8 +160,9 @@ class NoiseSource:
         content = path.read_bytes() if path.is_file() else b""
         if len(content) != LENGTH:
             raise DataError(
+                "damaged-file",
                 f"{path} holds {len(content)} bytes, not {LENGTH}, so that noise cannot be repeated: leave the site "
-                "out of this job"
+                "out of this job",
             )
         return content
 
@@ -170,5 +172,6 @@ class NoiseSource:
 
 def _damaged(path: Path, reason: str) -> DataError:
     return DataError(
-        f"{path} {reason}, so that nobody can tell which rounds were answered: leave the site out of this job"
+        "damaged-file",
+        f"{path} {reason}, so that nobody can tell which rounds were answered: leave the site out of this job",
     )

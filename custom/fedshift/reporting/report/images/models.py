@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.in_process import SITE_STATE
-from fedshift.federation.site.site import Site
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.reporting.report.images.volumes import Volume, volumes
 from fedshift.reporting.report.runs import ModelFile, Run
 from fedshift.schema.errors import ConfigError
@@ -115,7 +115,8 @@ def look(
             model = run.model if own is None else own[site]
             kept = _state(run.source, site) if own is None else None
             state = Path(nothing) if kept is None else kept
-            beside = Site(job, site, data=given[site], state=state, beside=beside)
+            network = None if beside is None else beside.job_network
+            beside = Site(job, site, given[site], SiteOptions(state, job_network=network))
             data = build_task(job).open(given[site], site)
             part: Subset = "test" if data.count("test") else "all"
             complete = kept is not None or not model.personal

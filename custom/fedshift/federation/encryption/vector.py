@@ -1,75 +1,26 @@
-"""Which jobs can be encrypted or masked, and where each tensor lies in the vector that is summed."""
+"""Where each tensor lies in the vector that is summed, and what the server halves make of the sum."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Literal
 
 import numpy as np
 
-from fedshift.federation.weights import read_weights
-from fedshift.methods.base import ArraySpec, ServerContext
-from fedshift.methods.method_set import DEFAULT_COMBINE, MethodSet
-from fedshift.schema.errors import ConfigError
+from fedshift.federation.refusals import check_encryption
+from fedshift.federation.tensors import read_weights
+from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.messages import Arrays, Broadcast, Update, Weights
 from fedshift.tasks.kinds import build_task
 
-OPTION = "federation.encryption"
 PREFIX = "ckks."
 """Names of ciphertexts in an update's weights begin with this."""
 COUNTS = "ckks.counts"
 """Name of the int64 array (sum of factors, number of sites) that accompanies the ciphertexts of a sum."""
-
-
-def check(methods: MethodSet) -> None:
-    """Refuse a job whose server needs more than sums. Called when the job is made.
-
-    Raises:
-        ConfigError: a method, an option or a number of sites with which encryption is impossible or protects nothing.
-    """
-    job, net = methods.job, methods.net
-    if job.federation.encryption is None:
-        return
-    if job.federation.robust is not None:
-        raise ConfigError(
-            f"{OPTION}: federation.robust compares single updates, which the server cannot read: leave one out"
-        )
-    if job.federation.encryption == "masks" and job.federation.sites_per_round is not None:
-        raise ConfigError(
-            f"{OPTION}: with masks every round asks all sites: sums over different draws (federation.sites_per_round) "
-            "can be subtracted from each other, which leaves the few sites that they do not share: leave one out"
-        )
-    if job.federation.min_sites < 2:
-        raise ConfigError(f"{OPTION}: a sum over one site is that site's update: --set federation.min_sites=2 or more")
-    for method in methods:
-        client, half = method.client(), method.server()
-        if method.is_pooled:
-            raise ConfigError(f"{OPTION}: method {method.name} trains where all images are, so nothing is sent")
-        if "combine" in half.owns and half.factor(1) is None:
-            raise ConfigError(
-                f"{OPTION}: method {method.name} makes more of the sites' updates than a weighted sum, and the server "
-                f"cannot read them: use {DEFAULT_COMBINE}"
-            )
-        for name, spec in client.up(net).items():
-            if spec.reduce != "sum" or spec.when != "round":
-                hint = f" (--set {client.option_for_sums})" if client.option_for_sums else ""
-                raise ConfigError(
-                    f"{OPTION}: method {method.name} sends {name!r} for the server to read, not only to add up: "
-                    f"use another method{hint}"
-                )
-        context = server_context(methods, 0)
-        half.start(net, context)
-        if half.broadcast(context).keys() != half.state.keys():
-            raise ConfigError(
-                f"{OPTION}: method {method.name} remembers at the server what sites do not receive: use another method"
-            )
-    if not methods.sends_parameters:
-        raise ConfigError(
-            f"{OPTION}: with method {' and '.join(methods.names)} no parameter leaves a site: leave it out"
-        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +55,7 @@ class VectorLayout:
         """
         self.net = build_task(job).network()
         self.methods = MethodSet(job, self.net)
-        check(self.methods)
+        check_encryption(self.methods)
         self.template = read_weights(self.net)
         self.withheld = self.methods.withheld
         self.clear = frozenset(k for k, v in self.template.items() if not np.issubdtype(v.dtype, np.floating))
@@ -171,10 +122,43 @@ class Layout(VectorLayout):
         }
 
 
-def server_context(methods: MethodSet, round_: int) -> ServerContext:
-    """The context of the server halves in a round."""
-    job, task = methods.job, methods.job.task
-    rounds = task.schedule.rounds
-    return ServerContext(
-        round_, rounds, task.sites, methods.trainable, task.optimizer.at(round_, rounds), job.seed, job.methods
-    )
+@dataclass
+class SummedUpdate:
+    """A `SiteUpdate` that stands for the sum or mean over sites. Only sums over all of them are meaningful."""
+
+    site: str = ""
+    n_samples: int = 1
+    n_steps: int = 1
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    scaled: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arrays: Mapping[str, Arrays] = field(default_factory=dict)
+
+
+def summed_updates(
+    sums: Mapping[Segment, np.ndarray], *, factors: int, n_sites: int, clear: Weights
+) -> list[SummedUpdate]:
+    """Updates for the server halves: as many as sites, each with the mean network; their arrays add up to the sums.
+
+    Args:
+        sums: of each tensor over the sites, float64; the network's with each site's factor.
+        factors: the sum of the sites' factors.
+        n_sites: the number of sites.
+        clear: tensors of the network that are not in ``sums``.
+    """
+    mean: Weights = {}
+    for segment, total in sums.items():
+        if segment.origin == "network":
+            # A variance of 0 may become slightly negative where a sum is approximate.
+            value = np.maximum(total, 0) if segment.name.endswith("running_var") else total
+            mean[segment.name] = np.asarray(value / factors, segment.dtype)
+    common = SummedUpdate(weights={**mean, **clear})
+    updates = []
+    for number in range(n_sites):
+        # Only the sum of the arrays is known: assign it to the first site and 0 to the others.
+        share: dict[str, Arrays] = {}
+        for segment, total in sums.items():
+            if segment.origin == "sent":
+                share.setdefault(segment.method, {})[segment.name] = total if number == 0 else np.zeros_like(total)
+        updates.append(replace(common, arrays=share))
+    return updates

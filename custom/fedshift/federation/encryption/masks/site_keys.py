@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import Field, ValidationError
 
-from fedshift.federation.encryption.shared import OPTION
+from fedshift.federation.refusals import ENCRYPTION
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict
@@ -90,8 +90,9 @@ class SiteKey(Strict):
             self.verify(site, run=run, checker=identity)
         except ValueError as error:
             raise ConfigError(
-                f"{OPTION}: the key of site {site} that the server has sent {error}: do not go on with this server "
-                "before you know why"
+                "wrong-key",
+                f"{ENCRYPTION}: the key of site {site} that the server has sent {error}: do not go on with this server "
+                "before you know why",
             ) from None
 
 
@@ -107,8 +108,8 @@ class Pair:
         self._secret = secret
 
     @classmethod
-    def of(cls, private: bytes, public: bytes) -> Pair:
-        """Of the owner of ``private`` and that of ``public``, X25519.
+    def agreed(cls, private: bytes, public: bytes) -> Pair:
+        """What the owner of ``private`` and that of ``public`` agree on, X25519.
 
         Raises:
             ValueError: the public key is one of the few with which everybody knows the result.

@@ -1,0 +1,108 @@
+"""A network's weights as NumPy arrays and back, and files of tensors: written atomically, read without running code."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.messages import Weights
+
+
+def read_weights(net: nn.Module) -> Weights:
+    """Copy a network's ``state_dict`` into NumPy arrays."""
+    return {key: value.detach().cpu().numpy().copy() for key, value in net.state_dict().items()}
+
+
+def require_weights(net: nn.Module, weights: Weights, who: str) -> None:
+    """Refuse received weights that are not those of the network. ``who`` begins the sentence.
+
+    Raises:
+        DataError: a key is missing, unknown or of another shape; it is named.
+    """
+    sent, expected = _shapes(weights), _shapes(net.state_dict())
+    if sent != expected:
+        raise _other_weights(sent, expected, who)
+
+
+def _shapes(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in arrays.items()}
+
+
+def _other_weights(sent: Mapping[str, object], expected: Mapping[str, object], who: str) -> DataError:
+    key = min(key for key in sent.keys() | expected.keys() if sent.get(key) != expected.get(key))
+    return DataError(
+        "wrong-weights",
+        f"{who}: the server sent {key} {sent.get(key, 'not at all')}, the job's network has "
+        f"{expected.get(key, 'no such array')}: use the same fedshift at both",
+    )
+
+
+def load_weights(net: nn.Module, weights: Weights) -> None:
+    """Load weights into a network. PyTorch raises RuntimeError for missing or extra keys and wrong shapes."""
+    net.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()})
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of a file as numpy arrays that share their memory."""
+    return {key: value.numpy() for key, value in tensors.items()}
+
+
+def to_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Numpy arrays as tensors that share their memory, for `torch.save`."""
+    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
+
+
+def copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Numpy arrays as tensors of their own."""
+    return {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+
+
+def read_tensors(path: Path, remedy: str) -> Any:
+    """Content of a file of tensors and plain values; no code in it is executed.
+
+    Args:
+        path: the file.
+        remedy: what to do about a damaged file, for the error's message.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file, some without a message
+        raise ConfigError("damaged-file", f"{path} cannot be read ({first_words(error)}): {remedy}") from None
+
+
+def first_words(error: Exception) -> str:
+    """The first sentence of an error's message, or the name of its type if there is no message."""
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
+def write_tensors(content: dict[str, Any], path: Path) -> None:
+    """Write a file of tensors and plain values atomically; create its folder if needed.
+
+    Raises:
+        OSError: it cannot be written; a file that was there has not changed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        with partial.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except RuntimeError as error:  # what torch raises for a full disk, without naming the reason
+        partial.unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
