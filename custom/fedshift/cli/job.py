@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedshift.cli.job_shown import commented
 from fedshift.schema.names import comma_separated
 
 if TYPE_CHECKING:
@@ -18,9 +19,16 @@ def add_parsers(subparsers: Any) -> None:
     task = add_job_arguments(job)
     job.add_argument(
         "--practical",
-        action=_WithoutMethods,
+        action=_WithoutTask,
         task=task,
         help="in place of METHODS: the methods and settings that the task recommends for patients' scans, and why",
+    )
+    job.add_argument(
+        "--show",
+        action=_WithoutTask,
+        task=task,
+        help="write nothing: print the job with the meaning and default of every key; of a job that is there, give its "
+        "folder in place of METHODS and TASK",
     )
     job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
     job.add_argument(
@@ -34,8 +42,8 @@ def add_parsers(subparsers: Any) -> None:
     job.set_defaults(func=write)
 
 
-class _WithoutMethods(argparse.Action):
-    """A switch that takes the place of METHODS: one name is then enough."""
+class _WithoutTask(argparse.Action):
+    """A switch with which one name is enough."""
 
     def __init__(self, *, task: argparse.Action, **given: Any) -> None:
         super().__init__(nargs=0, default=False, **given)
@@ -144,6 +152,16 @@ def _choose(args: argparse.Namespace) -> None:
     print(f"settings: the task's default: {chosen.settings}")
 
 
+def _show_folder(args: argparse.Namespace) -> int:
+    """Print the job of a folder, such as ``jobs/fedfa_prostate`` or its name below ``--out``."""
+    from fedshift.flare.export import SPEC
+    from fedshift.schema.job import read_job
+
+    folder = Path(args.methods)
+    print(commented(read_job((folder if folder.is_dir() else args.out / folder) / SPEC)), end="")
+    return 0
+
+
 def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.previous_run import require_no_run_inside
@@ -155,9 +173,14 @@ def write(args: argparse.Namespace) -> int:
     from fedshift.schema.job import BY_CLOCK
     from fedshift.schema.policy import USUAL_SITES_IN_SUM
 
+    if args.show and args.task is None and not args.practical:
+        return _show_folder(args)
     if args.practical:
         _choose(args)
-    job = resolve_job(args)
+    job = resolve_job(args, quiet=args.show)
+    if args.show:
+        print(commented(job), end="")
+        return 0
     require_no_run_inside(args.out / job.name, force=args.force)
     folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""

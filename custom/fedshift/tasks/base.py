@@ -20,7 +20,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import EvaluationSpec, JobSpec
 from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
-from fedshift.schema.strict import nearest
+from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks import networks
 from fedshift.tasks.losses import Logits
 
@@ -208,6 +208,8 @@ class Everything(Samples):
 class Task(Protocol):
     """One kind of task, built from a job."""
 
+    data_spec: type[Strict]
+    """The settings under ``data`` of a task of this kind."""
     dense: bool
     """Whether every pixel or voxel has a class, and channels are slices or sequences of a scan and not colours."""
     spatial: tuple[int, ...]

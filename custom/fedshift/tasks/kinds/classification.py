@@ -136,6 +136,7 @@ class Images(SiteData):
 class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
+    data_spec = DataSpec
     dense = False
     evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(

@@ -54,6 +54,7 @@ PREPARED = {
 class Task:
     """Segmentation of the task's classes; the score is the mean Dice over foreground classes and cases."""
 
+    data_spec = DataSpec
     dense = True
 
     def __init__(self, job: JobSpec) -> None:

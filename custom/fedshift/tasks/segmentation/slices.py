@@ -196,6 +196,7 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
 class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
+    data_spec = DataSpec
     dense = True
     evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
