@@ -10,7 +10,8 @@ import torch
 from conftest import small_image_job, train_batches
 
 from fedshift.federation.in_process import run_pooled
-from fedshift.federation.site.site import PooledSite, SiteOptions
+from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.site.site import SiteOptions
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError
 
