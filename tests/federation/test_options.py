@@ -44,7 +44,7 @@ def test_a_network_of_the_wrong_dimension_is_refused_in_any_order() -> None:
 )
 def test_options_that_contradict_each_other_are_both_named(options: list[str]) -> None:
     for one, other in permutations(options):
-        with raises("options-contradict") as error:
+        with raises("options-clash") as error:
             resolve("prostate", "fedfa", options=[one, other])
         assert one in str(error.value) and other in str(error.value)
 

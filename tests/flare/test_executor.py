@@ -185,7 +185,7 @@ def test_clients_of_a_simulation_are_spread_over_gpus(
         taken.append(device)
         return torch.device("cpu")
 
-    monkeypatch.setattr("fedshift.federation.site.site.choose_device", chosen)
+    monkeypatch.setattr("fedshift.federation.site.job_network.choose_device", chosen)
     ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
     assert taken == [expected]  # HK is the second of BIDMC, HK, UCL
 

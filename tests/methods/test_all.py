@@ -11,7 +11,8 @@ from conftest import small_image_job, train_batches
 from errors import raises
 
 from fedshift.federation.in_process import run_pooled
-from fedshift.federation.site.site import PooledSite, SiteOptions
+from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.site.site import SiteOptions
 from fedshift.flare.export import write_job
 
 from .domains import training_of

@@ -18,7 +18,8 @@ from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.job_network import JobNetwork
 from fedshift.federation.site.outbound import Encryption
-from fedshift.federation.site.site import PooledSite, Site, SiteOptions
+from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec

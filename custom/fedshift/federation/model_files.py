@@ -143,14 +143,14 @@ def read_model_file(path: Path) -> dict[str, Any]:
         raise ConfigError("not-a-model", f"{path} is not a model that fedshift wrote")
     if content.get("schema") != SCHEMA:
         raise ConfigError(
-            "other-schema",
+            "other-version",
             f"{path} is a model file of schema {content.get('schema')!s:.20} and fedshift "
             f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version",
         )
     header = header_of(content, where=str(path))
     weights, arrays = (content.get(part) for part in ARRAYS)
     if not _named_tensors(weights) or not isinstance(arrays, dict) or not all(map(_named_tensors, arrays.values())):
-        raise ConfigError("damaged-file", f"{path} does not hold arrays by name: copy it again from the server")
+        raise ConfigError("file-damaged", f"{path} does not hold arrays by name: copy it again from the server")
     if not header.encrypted:
         _check_fits(header.job, content["weights"], where=str(path))
     return content
@@ -181,21 +181,21 @@ def _check_fits(job: JobSpec, weights: dict[str, Tensor], *, where: str) -> None
         with torch.device("meta"):
             wanted = build_task(job).network().state_dict()
     except FedshiftError as error:
-        raise ConfigError("damaged-file", f"{unfit} ({error})") from None
+        raise ConfigError("file-damaged", f"{unfit} ({error})") from None
     odd = sorted(wanted.keys() ^ weights.keys())
     if odd:
         what = "is missing" if odd[0] in wanted else "has no place in the network"
-        raise ConfigError("damaged-file", f"{unfit}: {odd[0]} {what}; copy it again from the server")
+        raise ConfigError("file-damaged", f"{unfit}: {odd[0]} {what}; copy it again from the server")
     for key, value in wanted.items():
         if weights[key].shape != value.shape or weights[key].dtype != value.dtype:
             raise ConfigError(
-                "damaged-file",
+                "file-damaged",
                 f"{unfit}: {key} is {_described(weights[key])}, the network's {_described(value)}; copy it again from "
                 "the server",
             )
         if not torch.isfinite(weights[key]).all():
             raise ConfigError(
-                "damaged-file", f"{unfit}: {key} has numbers that are not finite; copy it again from the server"
+                "file-damaged", f"{unfit}: {key} has numbers that are not finite; copy it again from the server"
             )
 
 

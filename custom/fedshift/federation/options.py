@@ -75,14 +75,14 @@ def parse_option(text: str) -> Option:
     path, sign, value = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):
-        raise ConfigError("bad-option", f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
+        raise ConfigError("option-form", f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
     if len(keys) > 1 and keys[0].lower() in method_set.available():
         keys[0] = keys[0].lower()
     try:
         return Option(text, tuple(keys), yaml.safe_load(value))
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(
-            "bad-option", f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]"
+            "option-form", f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]"
         ) from None
 
 
@@ -105,7 +105,7 @@ def _refuse_contradiction(short: Option, long: Option) -> None:
         value = value[key]
     if not _same(value, long.value):
         raise ConfigError(
-            "options-contradict",
+            "options-clash",
             f"--set {short.text} and --set {long.text} contradict each other: give {'.'.join(long.path)} one value",
         )
 
@@ -133,9 +133,11 @@ def _write(
     target = apart.get(first, raw)
     keys = rest if first in apart else [first, *rest]
     if not keys:
-        raise ConfigError("bad-option", f"--set {option.text}: name a key below {first!r}, such as {APART[first]}")
+        raise ConfigError("option-form", f"--set {option.text}: name a key below {first!r}, such as {APART[first]}")
     for key in keys[:-1]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            raise ConfigError("bad-option", f"--set {option.text}: {key!r} holds a value, not keys: set {key!r} itself")
+            raise ConfigError(
+                "option-form", f"--set {option.text}: {key!r} holds a value, not keys: set {key!r} itself"
+            )
     target[keys[-1]] = option.value

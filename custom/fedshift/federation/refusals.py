@@ -61,13 +61,13 @@ def _check_robust(methods: MethodSet) -> None:
             )
         if method.server().tells_sites_apart and spec.rule != "norm_clipping":
             raise ConfigError(
-                "cannot-combine",
+                "options-clash",
                 f"{ROBUST}: method {method.name} gives each site's update a weight of its own, which rule {spec.rule} "
                 "would undo: use rule norm_clipping or another method",
             )
         if method.client().adds_up_changes and spec.rule != "norm_clipping":
             raise ConfigError(
-                "cannot-combine",
+                "options-clash",
                 f"{ROBUST}: method {method.name} adds up each site's changes over rounds, and rule {spec.rule} uses "
                 "none as it was sent: use rule norm_clipping or another method",
             )
@@ -95,7 +95,7 @@ def _check_average(methods: MethodSet) -> None:
         )
     if job.federation.encryption == "ckks":
         raise ConfigError(
-            "cannot-combine",
+            "options-clash",
             f"{AVERAGE}: with federation.encryption=ckks the server cannot read the models: leave one out",
         )
     if not methods.sends_parameters:
@@ -117,12 +117,12 @@ def check_encryption(methods: MethodSet) -> None:
         return
     if job.federation.robust is not None:
         raise ConfigError(
-            "cannot-combine",
+            "options-clash",
             f"{ENCRYPTION}: federation.robust compares single updates, which the server cannot read: leave one out",
         )
     if job.federation.encryption == "masks" and job.federation.sites_per_round is not None:
         raise ConfigError(
-            "cannot-combine",
+            "options-clash",
             f"{ENCRYPTION}: with masks every round asks all sites: sums over different draws "
             "(federation.sites_per_round) can be subtracted from each other, which leaves the few sites that they do "
             "not share: leave one out",
@@ -180,7 +180,7 @@ def _check_packing(methods: MethodSet) -> None:
         return
     if federation.encryption is not None:
         raise ConfigError(
-            "cannot-combine",
+            "options-clash",
             f"{PACKING}: with federation.encryption sites send masked numbers or ciphertexts, which cannot be made "
             "smaller: leave one out",
         )

@@ -72,7 +72,7 @@ def resolve(
     raw.pop(PRACTICAL, None)
     protocols: dict[str, Any] = raw.pop("protocols", None) or {}
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
-        raise ConfigError("bad-task", f"{where}: 'protocols' must map names to settings")
+        raise ConfigError("task-form", f"{where}: 'protocols' must map names to settings")
     names = split_methods(method_names)
     # With FedAvg among them if nothing else combines updates; options may then name it.
     chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
@@ -147,17 +147,17 @@ def split_methods(text: str) -> list[str]:
     names = [part.strip().lower() for part in text.split("+")]
     if not all(names):
         raise ConfigError(
-            "bad-methods", f"a method's name is missing in {text!r}: join names by one +, such as fedfa+fedrdn"
+            "method-names", f"a method's name is missing in {text!r}: join names by one +, such as fedfa+fedrdn"
         )
     if len(set(names)) != len(names):
-        raise ConfigError("bad-methods", f"method named twice in {text!r}: leave one out")
+        raise ConfigError("method-names", f"method named twice in {text!r}: leave one out")
     return names
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     """A copy that options may change."""
     if not isinstance(value or {}, dict):
-        raise ConfigError("bad-task", f"{what} must hold keys and values, not {value!r}")
+        raise ConfigError("task-form", f"{what} must hold keys and values, not {value!r}")
     return dict(value or {})
 
 
@@ -165,7 +165,7 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
     """Put the named sites into ``raw``, in the task's order."""
     for key, value in (("sites", raw.get("sites")), ("held_out", raw.get("held_out", []))):
         if not isinstance(value, list):
-            raise ConfigError("bad-task", f"{where}: {key!r} must be a list of names")
+            raise ConfigError("task-form", f"{where}: {key!r} must be a list of names")
     everyone = [*raw["sites"], *raw.get("held_out", [])]
     for site in (*(sites or ()), *(held_out or ())):
         if site not in everyone:

@@ -78,7 +78,7 @@ def read_tensors(path: Path, remedy: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file, some without a message
-        raise ConfigError("damaged-file", f"{path} cannot be read ({first_words(error)}): {remedy}") from None
+        raise ConfigError("file-damaged", f"{path} cannot be read ({first_words(error)}): {remedy}") from None
 
 
 def first_words(error: Exception) -> str:

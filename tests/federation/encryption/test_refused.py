@@ -11,7 +11,7 @@ MORE_THAN_SUMS = [
     ("fedrdn", "needs-single-updates", "fedrdn"),
     ("fednova optimizer.name=sgd", "needs-single-updates", "fednova"),
     ("fedavgm", "needs-single-updates", "fedavgm"),
-    ("fedavg federation.robust.rule=median federation.min_sites=3", "cannot-combine", "federation.robust"),
+    ("fedavg federation.robust.rule=median federation.min_sites=3", "options-clash", "federation.robust"),
     ("fedavg federation.min_sites=1", "too-few-sites", "federation.min_sites=2"),
 ]
 
@@ -20,8 +20,8 @@ MORE_THAN_SUMS = [
     ("encryption", "job", "code", "named"),
     [
         *((encryption, *refused) for encryption in ("ckks", "masks") for refused in MORE_THAN_SUMS),
-        ("masks", "fedavg federation.sites_per_round=2", "cannot-combine", "federation.sites_per_round"),
-        ("masks", "fedavg federation.weights_as=int8", "cannot-combine", "federation.weights_as"),
+        ("masks", "fedavg federation.sites_per_round=2", "options-clash", "federation.sites_per_round"),
+        ("masks", "fedavg federation.weights_as=int8", "options-clash", "federation.weights_as"),
     ],
 )
 def test_what_needs_more_than_sums_is_refused_when_the_job_is_made(

@@ -82,7 +82,7 @@ def test_a_run_that_was_interrupted_goes_on_with_it(three_image_sites: dict[str,
     [
         ("fedavg", (OPTION, "schedule.rounds=1"), "no-effect"),
         ("fedproto", (OPTION,), "nothing-sent"),
-        ("fedavg", (OPTION, "federation.encryption=ckks"), "cannot-combine"),
+        ("fedavg", (OPTION, "federation.encryption=ckks"), "options-clash"),
     ],
 )
 def test_it_is_refused_where_there_is_nothing_to_average(methods: str, options: tuple[str, ...], code: str) -> None:

@@ -24,7 +24,8 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site import checkpoint
 from fedshift.federation.site.checkpoint import FILE
-from fedshift.federation.site.site import PooledSite, Site, SiteOptions
+from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import fedavg
 from fedshift.reporting.table import departure_notes
 from fedshift.schema.errors import Stopped

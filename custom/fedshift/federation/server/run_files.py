@@ -272,7 +272,7 @@ def _read_state(path: Path) -> ServerState:
         state.methods = {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
     except (TypeError, KeyError, AttributeError):
         raise ConfigError(
-            "damaged-file", f"{path} is not the state of a run of this version: start the run anew"
+            "file-damaged", f"{path} is not the state of a run of this version: start the run anew"
         ) from None
     return state
 

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 from fedshift.data.samples import Samples
 from fedshift.federation.refusals import ALONE
 from fedshift.federation.site import local_training
-from fedshift.federation.site.checkpoint import Loop
+from fedshift.federation.site.checkpoint import Checkpoint, Loop
 from fedshift.federation.tensors import copied, load_weights, read_weights, to_arrays
 from fedshift.methods import method_set
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Weights
+from fedshift.schema.messages import Broadcast, Weights
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import CaseScores, SiteData, Task
 from fedshift.tasks.out_of_memory import training_out_of_memory
@@ -70,6 +71,27 @@ class LocalModel:
         self._data, self._training = data, training
         self._methods = method_set.load({ALONE: {}})
         self._tested: tuple[int, CaseScores] | None = None
+
+    @classmethod
+    def if_allowed(cls, allowed: bool, job: JobSpec, site: str, **parts: Any) -> LocalModel | None:
+        """A site's model, unless its policy keeps the scores of such a model at the site; logs which."""
+        if not allowed:
+            log.warning(
+                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
+                "noise on the network and scores of such a model would have none",
+                site,
+            )
+            return None
+        log.info("site %s: it trains a model of its own beside the federation's: twice the training time", site)
+        return cls(job, site, **parts)
+
+    def train_round(
+        self, broadcast: Broadcast, state: State, checkpoint: Checkpoint, *, stop: Callable[[], bool]
+    ) -> State:
+        """`train` for the round of a broadcast, or the result that an interrupted process has left of it."""
+        train = partial(self.train, broadcast.round, state, received=broadcast.weights, stop=stop)
+        trained: State = checkpoint.done("local", lambda: train(loop=checkpoint.loop("local")))
+        return trained
 
     def train(
         self, round_: int, state: State, *, received: Weights, stop: Callable[[], bool], loop: Loop | None = None

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import fedshift
-from fedshift.data.samples import EverySite, Samples, Union
+from fedshift.data.samples import Samples
 from fedshift.federation.site import local_training
 from fedshift.federation.site.checkpoint import Checkpoint, forget
 from fedshift.federation.site.job_network import JobNetwork, Session
@@ -30,7 +30,6 @@ from fedshift.federation.site.state import AnswerStore, SiteState, StateStore, f
 from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
-from fedshift.methods.method_set import pooled_reference
 from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.identity import own_identity
@@ -123,7 +122,10 @@ class Site:
             )
         self._outbound = Outbound(self._methods, self._gate, options.encryption)
         if job.evaluation.local and not self._held_out:
-            self._local = self._make_local_model(opened)
+            allowed = self._gate is None or self._gate.tells_own_model
+            self._local = LocalModel.if_allowed(
+                allowed, job, name, net=self._net, task=self._task, data=opened, training=self._training, run=self._run
+            )
 
     def _set_up(self, job: JobSpec, name: str, task: Task, training: Samples, options: SiteOptions) -> None:
         self.name, self._job, self._task, self._training, self._options = name, job, task, training, options
@@ -319,7 +321,8 @@ class Site:
             partial(self._exactly, broadcast),
             minutes=schedule.checkpoint_minutes if self._methods.resumable else None,
         )
-        local = {} if self._local is None else self._train_local(self._local, broadcast, before, checkpoint, stop)
+        model = self._local
+        local = {} if model is None else model.train_round(broadcast, before.local, checkpoint, stop=stop)
         started = time.monotonic()
         with self._session(broadcast, before) as session:
             run, chain = session.run, session.chain
@@ -363,19 +366,6 @@ class Site:
             checkpoint.remove()
         return update
 
-    def _train_local(
-        self,
-        model: LocalModel,
-        broadcast: Broadcast,
-        before: SiteState,
-        checkpoint: Checkpoint,
-        stop: Callable[[], bool],
-    ) -> dict[str, Any]:
-        """Train the site's own model for a round (``evaluation.local``). Returns its state."""
-        train = partial(model.train, broadcast.round, before.local, received=broadcast.weights, stop=stop)
-        state: dict[str, Any] = checkpoint.done("local", lambda: train(loop=checkpoint.loop("local")))
-        return state
-
     def _context(self) -> str:
         """What an answer depends on besides the task."""
         policy = self._options.policy
@@ -413,20 +403,6 @@ class Site:
         if self._held_out or describe is None:
             return None
         return describe(self._folder, self.name, self._options.policy, scoring.confidences())
-
-    def _make_local_model(self, data: SiteData) -> LocalModel | None:
-        """The model that the site trains for itself alone, to compare with; None if its policy forbids that."""
-        if self._gate is not None and not self._gate.tells_own_model:
-            log.warning(
-                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
-                "noise on the network and scores of such a model would have none",
-                self.name,
-            )
-            return None
-        log.info("site %s: it trains a model of its own beside the federation's: twice the training time", self.name)
-        return LocalModel(
-            self._job, self.name, net=self._net, task=self._task, data=data, training=self._training, run=self._run
-        )
 
     def _against_local(self, federated: CaseScores, scoring: Scoring) -> LocalComparison | None:
         """The federated model's scores of the test cases against those of the site's own model."""
@@ -493,30 +469,3 @@ class Site:
             received=received,
             clip_norm=job.task.optimizer.clip_norm,
         )
-
-
-class PooledSite(Site):
-    """All sites' training images in one place, for centralised references. It has no data to score on."""
-
-    def __init__(self, job: JobSpec, data: Mapping[str, Path], options: SiteOptions) -> None:
-        """``data``: each site's prepared folder; the rest as for `Site`."""
-        task = build_task(job)
-        opened = {site: task.open(data[site], site) for site in job.task.sites}
-        if len({site_data.manifest.annotated for site_data in opened.values()}) > 1:
-            raise DataError(
-                "other-classes",
-                "sites that outline different classes cannot be pooled: choose sites that outline the same",
-            )
-        domains = [Union([opened[site] for site in sites]) for sites in job.task.groups]
-        reference = pooled_reference(job.methods)
-        mixed = reference is not None and reference.client().trains_on == "union"
-        self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
-        task = task.at(next(iter(opened.values())))
-        self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), options)
-        self._outbound = Outbound(self._methods)
-
-    def require_training(self) -> None:
-        """It stands for all sites that train."""
-
-    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
-        return {}

@@ -219,7 +219,7 @@ def test_after_an_interruption_the_same_sites_must_be_in_the_sum(tmp_path: Path)
     parties.server.close()
     assert_same_bits(parties.server.model.weights, plain_mean(parties, "HK", "UCL"))
     (tmp_path / "server" / "unmasking.json").write_text("{")
-    with raises("damaged-file", naming="unmasking.json"):
+    with raises("file-damaged", naming="unmasking.json"):
         parties.server.open_unmasking()
 
 

@@ -400,7 +400,7 @@ def test_a_sites_secrets_are_its_own_and_last(parties: Parties, tmp_path: Path) 
     parties.masked("HK")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not path.with_name(f"{path.name}.partial").exists()
     path.write_text("{", encoding="utf-8")
-    with raises("damaged-file", naming=("masks.json", "HK")):
+    with raises("file-damaged", naming=("masks.json", "HK")):
         parties.site("HK")
     path.unlink()
     parties.sites["HK"] = parties.site("HK")

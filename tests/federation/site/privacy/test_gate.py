@@ -469,7 +469,7 @@ def test_a_site_that_lost_its_record_does_not_answer_again_and_one_that_lost_not
     source, asked = NoiseSource(tmp_path, "HK"), Broadcast(1, 0, {"w": np.zeros(2)})
     first = source.claim(asked)
     (tmp_path / ANSWERED).unlink()
-    with raises("damaged-file", naming="answered.json"):
+    with raises("file-damaged", naming="answered.json"):
         source.claim(replace(asked, weights={"w": np.ones(2)}))
     (tmp_path / SECRET).unlink()  # a site whose folder is new, or that was killed before it had a secret
     (tmp_path / ANSWERED).write_text("{}", encoding="utf-8")
@@ -486,7 +486,7 @@ def test_a_damaged_secret_or_record_stops_the_site(broken: str, three_sites: dic
         (folder / (SECRET if broken == "gone" else ANSWERED)).unlink()
     else:
         (folder / (SECRET if broken == "noise" else ANSWERED)).write_text(broken, encoding="utf-8")
-    with raises("damaged-file"):
+    with raises("file-damaged"):
         sites[0].train(broadcast)
 
 

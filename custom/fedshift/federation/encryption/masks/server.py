@@ -220,7 +220,7 @@ class MaskedCoordinator(Coordinator):
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("damaged-file", f"{path} is damaged ({error}): start the run anew") from None
+            raise ConfigError("file-damaged", f"{path} is damaged ({error}): start the run anew") from None
         if former is None:
             return
         for site in [site for site in self._updates if site not in former]:

@@ -327,7 +327,7 @@ class SiteMasks:
             return Secrets.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (ValidationError, UnicodeDecodeError):
             raise ConfigError(
-                "damaged-file",
+                "file-damaged",
                 f"{self._path} is damaged: delete it, and site {self._site} takes part with a new key from the next "
                 "round on",
             ) from None

@@ -160,7 +160,7 @@ class NoiseSource:
         content = path.read_bytes() if path.is_file() else b""
         if len(content) != LENGTH:
             raise DataError(
-                "damaged-file",
+                "file-damaged",
                 f"{path} holds {len(content)} bytes, not {LENGTH}, so that noise cannot be repeated: leave the site "
                 "out of this job",
             )
@@ -172,6 +172,6 @@ class NoiseSource:
 
 def _damaged(path: Path, reason: str) -> DataError:
     return DataError(
-        "damaged-file",
+        "file-damaged",
         f"{path} {reason}, so that nobody can tell which rounds were answered: leave the site out of this job",
     )
