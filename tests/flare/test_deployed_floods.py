@@ -15,7 +15,7 @@ import pytest
 from conftest import small_image_job
 from nvflare.fuel.hci.client import file_transfer
 
-from flare_armour.patches.message_shares import WAITING
+from flare_armour.patches.stream_shares import WAITING
 
 from .conftest import image_sites
 from .deployed import LEAD, SERVER, Deployed, DeployedRun

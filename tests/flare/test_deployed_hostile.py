@@ -22,7 +22,7 @@ from nvflare.fuel.utils.fobs.lobs import get_datum_dir
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.schema.results import LAST
-from flare_armour.patches.party_shares import CONNECTIONS
+from flare_armour.patches.connections import CONNECTIONS
 
 from .attacks import connections, messages, orders
 from .attacks.hostile import ANSWERS
@@ -156,7 +156,7 @@ def test_what_was_dropped_is_in_the_servers_log_and_audit_log(attacked: Attacked
             f"{DROPPED}{HOSTILE} (admin/admin to {VICTIM}, in the name of server): it speaks for another party",
         ):
             assert what in said
-    assert "[A:fedshift.dropped]" in attacked.audit(SERVER)
+    assert "[A:armour.dropped]" in attacked.audit(SERVER)
 
 
 def test_a_job_that_brings_a_file_to_configure_connections_runs_nowhere(attacked: Attacked, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 from collections.abc import Mapping
@@ -11,8 +12,6 @@ import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.lobs import MARKER_MAIN
-
-from flare_armour.patches import numpy_arrays
 
 
 def framed(body: object) -> bytes:
@@ -61,7 +60,9 @@ def undecodable() -> Mapping[str, bytes]:
 
 
 def _npy(array: np.ndarray) -> bytes:
-    return bytes(numpy_arrays.pack(array))
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def _headed(header: str) -> bytes:

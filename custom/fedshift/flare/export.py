@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import fedshift
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.identity import own_identity
+from fedshift.schema.identity import own_identity, own_packages
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
 
 APP = "app"
@@ -134,12 +134,12 @@ def _yaml(job: JobSpec) -> str:
 
 
 def _copy_source(custom: Path) -> None:
-    """Copy the files that the package's source hash covers, and no others."""
-    package = Path(fedshift.__file__).parent
-    for source in package.rglob("*.py"):
-        target = custom / package.name / source.relative_to(package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    """Copy the files that the source hash covers, and no others."""
+    for package in own_packages():
+        for source in package.rglob("*.py"):
+            target = custom / package.name / source.relative_to(package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
 
 
 def read_job_folder(folder: Path) -> JobSpec:
@@ -198,3 +198,18 @@ def client_config(*, masks: bool = False) -> dict[str, Any]:
         ],
         "components": [],
     }
+
+
+def server_configs() -> list[dict[str, Any]]:
+    """All that the ``config_fed_server.json`` of our jobs may hold: of those that train, and of the satellites'."""
+    return [server_config(), *(kind.server_config() for kind in _other_jobs())]
+
+
+def client_configs() -> list[dict[str, Any]]:
+    """The same of ``config_fed_client.json``."""
+    return [client_config(), client_config(masks=True), *(kind.client_config() for kind in _other_jobs())]
+
+
+def _other_jobs() -> list[Any]:
+    """Modules of satellites that have jobs of their own."""
+    return [point.load() for point in entry_points(group="fedshift.jobs")]

@@ -25,12 +25,11 @@ from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file,
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
-from fedshift.flare.export import client_config, server_config
+from fedshift.flare.export import client_configs, server_configs
 from fedshift.flare.log_lines import OneEntry
 from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
 from fedshift.schema.errors import ConfigError
-from fedshift_survey.flare import job as survey_job
-from flare_armour.console_commands import ROLES, rights
+from flare_armour.guard.console import ROLES, rights
 
 Role = Literal["site", "server"]
 
@@ -42,21 +41,17 @@ ONE_JOB = 1
 """Jobs that run at a time: each needs a site's memory and processors. FLARE's default for kits is 4."""
 
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
+OURS = "fedshift.flare.guard"
+"""The module with the components that kits name."""
+LAUNCHER = "nvflare.app_common.job_launcher"
 LAUNCHERS = {
-    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "flare_armour.patches.job_restart.SiteJobLauncher"
-    ),
-    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "flare_armour.patches.job_restart.ServerJobLauncher"
-    ),
+    f"{LAUNCHER}.client_process_launcher.ClientProcessJobLauncher": f"{OURS}.SiteJobLauncher",
+    f"{LAUNCHER}.server_process_launcher.ServerProcessJobLauncher": f"{OURS}.ServerJobLauncher",
 }
-"""FLARE's launchers of job processes → ours, which start killed processes again."""
-GUARD = {"id": "guard", "path": "flare_armour.guard.component.Guard", "args": {}}
-"""Component that drops messages that a party may not get."""
-VALIDATOR = {"path": "flare_armour.guard.commands.AppFiles", "args": {}}
-"""What the server asks about a job's files; a site's guard does that itself."""
-READMISSION = {"id": "readmission", "path": "flare_armour.patches.readmission.Readmission", "args": {}}
-"""Server component that lets late and restarted sites into a running job."""
+"""FLARE's launchers of job processes → ours."""
+GUARD = {"id": "guard", "path": f"{OURS}.Guard", "args": {}}
+VALIDATOR = {"path": f"{OURS}.AppFiles", "args": {}}
+READMISSION = {"id": "readmission", "path": f"{OURS}.Readmission", "args": {}}
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
 NEVER = "none"
@@ -263,8 +258,8 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
 
 def components(role: Role) -> tuple[str, ...]:
     """Full names of the classes that our jobs name for a party. FLARE's own need no permission."""
-    ours = {"server": (server_config, survey_job.server_config), "site": (client_config, survey_job.client_config)}
-    return tuple(sorted({path for config in ours[role] for path in _paths(config())}))
+    configs = server_configs() if role == "server" else client_configs()
+    return tuple(sorted({path for config in configs for path in _paths(config)}))
 
 
 def resources(kit: Kit) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """Every message that comes in is asked about before anything is done with it.
 
-NVFlare 2.9: a message's origin is what its sender wrote; only the server's parent process looks at who sent one, and
-accepts its own signature, which every site gets with every message, for any origin. Messages between sites are passed
-on. What is in a bulk passes no filter. A header makes the receiver connect to an address that the sender names.
-Cost: any one site can give all others orders, read their files and end their jobs (docs/upstream.md).
+NVFlare 2.9: does not hold a message's origin and destination to the connection that it came over.
+Cost: any one site can give all others orders, read their files and end their jobs.
 Instead: `CoreCell._process_received_msg`, through which everything comes that comes from a connection (requests,
 answers, pieces of streams, and what is only passed on) first asks `rules.refusal`. What is refused is dropped without
-an answer. Two headers by which a site could end the server's job process, or another site's stream, are taken off.
+an answer. Headers that are not a site's to set are taken off.
 Fixed in NVFlare when: the server drops a message whose origin is not of its connection's certificate, and passes none
 on from a site to another.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
@@ -22,54 +22,34 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHAN
 from nvflare.private.defs import CellMessageHeaderKeys
 
 from flare_armour.guard import disabling
-from flare_armour.guard.drops import Drops
-from flare_armour.guard.rules import ROOT, Message, party, refusal
-from flare_armour.patches.patch import Patch, find
-from flare_armour.patches.refusals import PERSON
+from flare_armour.guard.rules import ASKS, ROOT, Asks, Message, party, refusal
+from flare_armour.log_limits import DROPS, PERSON
+from flare_armour.patch import Patch, find
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
 STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
-PATCH = Patch(
-    name="gate",
-    without="any one site could give all others orders",
-    replaces={
-        f"{CELL}._process_received_msg": "02790bea4f0b",
-        # Not replaced: what the gate relies on.
-        f"{CELL}.process_message": "7c02c0640164",
-        f"{CELL}._send_direct_message": "470c9ceb4714",
-        f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
-        f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
-        f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
-        "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
-        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
-        f"{STREAMER}._ack_handler": "fa2f1e774eb5",
-    },
-)
 ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERVER_TRANSIT_REQUIRED)
-"""Headers by which the receiver would connect to an address, ask for a certificate, or treat two sites as related."""
+"""Headers that no party of ours sets."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
-"""A header of a failed stream. With one of its values the server's job process ends itself."""
+"""A header of a failed stream."""
 
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
 
-DROPS = Drops()
+
+def gate(asks: Asks = ASKS) -> Patch:
+    """The gate before all cells of this process, those to come included. ``asks`` is the table of the rules."""
+    return replace(PATCH, apply=partial(_apply, asks))
 
 
-def apply() -> None:
-    """Put the gate before all cells of this process, those to come included.
-
-    Raises:
-        NotAsExpectedError: NVFlare is another than this was written for.
-    """
-    PATCH.demand()
+def _apply(asks: Asks) -> None:
     cell = find(CELL)
     original = cell._process_received_msg
 
     def receive(self: Any, endpoint: Any, connection: Any, message: Any) -> None:
         me = self.get_fqcn()
-        reason = _why_not(me, endpoint, connection, message)
+        reason = _why_not(me, endpoint, connection, message, asks)
         if reason is None:
             _take_off(me, message)
             _put_on(endpoint, connection, message)
@@ -81,15 +61,14 @@ def apply() -> None:
             DROPS.add(sender, _wanted(message, sender), reason)
 
     cell._process_received_msg = receive
-    PATCH.put_in_place()
 
 
-def _why_not(me: str, endpoint: Any, connection: Any, message: Any) -> str | None:
+def _why_not(me: str, endpoint: Any, connection: Any, message: Any, asks: Asks) -> str | None:
     try:
         seen = envelope(me, endpoint, connection, message)
     except (TypeError, ValueError, AttributeError) as error:
         return f"it is malformed ({type(error).__name__})"
-    return refusal(seen) or disabling.refusal(seen) or _anothers_stream(seen, message)
+    return refusal(seen, asks) or disabling.refusal(seen) or _anothers_stream(seen, message)
 
 
 def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
@@ -134,7 +113,7 @@ def _text(message: Any, key: str) -> str:
 
 
 def _anothers_stream(seen: Message, message: Any) -> str | None:
-    """Whether it acknowledges, or stops, a stream of ours to another: they are numbered in turn."""
+    """Whether it acknowledges, or stops, a stream of ours to another."""
     if (seen.channel, seen.topic) != (STREAM_CHANNEL, STREAM_ACK_TOPIC) or seen.destination != seen.me:
         return None
     stream = find(STREAMER).tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
@@ -142,12 +121,12 @@ def _anothers_stream(seen: Message, message: Any) -> str | None:
 
 
 def _take_off(me: str, message: Any) -> None:
-    """Take off a site's message what would end more than its own stream, or pass for what it is not."""
+    """Take off a site's message what is not a site's to say."""
     if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
         message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))
-    own = party(me)
-    if origin is not None and own is not None and own.root == "server" != origin.root:
+    receiver = party(me)
+    if origin is not None and receiver is not None and receiver.root == ROOT != origin.root:
         message.remove_header(ERROR_TYPE)
 
 
@@ -174,3 +153,22 @@ def _wanted(message: Any, sender: str) -> str:
     origin = get(MessageHeaderKey.ORIGIN)
     name = "" if origin == sender else f", in the name of {origin}"
     return f"{kind}{channel}/{topic} to {get(MessageHeaderKey.DESTINATION)}{name}"
+
+
+PATCH = Patch(
+    name="gate",
+    kind="protects",
+    without="any one site could give all others orders",
+    replaces={
+        f"{CELL}._process_received_msg": "02790bea4f0b",
+        # Not replaced: what the gate relies on.
+        f"{CELL}.process_message": "7c02c0640164",
+        f"{CELL}._send_direct_message": "470c9ceb4714",
+        f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
+        f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
+        f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
+        "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
+        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
+        f"{STREAMER}._ack_handler": "fa2f1e774eb5",
+    },
+)

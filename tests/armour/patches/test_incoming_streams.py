@@ -19,11 +19,11 @@ from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
-from flare_armour import patches
-from flare_armour.once_a_minute import OnceAMinute
-from flare_armour.patches import incoming_streams, message_exits, refusals
+from flare_armour import log_limits, patches
+from flare_armour.log_limits import OnceAMinute
+from flare_armour.patches import incoming_streams, messages
 from flare_armour.patches.incoming_streams import LARGEST, LOOK, MOST_OPEN, SILENCE, allow
-from flare_armour.patches.message_shares import THREADS, WAITING
+from flare_armour.patches.stream_shares import THREADS, WAITING
 
 patches.install()
 ALLOWED = 1000
@@ -103,9 +103,8 @@ def is_open(task: RxTask | None) -> bool:
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(incoming_streams, "_limit", None)
-    monkeypatch.setattr(incoming_streams, "_ending", False)
-    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
+    monkeypatch.setattr(incoming_streams, "PROCESS", incoming_streams._Process())
+    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):
@@ -148,12 +147,12 @@ def test_a_message_that_brings_more_than_it_declares_is_stopped(receiver: Receiv
 
 def test_who_sends_too_large_an_answer_is_reported(receiver: Receiver) -> None:
     told = list[tuple[str, str]]()
-    message_exits.tell(lambda sender, fault: told.append((sender, fault)))
+    messages.listen(lambda sender, fault: told.append((sender, fault)))
     try:
         receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=5000)
         receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=5000, **{StreamHeaderKey.TOPIC: "other"})
     finally:
-        message_exits.tell(None)
+        messages.listen(None)
     assert told == [("HK.job", "declares 5000 bytes, allowed are 1000")]
 
 
@@ -271,7 +270,7 @@ HEADERS = {f"h{number}": [[] for _ in range(100)] for number in range(20)}
 def test_headers_that_take_much_memory_are_refused_by_the_certificate_s_name(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("WARNING", logger="fedshift"):
+    with caplog.at_level("WARNING", logger="flare_armour"):
         for _ in range(60):
             assert receiver.piece("UCL.job", next(NUMBERS), b"x", size=500, **HEADERS) is None
     said = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
@@ -355,7 +354,7 @@ def test_requests_that_wait_hold_the_threads_of_their_own_party_only(
 ) -> None:
     """1,500 requests of one site; NVFlare has 64 threads for those of all."""
     busy = Busy()
-    with caplog.at_level("WARNING", logger="fedshift"):
+    with caplog.at_level("WARNING", logger="flare_armour"):
         for _ in range(1500):
             busy.asks("UCL.job")
         for site in ("HK", "BIDMC"):

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.drivers.aio_http_driver import WS_PATH
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from flare_armour.patches.party_shares import CONNECTIONS
+from flare_armour.patches.connections import CONNECTIONS
 
 from .hostile import Hostile, Scene
 
