@@ -170,6 +170,5 @@ class SiteProtection:
             log.info("%s is not sent to its end: %s", what, reason)
 
     def end(self) -> None:
-        """The job is over."""
         if self._pieces is not None:
             self._pieces.end()

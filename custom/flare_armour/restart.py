@@ -131,7 +131,6 @@ class _Persistent:
         self._restarts, self._first_pause = restarts, pause
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Start a job's process."""
         if not PATCH.fits():
             return super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
         # NVFlare uses the context for other jobs later on.

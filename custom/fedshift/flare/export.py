@@ -206,7 +206,6 @@ def server_configs() -> list[dict[str, Any]]:
 
 
 def client_configs() -> list[dict[str, Any]]:
-    """The same of ``config_fed_client.json``."""
     return [client_config(), client_config(masks=True), *(kind.client_config() for kind in _other_jobs())]
 
 

@@ -181,11 +181,9 @@ class Worker:
         return self.returncode
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:

@@ -297,7 +297,6 @@ class Keys:
 
 
 def _party(task: Any) -> str:
-    """Whose a stream is."""
     return str(getattr(task, "armour_party", None) or party_of(task.origin))
 
 

@@ -57,7 +57,6 @@ class LogRate(logging.Filter):
     """Leaves out entries of a line of code that has logged too often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds."""
         super().__init__()
         self._clock = clock
         self._lock = threading.Lock()

@@ -180,7 +180,6 @@ class _Contents:
             raise ValueError("a message holds too many lists and mappings, or other messages")
 
     def count_list(self, values: list[Any]) -> list[Any]:
-        """A list."""
         self.count(None)
         return values
 

@@ -65,7 +65,6 @@ class TaskRequests:
     """The requests for tasks of one job."""
 
     def __init__(self) -> None:
-        """Nothing waits before `attach`."""
         self._lock = threading.Lock()
         self._clients: dict[str, _Client] = {}
         self._number = 0

@@ -35,7 +35,6 @@ class Ask:
     length: int = 0
 
     def encode(self) -> dict[str, Any]:
-        """As it is sent."""
         content = {"sha256": self.file.sha256, "size": self.file.size, "offset": self.offset}
         return content | ({"length": self.length} if self.length else {"piece": self.piece})
 
@@ -66,7 +65,6 @@ class Reply:
     piece: bytes = b""
 
     def encode(self) -> dict[str, Any]:
-        """As it is sent."""
         return {"closed": self.closed, "held": self.held, "piece": self.piece}
 
     @classmethod
