@@ -75,11 +75,10 @@ CODES = [
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_one_site_does_not_end_the_job_by_saying_that_it_has_failed(
+def test_what_a_site_reports_of_its_part_is_noted_and_ends_nothing(
     code: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patch, "_fits", {})
-    assert len(Server().reported(code)) == 2, "NVFlare ends the job no longer: the patch can go"
     monkeypatch.setattr(FederatedServer, "process_job_failure", FederatedServer.process_job_failure)
     Readmission()
     caplog.clear()

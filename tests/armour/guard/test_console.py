@@ -30,7 +30,6 @@ from flare_armour.guard.console import ANY, COMMANDS, JOBS_OF_ORG, OWN_JOBS, ROL
 from flare_armour.log_limits import Drops
 
 NVFLARE = Path(nvflare.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "nvflare-entry-points.md"
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 PERSON = "person@hub.org"
 
@@ -75,8 +74,7 @@ PATHS = (
     "x\ny",
     "",
     "{}",
-    '{"version":1}',
-    "log_config.json/..",
+    "x.json/..",
 )
 """What leads, or might lead, to a file. A plain name does not: it is a site's, or a job's folder in an archive."""
 

@@ -80,18 +80,17 @@ def test_an_order_is_taken_from_the_server_only(parties: dict[str, Party], caplo
         site.gets("server", CellChannel.CLIENT_MAIN, "admin", **{MessageHeaderKey.ORIGIN: "UCL"})
     assert len(site.done) == 1
     first, second = caplog.messages
-    assert first == "dropped a message from UCL (admin/admin to HK): its sender is not the server"
-    assert second.startswith("dropped a message from server (admin/admin to HK, in the name of UCL): it speaks for")
+    assert " UCL (admin/admin to HK)" in first and " server (admin/admin to HK, in the name of UCL)" in second
 
 
 def test_a_sender_is_told_by_its_certificate_whatever_names_it_takes(
     parties: dict[str, Party], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OVER_TLS, "get_conn_properties", lambda: {"peer_cn": "UCL"})
-    for number in range(100):
+    for number in range(TOPICS + 5):
         parties["server"].gets(f"UCL.{number}", "made up", "x", **{MessageHeaderKey.ORIGIN: f"HK.{number}"})
     assert len(caplog.messages) == TOPICS + 1
-    assert all(text.startswith("dropped a message from UCL (") for text in caplog.messages)
+    assert all(" UCL (" in text for text in caplog.messages)
 
 
 def test_the_server_passes_nothing_on_from_site_to_site(parties: dict[str, Party]) -> None:
@@ -125,18 +124,16 @@ def test_only_whom_a_stream_goes_to_acknowledges_it(parties: dict[str, Party], m
 
 
 def test_a_site_does_not_say_which_error_its_stream_ends_with(parties: dict[str, Party]) -> None:
-    """NVFlare's server ends its own job process for one of them."""
     headers = {
         MessageHeaderKey.ORIGIN: f"UCL.{JOB}",
         MessageHeaderKey.DESTINATION: f"server.{JOB}",
-        StreamHeaderKey.ERROR_TYPE: "BlobSizeError",
+        StreamHeaderKey.ERROR_TYPE: "any",
     }
     message = parties["server"].gets("UCL", STREAM_CHANNEL, STREAM_ACK_TOPIC, **headers)
     assert parties["server"].passed_on and message.get_header(StreamHeaderKey.ERROR_TYPE) is None
 
 
 def test_a_plain_message_does_not_pass_for_a_streamed_task(parties: dict[str, Party]) -> None:
-    """Which may hold more than others."""
     headers = {MessageHeaderKey.ORIGIN: "UCL", StreamHeaderKey.TOPIC: "get_task"}
     message = parties["server"].gets("UCL", CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, **headers)
     assert message.get_header(StreamHeaderKey.TOPIC) is None
@@ -150,7 +147,7 @@ def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(patch.SKIP, "gate")  # which leaves out patches that do not protect
     monkeypatch.setattr(CoreCell, "process_message", lambda self, endpoint, connection, app_id, message: None)
     before = getattr(CoreCell, REPLACED)
-    with pytest.raises(NotAsExpectedError, match=r"not as the patch gate expects it \(CoreCell.process_message\)"):
+    with pytest.raises(NotAsExpectedError, match=r"gate .*CoreCell\.process_message"):
         gate.gate().enforce()
     assert getattr(CoreCell, REPLACED) is before
 

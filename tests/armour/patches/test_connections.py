@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +31,7 @@ from flare_armour.patches.connections import (
     BURST,
     CONNECTIONS,
     HERE,
-    LARGEST_FRAME,
     LARGEST_HANDSHAKE,
-    LARGEST_HEADERS,
     LARGEST_OF_SITES,
     LEAST,
     MOST_VALUES,
@@ -71,27 +68,36 @@ def test_a_frame_of_any_size_is_read_as_it_was_sent(ends: tuple[socket.socket, S
     thread.join()
 
 
-@pytest.mark.parametrize("length", [0, PREFIX_LEN - 1, LARGEST_FRAME + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, PREFIX_LEN - 1, 1001])
 def test_a_frame_that_declares_what_none_has_is_refused(
-    ends: tuple[socket.socket, SocketConnection], length: int
+    ends: tuple[socket.socket, SocketConnection], length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "LARGEST_FRAME", 1000)
     sender, connection = ends
     sender.sendall(frame(length))
-    with pytest.raises(CommError, match=f"declares {length} bytes"):
+    with pytest.raises(CommError) as raised:
         connection.read_frame()
+    assert raised.value.code == CommError.BAD_DATA
 
 
-def test_what_is_declared_and_not_sent_takes_no_memory(ends: tuple[socket.socket, SocketConnection]) -> None:
+def test_a_frame_takes_no_more_memory_at_a_time_than_a_part_of_it(
+    ends: tuple[socket.socket, SocketConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "AT_ONCE", 1000)
     sender, connection = ends
-    sender.sendall(frame(LARGEST_FRAME, b"ten bytes "))
+    taken = list[int]()
+    read_into = SocketConnection.read_into
+    monkeypatch.setattr(
+        SocketConnection,
+        "read_into",
+        lambda self, buffer, *rest: taken.append(len(buffer)) or read_into(self, buffer, *rest),
+    )
+    sender.sendall(frame(5000, b"x" * 2500))
     sender.shutdown(socket.SHUT_WR)
-    tracemalloc.start()
     with pytest.raises(CommError) as raised:
         connection.read_frame()
     assert raised.value.code == CommError.CLOSED
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 4 * AT_ONCE
+    assert taken == [PREFIX_LEN + 1000 * number for number in range(4)], "it ends in its third part"
 
 
 def test_web_sockets_have_a_lower_limit() -> None:
@@ -140,35 +146,30 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.manager.stop()
 
 
-LISTS = {f"x{number}": [] for number in range(20)}
-
-
 @pytest.mark.parametrize("kind", [Types.HELLO, Types.READY])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "content",
     [
-        (msgpack.packb({**NAMES, "x": "y" * LARGEST_HANDSHAKE}), "a handshake of 2"),
-        (b"\x91" * (LARGEST_HANDSHAKE + 1), "a handshake of 2049 bytes, allowed are 2048"),
-        (msgpack.packb({**NAMES, **LISTS}), "a handshake of other contents"),
-        (msgpack.packb({**NAMES, "x": []}), "a handshake of other contents"),
-        (msgpack.packb({**NAMES, "x": {}}), "a handshake of other contents"),
-        (msgpack.packb({**NAMES, "x": b"bytes"}), "a handshake of other contents"),
-        (msgpack.packb({**NAMES, 7: "x"}), "a handshake of other contents"),
-        (msgpack.packb({str(number): 0 for number in range(MOST_VALUES + 1)}), "a handshake of other contents"),
-        (msgpack.packb(["HK"]), "a handshake of other contents"),
-        (b"", "a handshake of other contents"),
-        (b"\xc1", "a handshake of other contents"),
+        msgpack.packb({**NAMES, "x": "y" * LARGEST_HANDSHAKE}),
+        msgpack.packb({**NAMES, "x": []}),
+        msgpack.packb({**NAMES, "x": {}}),
+        msgpack.packb({**NAMES, "x": b"bytes"}),
+        msgpack.packb({**NAMES, 7: "x"}),
+        msgpack.packb({str(number): 0 for number in range(MOST_VALUES + 1)}),
+        msgpack.packb(["HK"]),
+        b"",
     ],
+    ids=["long", "a list", "a mapping", "bytes", "a number for a name", "many values", "no mapping", "nothing"],
 )
 def test_a_handshake_has_few_plain_values(
-    server: Server, kind: int, content: bytes, said: str, caplog: pytest.LogCaptureFixture
+    server: Server, kind: int, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = server.connects("HK")
     with caplog.at_level("WARNING", logger="flare_armour"):
         wire.process_frame(handshake(kind, content))
     assert wire.closed and not server.manager.sfm_endpoints
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("'HK' has sent ") and said in line and line.endswith("the connection is closed")
+    assert line.startswith("'HK' has sent ")
 
 
 @pytest.mark.parametrize(("params", "mode"), [(WITHIN, Mode.PASSIVE), (OUTSIDE, Mode.ACTIVE)])
@@ -177,7 +178,7 @@ def test_so_has_one_without_a_certificate_and_the_server_s(
 ) -> None:
     wire = server.connects("", params, mode)
     with caplog.at_level("WARNING", logger="flare_armour"):
-        wire.process_frame(handshake(Types.HELLO, b"\x91" * (LARGEST_HANDSHAKE + 1)))
+        wire.process_frame(handshake(Types.HELLO, msgpack.packb("x" * LARGEST_HANDSHAKE)))
     assert wire.closed and HERE in caplog.text
 
 
@@ -189,18 +190,16 @@ def test_nvflare_s_own_handshake_is_taken(server: Server) -> None:
     assert server.manager.sfm_endpoints["HK"].endpoint.properties == {"timestamp": 1.5, "fqcn": "HK"}
 
 
-def test_headers_have_so_many_bytes(server: Server) -> None:
-    prefix = handshake(Types.DATA, b"", headers=LARGEST_HEADERS + 1)
-    reason = fault_of_frame(prefix + b"\x90" * (LARGEST_HEADERS + 1))
-    assert reason is not None and f"{LARGEST_HEADERS + 1} bytes of headers" in reason
-    assert fault_of_frame(handshake(Types.DATA, b"x" * 3_000_000, headers=LARGEST_HEADERS)) is None
+def test_headers_have_so_many_bytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LARGEST_HEADERS", 10)
+    assert fault_of_frame(handshake(Types.DATA, b"x" * 3_000, headers=10)) is None
     wire = server.connects("HK")
-    wire.process_frame(prefix)
+    wire.process_frame(handshake(Types.DATA, b"x" * 11, headers=11))
     assert wire.closed
 
 
 def test_nothing_is_kept_of_a_name_whose_connections_have_ended(server: Server) -> None:
-    for number in range(50):
+    for number in range(3):
         name = f"HK.{number}"
         wire = server.connects("HK")
         wire.process_frame(handshake(Types.HELLO, msgpack.packb({**NAMES, "endpoint_name": name})))
@@ -259,9 +258,9 @@ def test_a_party_has_so_many_connections_and_the_most_silent_is_closed(sharing: 
     wires = [sharing.connects("UCL") for _ in range(CONNECTIONS)]
     assert not any(wire.closed for wire in wires)
     wires[0].process_frame(b"speaks")
-    sharing.connects("UCL")
+    more = [sharing.connects("UCL")]
     assert [wire.closed for wire in wires] == [False, True] + [False] * (CONNECTIONS - 2)
-    more = [sharing.connects("UCL") for _ in range(100)]
+    more += [sharing.connects("UCL") for _ in range(3)]
     assert sum(not wire.closed for wire in (*wires, *more)) == CONNECTIONS and not other.closed
 
 
@@ -277,14 +276,14 @@ def test_a_connection_has_one_name(sharing: Sharing) -> None:
     wire = sharing.connects("UCL")
     sharing.names(wire, "UCL")
     assert not wire.closed
-    with pytest.raises(CommError, match="has named itself already"):
+    with pytest.raises(CommError):
         sharing.names(wire, "UCL.other")
     assert wire.closed and set(sharing.manager.sfm_endpoints) == {"UCL"}
 
 
 def test_one_party_does_not_take_all_threads(sharing: Sharing) -> None:
     hostile, honest = sharing.connects("UCL"), sharing.connects("HK")
-    frames = [b"%d" % number for number in range(2 * THREADS)]
+    frames = [b"%d" % number for number in range(THREADS + 2)]
     for frame in frames:
         hostile.process_frame(frame)
     until(lambda: len(sharing.begun) == THREADS)
@@ -321,25 +320,25 @@ def test_a_fault_in_a_frame_does_not_cost_a_thread(sharing: Sharing) -> None:
 
     sharing.manager.process_frame_task = fails
     wire = sharing.connects("UCL")
-    for number in range(3 * THREADS):
+    for number in range(THREADS + 2):
         wire.process_frame(b"%d" % number)
-    until(lambda: len(sharing.worked_on) == 3 * THREADS)
+    until(lambda: len(sharing.worked_on) == THREADS + 2)
 
 
 def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(
     sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times what comes at once, in pieces of a few bytes."""
+    monkeypatch.setattr(connections, "BURST", 20)
     sharing.busy.set()
     pauses = list[float]()
     clock = SimpleNamespace(monotonic=lambda: 0.0, time=time.time, sleep=pauses.append)  # no time passes
     monkeypatch.setattr(connections, "time", clock)
     hostile, honest = sharing.connects("UCL"), sharing.connects("HK")
-    for number in range(10 * BURST):
+    for number in range(25):
         hostile.process_frame(b"%d" % number)
     honest.process_frame(b"honest")
-    until(lambda: len(sharing.worked_on) == 10 * BURST + 1)
-    assert len(pauses) == 9 * BURST and max(pauses) == pytest.approx(9 * BURST / RATE)
+    until(lambda: len(sharing.worked_on) == 26)
+    assert len(pauses) == 5 and max(pauses) == pytest.approx(5 / RATE)
 
 
 def test_a_party_that_was_silent_is_worked_on_at_once(sharing: Sharing) -> None:

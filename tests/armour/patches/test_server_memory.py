@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import platform
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -179,6 +182,25 @@ def test_an_answer_waits_in_memory_where_nothing_can_be_written(
     server_memory.spool_to(tmp_path / "gone")
     assert type(receiving(LARGE).buffer) is ConsumableBufferList
     assert "an answer waits in memory" in caplog.text and "gone" in caplog.text
+
+
+def test_a_broadcast_is_packed_once_for_its_clients() -> None:
+    array = np.arange(6, dtype=np.float32)
+    message = DXO(DataKind.WEIGHTS, data={"conv": array}).to_shareable()
+
+    def pack() -> bytes:
+        packed: bytes = NumpyArrayDecomposer().native_decompose(array)
+        return packed
+
+    server_memory.share_broadcast(Task("train", data=message), clients=3)
+    first = pack()
+    assert pack() is first and pack() is first
+    assert pack() is not first, "all have got it: nothing is kept for a fourth"
+    np.testing.assert_array_equal(np.load(io.BytesIO(first)), array)
+    server_memory.share_broadcast(Task("train", data=message), clients=3)
+    second = pack()
+    server_memory.share_broadcast(Task("train", data=Shareable()), clients=3)
+    assert pack() is not second, "it is forgotten with the next message"
 
 
 CODE = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ from fedshift.flare.export import write_job
 from flare_armour import log_limits, patches
 from flare_armour.log_limits import OnceAMinute
 from flare_armour.patches import submissions
-from flare_armour.patches.submissions import LARGEST, LARGEST_TEXT, LONGEST, MOST_CONTENTS, MOST_FILES, fault
+from flare_armour.patches.submissions import LARGEST_TEXT, fault
 
 patches.install()
 PIECE = b"0123456789"
@@ -105,7 +104,6 @@ def test_many_incomplete_ones_end_the_most_silent(tmp_path: Path) -> None:
 
 
 submissions.ARCHIVES.install()
-MB = 1_000_000
 
 
 def packed(files: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -116,31 +114,25 @@ def packed(files: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
     return archive.getvalue()
 
 
-def declaring(size: int, number: int = 1) -> bytes:
-    """An archive of ten bytes in each file, of which it says that they are ``size``."""
-    archive = packed({f"job/app/custom/{number}": b"0123456789" for number in range(number)}, zipfile.ZIP_STORED)
-    found = archive.find(b"PK\1\2")
-    while found >= 0:
-        archive = archive[: found + 24] + struct.pack("<I", size) + archive[found + 28 :]
-        found = archive.find(b"PK\1\2", found + 4)
-    return archive
-
-
-REFUSED = {
-    "what it declares in one file": (declaring(LARGEST + 1), "200 MB when it is unpacked, allowed are 200"),
-    "what it declares in all files": (declaring(50 * MB, 10), "500 MB when it is unpacked"),
-    "settings to be read into memory": (packed({"job/meta.json": b" " * (LARGEST_TEXT + 1)}), "meta.json' has 2000001"),
-    "many files": (packed({f"job/{number}": b"" for number in range(MOST_FILES + 1)}), "has 5001 files"),
-    "above its folder": (packed({"job/../../x": b""}), "outside its folder"),
-    "an absolute name": (packed({"/x": b""}), "outside its folder"),
-    "a backslash": (packed({"job/..\\x": b""}), "a name that no file of a job has"),
-    "a control character": (packed({"job/\x1b[2J": b""}), "a name that no file of a job has"),
-    "a long name": (packed({"x" * (LONGEST + 1): b""}), "a name that no file of a job has"),
-    "another way to pack": (packed({"job/x": b"x"}, zipfile.ZIP_LZMA), "another way than by deflate"),
-    "no archive": (b"PK but no archive", "no archive that can be read"),
-    "nothing": (b"", "no archive that can be read"),
+ONE = {"job/app/custom/x": b"x" * 21}
+REFUSED: dict[str, tuple[bytes, dict[str, int]]] = {
+    "its size": (packed(ONE), {"LARGEST": 20}),
+    "the size of all files": (packed({f"job/app/custom/{number}": b"x" * 7 for number in range(3)}), {"LARGEST": 20}),
+    "settings": (packed({"job/meta.json": b" " * 21}), {"LARGEST_TEXT": 20}),
+    "many files": (packed({f"job/{number}": b"" for number in range(5)}), {"MOST_FILES": 4}),
+    "a long table of contents": (packed({f"job/{number:0100}": b"" for number in range(5)}), {"MOST_CONTENTS": 500}),
+    "two files with one name": (packed({"job/a": b"1", "job/b": b"2"}).replace(b"job/b", b"job/a"), {}),
+    "above its folder": (packed({"job/../x": b""}), {}),
+    "an absolute name": (packed({"/x": b""}), {}),
+    "a backslash": (packed({"job/a\\x": b""}), {}),
+    "a control character": (packed({"job/\x07": b""}), {}),
+    "a long name": (packed({"job/name": b""}), {"LONGEST": 7}),
+    "another way to pack": (packed({"job/x": b"x"}, zipfile.ZIP_LZMA), {}),
+    "no archive": (b"no archive", {}),
+    "nothing": (b"", {}),
 }
-refused = pytest.mark.parametrize(("archive", "said"), REFUSED.values(), ids=REFUSED)
+"""What is wrong -> the archive, and the bounds that are lowered for it."""
+refused = pytest.mark.parametrize(("archive", "bounds"), REFUSED.values(), ids=REFUSED)
 
 
 class Console:
@@ -163,10 +155,22 @@ class Console:
         self.errors.append(text)
 
 
+def lower(bounds: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in bounds.items():
+        monkeypatch.setattr(submissions, name, value)
+
+
 @refused
 def test_it_is_refused_when_it_is_submitted(
-    archive: bytes, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    archive: bytes,
+    bounds: dict[str, int],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if bounds:
+        assert fault(archive) is None
+    lower(bounds, monkeypatch)
     monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
     (tmp_path / "job.zip").write_bytes(archive)
     console = Console(tmp_path / "job.zip")
@@ -174,14 +178,17 @@ def test_it_is_refused_when_it_is_submitted(
     assert not console.went_on
     (error,) = console.errors
     (record,) = caplog.records
-    assert said in error and record.getMessage() == f"'lead@hub.org' has submitted a job that is refused: {error}"
+    assert record.getMessage().startswith("'lead@hub.org' ") and error in record.getMessage()
 
 
 @refused
 @pytest.mark.parametrize("module", [job_def_manager, app_deployer, training_cmds])
-def test_it_is_not_unpacked(module: Any, archive: bytes, said: str, tmp_path: Path) -> None:
+def test_it_is_not_unpacked(
+    module: Any, archive: bytes, bounds: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever has brought it: a copy of an earlier job (``clone_job``), a store that was there before."""
-    with pytest.raises(ValueError, match=said.replace("'", ".")):
+    lower(bounds, monkeypatch)
+    with pytest.raises(ValueError):
         module.unzip_all_from_bytes(archive, str(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -202,35 +209,11 @@ def test_a_job_of_ours_is_taken(with_code: bool, tmp_path: Path) -> None:
     assert console.went_on
 
 
-def test_what_unpacks_to_much_takes_no_memory_before_it_is_refused() -> None:
-    archive = packed({f"job/app/custom/{number}": bytes(50 * MB) for number in range(5)})
-    assert len(archive) < 2 * MB
-    tracemalloc.start()
-    assert "250 MB when it is unpacked" in str(fault(archive))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 2 * len(archive)
-
-
 def test_a_file_that_brings_more_than_it_declares_ends_there(tmp_path: Path) -> None:
-    """Deflated: 1 MB that says it is ten bytes."""
-    archive = packed({"job/app/custom/x": bytes(MB)})
+    archive = packed({"job/app/custom/x": bytes(100)})
     where = archive.find(b"PK\1\2")
     archive = archive[: where + 24] + struct.pack("<I", 10) + archive[where + 28 :]
     assert fault(archive) is None
     with pytest.raises(zipfile.BadZipFile):
         app_deployer.unzip_all_from_bytes(archive, str(tmp_path))
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 10
-
-
-def test_a_long_table_of_contents_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = packed({f"job/{number:0100}": b"" for number in range(100)}, zipfile.ZIP_STORED)
-    monkeypatch.setattr(submissions, "MOST_CONTENTS", 5000)
-    assert "table of contents of more than 5000 bytes" in str(fault(archive))
-    monkeypatch.setattr(submissions, "MOST_CONTENTS", MOST_CONTENTS)
-    assert fault(archive) is None
-
-
-def test_of_two_files_with_one_name_neither_is_taken() -> None:
-    archive = packed({"job/a": b"1", "job/b": b"2"}).replace(b"job/b", b"job/a")
-    assert fault(archive) == "the job has two files with one name"
