@@ -135,10 +135,10 @@ def find(name: str) -> Any:
         AttributeError: the module has no such part.
     """
     module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split(".") if path else ():
-        found = getattr(found, part)
-    return found
+    part: Any = importlib.import_module(module)
+    for attribute in path.split(".") if path else ():
+        part = getattr(part, attribute)
+    return part
 
 
 def fingerprint(name: str) -> str:

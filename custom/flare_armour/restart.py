@@ -138,9 +138,9 @@ class _Persistent:
         folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(job_meta[JobMetaKey.JOB_ID]))
 
         def launch() -> ProcessHandle:
-            with engine.new_context() as own:
-                own.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
-                return super(_Persistent, self).launch_job(job_meta, own)  # type: ignore[misc]
+            with engine.new_context() as context:
+                context.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
+                return super(_Persistent, self).launch_job(job_meta, context)  # type: ignore[misc]
 
         return PersistentHandle(
             launch,

@@ -111,7 +111,10 @@ class FedshiftExecutor(Executor):
                 return codec.Answer(site.unmask(broadcast))
             if task_name == codec.VALIDATE:
                 return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
-            raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift at this site")
+            raise ConfigError(
+                "other-version",
+                f"there is no task {task_name!r}: install the server's version of fedshift at this site",
+            )
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)
             failure, reason = error, str(error)

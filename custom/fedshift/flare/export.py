@@ -56,11 +56,11 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
 
     method_set.require_federation(job)
     if production and with_code:
-        raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
+        raise ConfigError("options-clash", "--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:
-        raise ConfigError("a provisioned client is one site: use --set federation.hosts=null")
+        raise ConfigError("options-clash", "a provisioned client is one site: use --set federation.hosts=null")
     if folder.exists() and not (folder / SPEC).is_file():
-        raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
+        raise ConfigError("output-exists", f"{folder} is there and is no fedshift job: give another --name or --out")
     return write_folder(
         folder,
         meta=meta(job),
@@ -149,9 +149,11 @@ def read_job_folder(folder: Path) -> JobSpec:
         ConfigError: no job is there, or an invalid one.
     """
     if not (folder / SPEC).is_file():
-        raise ConfigError(f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
+        raise ConfigError("no-job", f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
     if "survey" in read_yaml(folder / SPEC):
-        raise ConfigError(f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'")
+        raise ConfigError(
+            "wrong-job", f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'"
+        )
     return read_job(folder / SPEC)
 
 

@@ -179,12 +179,12 @@ def _not_connected(message: Message, me: Party, peer: Party) -> str | None:
 def _speaks_for_another(message: Message, peer: Party, origin: Party) -> str | None:
     """Whether the origin, and the site that the message claims to be from, are the peer's own."""
     if peer.kind == "site" or peer.kind == "site's job":
-        own = origin.root == peer.root or (_is_parent(message) and origin.root == ROOT)
+        allowed = origin.root == peer.root or (_is_parent(message) and origin.root == ROOT)
     elif peer.kind == "server":
-        own = origin.root == ROOT or message.me.startswith(f"{ROOT}.")  # which the server has checked itself
+        allowed = origin.root == ROOT or message.me.startswith(f"{ROOT}.")  # which the server has checked itself
     else:
-        own = message.origin == message.peer
-    if not own:
+        allowed = message.origin == message.peer
+    if not allowed:
         return "it speaks for another party"
     if origin.kind in ("site", "site's job") and message.client not in ("", origin.root):
         return "it gives another site's name as its client"

@@ -112,18 +112,18 @@ def apply() -> None:
             task = task_class.rx_task_map.get((piece.origin, piece.stream))
             if PROCESS.ending and task is None:
                 return None
-            fault, found = streams.fault(piece, task), None
+            fault, taken = streams.fault(piece, task), None
             crowding: list[Any] = []
             if fault is None:
                 crowding, fault = streams.crowding(piece, task)
             if fault is None:
-                found = original(message, cell)
-            if found is not None:
-                streams.note(piece, found, is_new=task is None)
+                taken = original(message, cell)
+            if taken is not None:
+                streams.note(piece, taken, is_new=task is None)
         for other in crowding:  # outside the lock, because their sender is told
             other.stop(stream_error(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
         if fault is None:
-            return found
+            return taken
         if task is not None:
             task.stop(stream_error(fault))
         else:

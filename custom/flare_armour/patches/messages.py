@@ -116,13 +116,13 @@ def hold_data_only() -> None:
     key, topic_key = find(f"{FOBS}:FOBSContextKey.MESSAGE"), find(TOPIC)
 
     def get_section(stream: Any, expect_datum: bool) -> Any:
-        found = section(stream, expect_datum)
-        header = found[0]
+        read = section(stream, expect_datum)
+        header = read[0]
         if header is not None and header.marker == lobs.MARKER_DATUM_FILE:
             raise ValueError("a message must not hold a file")
         if header is not None and header.dot:
             raise ValueError("a message must not hold a reference to data elsewhere")
-        return found
+        return read
 
     def deserialize(data: bytes, manager: Any = None, **kwargs: Any) -> Any:
         fobs._register_decomposers()

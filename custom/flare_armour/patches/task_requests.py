@@ -85,12 +85,12 @@ class TaskRequests:
             asking, turn = self._ask(client.name)
             while not self._had_enough(client.name, asking):
                 number = self._number
-                found = original(client, fl_ctx, *others, **named)
-                if found[1]:  # the task's id
+                task = original(client, fl_ctx, *others, **named)
+                if task[1]:  # the task's id
                     self._give(asking, number)
-                    return found
+                    return task
                 if not waits or not self._wait(asking, turn, number, end):
-                    return found
+                    return task
             return NONE
 
         runner._try_to_get_task = wait_for_task
