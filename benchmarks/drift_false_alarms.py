@@ -23,8 +23,8 @@ import numpy as np
 
 from fedshift import __version__
 from fedshift.data.fingerprint import scan_fingerprint
-from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.data.scans import read_scan
+from fedshift.data.merged_fingerprint import merge
+from fedshift.data.prepared import read_images, read_labels
 from fedshift.federation.reference import reference_of
 from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
 from fedshift.inference.segment import outline
@@ -32,7 +32,6 @@ from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reference import Reference
 from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, judged, limits
-from fedshift_survey.merge import merge
 
 RESULTS = Path(__file__).parent / "results" / "drift"
 
@@ -115,9 +114,9 @@ def cases_of(model: Model, ready: ReadyModel, folder: Path) -> list[Case]:
     )
     found = []
     for case in manifest.cases:
-        images, scan = read_images(folder, manifest, case), read_scan(image_files(folder, manifest, case.id)[0])
+        images = read_images(folder, manifest, case)
         spacing = manifest.known_spacing(case)
-        mask, confidence = outline(model, ready, scan, images, spacing=spacing)
+        mask, confidence = outline(ready, images, spacing)
         labelled = scan_fingerprint(images, read_labels(folder, case), spacing, like=like)
         found.append(Case(case.split, labelled, scan_fingerprint(images, mask, spacing, like=like), confidence))
         print(manifest.site, len(found), "of", len(manifest.cases), end="\r", file=sys.stderr)

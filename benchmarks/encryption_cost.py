@@ -11,7 +11,6 @@ other work on the machine does not count; plain, encrypted and masked take turns
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,8 +21,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import frame
 import numpy as np
 import torch
 
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="without its ending")
@@ -77,8 +77,7 @@ def main() -> None:
         "keys": "FLARE's HEBuilder's defaults: degree 8192, moduli of 60, 40 and 40 bits, scale of 40 bits",
         "rows": rows,
     }
-    args.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(table(content), encoding="utf-8")
+    frame.write(args.out.with_suffix(".json"), content, frame.page("encryption_cost", **content))
 
 
 def contexts() -> tuple[Keys, Keys]:
@@ -226,59 +225,6 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     """What it gives, and seconds of CPU time."""
     started = time.process_time()
     return work(), time.process_time() - started
-
-
-def table(content: dict[str, Any]) -> str:
-    """The figures for people."""
-    machine = content["machine"]
-    lines = [
-        "# Cost of encrypted and masked updates",
-        "",
-        f"`{content['command']}`; {content['what']}; {machine['cores']} cores, load {machine['load_at_start']:.0f} to "
-        f"{machine['load_at_end']:.0f}. Keys: {content['keys']}; TenSEAL {content['versions']['tenseal']}, "
-        f"cryptography {content['versions']['cryptography']}.",
-        "",
-        "## Encrypted (ckks)",
-        "",
-        "| network | numbers | sites | MB up a site | encrypted | MB down a site | encrypted | site encrypts, s | "
-        "site decrypts, s | server in clear, s | server encrypted, s | largest difference of a weight |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in content["rows"]:
-        sizes = (row[f"bytes_{way}{end}"] / 1e6 for way in ("up", "down") for end in ("", "_encrypted"))
-        seconds = (row[key] for key in ("site_encrypts", "site_decrypts", "server", "server_encrypted"))
-        cells = [
-            row["what"],
-            f"{row['numbers']:.0f}",
-            row["sites"],
-            *(f"{size:.2f}" for size in sizes),
-            *(f"{second:.2f}" for second in seconds),
-            f"{row['largest_difference']:.1e}",
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += [
-        "",
-        "## Masked (masks)",
-        "",
-        "Bytes are with the shares that unmask the sum, on their way up and down. With six sites, as with three, the "
-        "last one leaves after its update. The site's seconds are for masking and for giving shares.",
-        "",
-        "| network | sites | MB up a site | masked | MB down a site | masked | site masks, s | server in clear, s | "
-        "server masked, s | largest difference of a weight |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in content["rows"]:
-        sizes = (row[f"bytes_{way}{end}"] / 1e6 for way in ("up", "down") for end in ("", "_masked"))
-        seconds = (row[key] for key in ("site_masks", "server", "server_masked"))
-        cells = [
-            row["what"],
-            row["sites"],
-            *(f"{size:.2f}" for size in sizes),
-            *(f"{second:.3f}" for second in seconds),
-            f"{row['largest_difference_masked']:.1e}",
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

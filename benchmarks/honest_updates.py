@@ -14,17 +14,15 @@ Writes ``benchmarks/results/honest_updates.json`` and ``.md``; runs that are in 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import frame
 import numpy as np
 import torch
 
@@ -35,7 +33,7 @@ from fedshift.schema.job import FederationSpec, JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.kinds import build_task
 
-RESULT = Path(__file__).resolve().parent / "results" / "honest_updates.json"
+RESULT = frame.RESULTS / "honest_updates.json"
 METHODS = ("fedavg", "fedbn", "fedfa+fedrdn", "afl")
 OFF = tuple(f"federation.clip_{limit}_ratio=null" for limit in ("norm", "opposed", "sample"))
 KINDS = ("parameters", "against the others", "running statistics", "samples", "samples of all others")
@@ -55,7 +53,7 @@ PROTOCOLS = {"prostate": "quick"}
 
 def main() -> None:
     """Measure, or only write the table again from the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--data", type=Path, help="root of the prepared data")
     parser.add_argument("--tasks", nargs="+", choices=RUNS, default=[*RUNS])
     parser.add_argument("--methods", nargs="+", default=[*METHODS])
@@ -65,13 +63,12 @@ def main() -> None:
     args = parser.parse_args()
     if not args.table_only:
         torch.set_num_threads(1)
-        content = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"runs": {}}
+        content = frame.read(RESULT, {"runs": {}})
         content |= {
             "what": "largest ratio of an honest site's change (norm, and the part that points against the others) to "
             "the usual one, and of its sample count to the median and to all others, over all rounds and sites",
-            "command": " ".join(["python benchmarks/honest_updates.py --data ROOT"]),
-            "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+            "command": "python benchmarks/honest_updates.py --data ROOT",
+            **frame.made_with("torch", "numpy"),
         }
         with tempfile.TemporaryDirectory() as scratch:
             make_phantom(Path(scratch) / "phantom", seed=0, cases=6, matrices=(48,))
@@ -86,9 +83,9 @@ def main() -> None:
                         if found is not None:
                             content["runs"][key] = found
                             print(key, found, flush=True)
-                            RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    content = json.loads(RESULT.read_text(encoding="utf-8"))
-    RESULT.with_suffix(".md").write_text(table(content), encoding="utf-8")
+                            frame.write(RESULT, content)
+    content = frame.read(RESULT, {})
+    frame.write(RESULT, content, table(content))
 
 
 def run(task: str, methods: str, root: Path | None, folder: Path, most: int) -> dict[str, float] | None:
@@ -179,33 +176,16 @@ class Largest:
             self._worst = {kind: max(self._worst[kind], ratio) for kind, ratio in zip(KINDS, found, strict=True)}
 
 
-def table(content: Mapping[str, object]) -> str:
+def table(content: Mapping[str, Any]) -> str:
     """The result as a Markdown table."""
-    runs = content["runs"]
-    assert isinstance(runs, dict)
-    lines = [
-        f"`{content['command']}`: {content['what']}.",
-        "",
-        f"| task, data, methods | sites | rounds | {' | '.join(KINDS)} |",
-        "|---|---:|---:|" + "---:|" * len(KINDS),
-    ]
-    for key, found in runs.items():
-        cells = " | ".join(f"{found[kind]:.2f}" if kind in found else "" for kind in KINDS)
-        lines.append(f"| {key.replace(' ', ', ')} | {found['sites']} | {found['rounds']} | {cells} |")
-    most = [max(found.get(kind, 0.0) for found in runs.values()) for kind in KINDS]
-    lines += [
-        f"| **largest** | | | {' | '.join(f'**{value:.2f}**' for value in most)} |",
-        "",
-        "The defaults are "
-        + ", ".join(
-            f"`federation.{name}` {FederationSpec.model_fields[name].default:g}"
-            for name in ("clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
-        )
-        + ". No site's samples weigh more than those of all others together. Cells are empty where a run was made "
-        "before there was the column.",
-        "",
-    ]
-    return "\n".join(lines)
+    limits = ("clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
+    return frame.page(
+        "honest_updates",
+        kinds=KINDS,
+        largest=[max(run.get(kind, 0.0) for run in content["runs"].values()) for kind in KINDS],
+        limits={name: FederationSpec.model_fields[name].default for name in limits},
+        **content,
+    )
 
 
 if __name__ == "__main__":

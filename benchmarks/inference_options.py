@@ -14,17 +14,17 @@ table beside it is made from this file only.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import frame
 from fedshift.data.casefiles import CaseFiles
+
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
-from fedshift.data.scansets import gather
 from fedshift.data.splits import case_splits
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
@@ -32,7 +32,7 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.results import BEST
 from fedshift.tasks.kinds import build_task
 
-OUT = Path(__file__).parent / "results" / "recipes" / "prostate_inference.json"
+OUT = frame.RESULTS / "recipes" / "prostate_inference.json"
 PARTS = ("val", "test")
 WAYS: Mapping[str, dict[str, bool]] = {
     "as it is": {"mirror": False, "largest_component": False},
@@ -44,11 +44,11 @@ WAYS: Mapping[str, dict[str, bool]] = {
 
 def main() -> int:
     """Score the models that are missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="without any, only the table is made")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    known = read(args.out)
+    known: list[dict[str, Any]] = frame.read(args.out, [])
     for run in args.runs:
         model = open_model(run / BEST)
         if named(model) in [{key: one[key] for key in named(model)} for one in known]:
@@ -58,18 +58,12 @@ def main() -> int:
             continue
         known.append(named(model) | {"round": model.header.round, "dice": scored(model)})
         known.sort(key=lambda one: (one["methods"], one["seed"], one["fold"]))
-        args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        frame.write(args.out, known)
         print(f"{run}: {named(model)}", flush=True)
     table = table_of(known)
-    args.out.with_suffix(".md").write_text(table, encoding="utf-8")
+    frame.write(args.out, known, table)
     print(table)
     return 0
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """What an earlier call scored."""
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return found
 
 
 def named(model: Model) -> dict[str, Any]:
@@ -111,7 +105,7 @@ def with_options(model: Model, options: Mapping[str, bool]) -> Model:
 def dice(model: Model, site: str, cases: Sequence[CaseFiles]) -> list[float]:
     """Foreground Dice of each volume, with the site's statistics where the model asks for some."""
     ready = ready_for(model, cases, Choice(site=site if model.header.statistics else None), device="cpu")
-    found = list(score_cases(model, ready, cases, tolerance=model.header.job.evaluation.tolerance))
+    found = list(score_cases(ready, cases, tolerance=model.header.job.evaluation.tolerance))
     failed = [case.error for case in found if case.error is not None]
     if failed:
         raise SystemExit(f"{site}: {failed[0]}")
@@ -120,20 +114,13 @@ def dice(model: Model, site: str, cases: Sequence[CaseFiles]) -> list[float]:
 
 def table_of(runs: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: for each method the mean over its models of the mean over sites."""
-    lines = [
-        "`python benchmarks/inference_options.py RUN [RUN ...]`: mean foreground Dice in percent of models of the "
-        "prostate's cross-validation, at the validation and test volumes of their folds (the mean of models, of sites, "
-        "of volumes), by how predictions are made.",
-        "",
-        f"| methods | models | part | {' | '.join(WAYS)} |",
-        "|---|---:|---|" + len(WAYS) * "---:|",
-    ]
+    rows = []
     for methods in dict.fromkeys(run["methods"] for run in runs):
         models = [run["dice"] for run in runs if run["methods"] == methods]
         for part in PARTS:
-            means = (f"{fmean(mean_of(scores[way][part]) for scores in models):.1f}" for way in WAYS)
-            lines.append(f"| {methods} | {len(models)} | {part} | {' | '.join(means)} |")
-    return "\n".join(lines) + "\n"
+            means = [fmean(mean_of(scores[way][part]) for scores in models) for way in WAYS]
+            rows.append({"methods": methods, "models": len(models), "part": part, "means": means})
+    return frame.page("inference_options", ways=list(WAYS), rows=rows)
 
 
 def mean_of(sites: Mapping[str, Sequence[float]]) -> float:

@@ -1,9 +1,4 @@
-"""The page docs/leaderboard.md and its pictures, from the committed results in benchmarks/results/leaderboard alone.
-
-    python benchmarks/leaderboard_page.py
-
-Run it after results have been added there; a test holds the page to them.
-"""
+"""The page docs/leaderboard.md and its picture, from the committed results in benchmarks/results/leaderboard alone."""
 
 from __future__ import annotations
 
@@ -11,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.files import write_text
 from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked
-from fedshift_bench.leaderboard_tables import notes, p_text, table_lines
-from fedshift_bench.rank_figure import rank_svg
+from fedshift_bench.leaderboard_tables import notes, p_text, rank_svg, table_lines
 from fedshift_bench.ranks import ALPHA
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
 from fedshift_bench.spec import read_spec
@@ -23,31 +16,7 @@ from fedshift_bench.tables import heading
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "leaderboard"
 SPECS = ROOT / "benchmarks" / "leaderboard"
-PAGE = ROOT / "docs" / "leaderboard.md"
-PICTURE = ROOT / "docs" / "pictures" / "leaderboard.svg"
 AGAINST = "fedavg"
-
-OWN = """## Your own method
-
-Put its file into `custom/fedshift/methods/` ([Add a method](add-a-method.md)), prepare the task's data
-([how](data.md)), and run its row; here the file is `mine.py`:
-
-```
-fedshift compare benchmarks/leaderboard/digits.yaml --methods mine
-```
-
-Only that row is trained. The others are taken from the committed `cells.json`, and `runs/digits_quick/` gets the
-tables, the ranks and the picture with yours in them. `--seeds 0` runs one seed, `--set mine.strength=0.5` gives a
-setting a row of its own, and `--methods fedfa+mine` is a combination. Without `--methods` your method has a row too,
-as every method that the task takes has.
-"""
-
-
-def main() -> None:
-    """Write the page and its picture."""
-    page, picture = make_page(committed())
-    write_text(PAGE, page)
-    write_text(PICTURE, picture)
 
 
 def committed() -> list[Comparison]:
@@ -62,7 +31,7 @@ def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
     overall = _board(ranked)
     assert overall is not None, "half of the rows of no committed comparison have finished"
     title = f"Mean ranks over {', '.join(one.name for one in ranked)}"
-    lines = ["# Leaderboard", "", advice(overall), "", *_limits(comparisons), ""]
+    lines = [advice(overall), "", *_limits(comparisons), ""]
     lines += [f"## {title}", "", "![Mean ranks](pictures/leaderboard.svg)", ""]
     lines += ["Bars join rows whose mean ranks differ by less than the critical difference.", "", *table_lines(overall)]
     lines += ["", *(f"- {note}" for note in notes(overall)), ""]
@@ -77,7 +46,7 @@ def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
             table = f"[table](../benchmarks/results/leaderboard/{one.name}_{one.scale}/table.md)"
             lines += [f"## {heading(one)}", "", f"{' '.join(one.what.split())} Scores without ranks: {table}.", ""]
             lines += [*(f"- {sentence}" for sentence in why), ""]
-    lines += [*_ran(comparisons), "", OWN]
+    lines += _ran(comparisons)
     return "\n".join(lines), rank_svg(overall, title)
 
 
@@ -149,21 +118,18 @@ def _ran(comparisons: Sequence[Comparison]) -> list[str]:
     lines += [
         "",
         f"`paper` is the full task with three seeds and {min(draws.values())} settings a row: its defaults and others,",
-        "drawn with equal budgets and chosen on validation. The same command finishes what is missing, after a stop",
-        "or on another machine, as finished cells are read from the committed files:",
-        "",
-        "```",
-        "fedshift compare benchmarks/leaderboard/digits.yaml --out benchmarks/results/leaderboard/digits_quick",
-        "python benchmarks/leaderboard_page.py",
-        "```",
-        "",
-        "[All commands](../benchmarks/leaderboard/README.md), also those of the full scale.",
+        "drawn with equal budgets and chosen on validation.",
         "",
         "No row, and why:",
         "",
     ]
+    reasons: dict[str, dict[str, list[str]]] = {}
     for one in comparisons:
-        lines += [f"- {one.name}: {name}: {why}" for name, why in one.left_out.items()]
+        for name, why in one.left_out.items():
+            reasons.setdefault(why.removeprefix(f"method {name}: "), {}).setdefault(name, []).append(one.name)
+    for why, names in reasons.items():
+        rows = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in names.items())
+        lines.append(f"- {why[0].upper()}{why[1:]}: {rows}.")
     return lines
 
 
@@ -177,7 +143,3 @@ def _board(comparisons: Sequence[Comparison]) -> Leaderboard | None:
         return make_leaderboard(comparisons, against=AGAINST)
     except ConfigError:
         return None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """What each method costs beside FedAvg: time of a local step, and bytes of a round.
 
     python benchmarks/method_cost.py --out benchmarks/results/method_cost.json
-    python benchmarks/method_cost.py --table benchmarks/results/method_cost.json      # into docs/methods.md
 
 Every method trains a round at one site of three in turns with FedAvg, on the phantom with the network of the
 prostate task's protocol quick (methods that need an embedding: random images, FRAug's network for digits), and the
@@ -36,8 +35,6 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest
 from fedshift.schema.messages import Broadcast
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
-BEGIN, END = "<!-- table: written by benchmarks/method_cost.py -->", "<!-- end of table -->"
 SITES = ("BIDMC", "HK", "UCL")
 SGD = ["optimizer.name=sgd"]
 Data = Mapping[str, Path]
@@ -50,13 +47,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--methods", nargs="+", default=method_set.available())
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the prostate task")
-    to = parser.add_mutually_exclusive_group(required=True)
-    to.add_argument("--out", type=Path, metavar="FILE", help="measure and write the figures here")
-    to.add_argument("--table", type=Path, metavar="FILE", help="put the figures of this file into docs/methods.md")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the figures here")
     args = parser.parse_args()
-    if args.table:
-        write_table(args.table)
-        return
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     rows: dict[str, dict[str, object]] = {}
@@ -83,31 +75,6 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def write_table(figures: Path) -> None:
-    """The table at the end of the page."""
-    content = json.loads(figures.read_text(encoding="utf-8"))
-    lines = [
-        f"Measured by `{content['command']}`: {content['what']},",
-        "in turns with FedAvg and the same optimiser; all that a site does in a round but scoring, by its steps.",
-        "Task prostate: U-Net with 16 features, 96x96, batches of 16, bf16; task digits: FRAug's network, 32x32,",
-        "batches of 32. Centralised references other than `all` see as many images of every site in a step, here three",
-        "times as many.",
-        "",
-        "| method | task | time of a step | bytes up a round | bytes down a round | bytes up once |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for name, row in content["methods"].items():
-        federated = row["bytes_down"] > 0
-        shares = [f"{row[key]:g} x" if federated else "none" for key in ("up_ratio", "down_ratio")]
-        lines.append(
-            f"| `{name}` | {row['task']} | {row['time_ratio']:.2f} x | {' | '.join(shares)} | {row['bytes_once']} |"
-        )
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
 
 
 def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:

@@ -19,8 +19,6 @@ trained again; an interrupted run goes on where it was. The table beside it is m
 
 from __future__ import annotations
 
-import argparse
-import json
 import shlex
 import statistics
 import subprocess
@@ -29,20 +27,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import frame
+
+from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
-from fedshift.data.scansets import gather
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
 from fedshift.schema.results import BEST, FILE_NAME, read_results
 
-OUT = Path(__file__).parent / "results" / "new_site_statistics.json"
+OUT = frame.RESULTS / "new_site_statistics.json"
 SITES = ("BIDMC", "HK", "RUNMC", "UCL")
 TOGETHER, ALONE = "own, all scans", "own, each scan alone"
 
 
 def main() -> int:
     """Score what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--work", type=Path, help="folder for the runs; without it only the table is made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=10)
@@ -53,8 +53,9 @@ def main() -> int:
             for site in SITES:
                 if not any((run["held_out"], run["seed"]) == (site, seed) for run in read(args.out)):
                     add(one(site, seed, args.rounds, args.work), args.out)
-    table = table_of(read(args.out))
-    args.out.with_suffix(".md").write_text(table, encoding="utf-8")
+    runs = read(args.out)
+    table = table_of(runs)
+    frame.write(args.out, {"schema": 1, "runs": runs}, table)
     print(table)
     return 0
 
@@ -94,48 +95,38 @@ def scored(model: Model, held_out: str) -> Iterator[tuple[str, list[float]]]:
 
     def dice(choice: Choice, given: Any) -> list[float]:
         ready = ready_for(model, given, choice, device="cpu")
-        found = list(score_cases(model, ready, given, tolerance=model.header.job.evaluation.tolerance))
+        found = list(score_cases(ready, given, tolerance=model.header.job.evaluation.tolerance))
         failed = [case.error for case in found if case.error is not None]
         if failed:
             raise SystemExit(f"{held_out}: {failed[0]}")
         return [round(case.scores["prostate"]["dice"], 4) for case in found]
 
-    yield TOGETHER, dice(Choice(own=True), cases)
-    yield ALONE, [value for case in cases for value in dice(Choice(own=True), [case])]
+    yield TOGETHER, dice(Choice(estimate=True), cases)
+    yield ALONE, [value for case in cases for value in dice(Choice(estimate=True), [case])]
     for trained in model.header.statistics:
         yield f"site {trained}", dice(Choice(site=trained), cases)
 
 
 def table_of(runs: list[dict[str, Any]]) -> str:
     """Markdown: a row for each model, and what the choices differ by over all scans."""
-    columns = f"| held out | seed | scans | {TOGETHER} | {ALONE} | a training site: lowest | mean | highest |"
-    lines = [
-        "`python benchmarks/new_site_statistics.py --work WORK`: mean foreground Dice per case in percent at a site "
-        "that did not train, FedRDN with the protocol `quick`; the three columns on the right are the model with the "
-        "statistics of one of the sites that trained.",
-        "",
-        columns,
-        "|---|" + "---:|" * (columns.count("|") - 2),
-    ]
+    rows = []
     for run in runs:
         dice = run["dice"]
+        own = [100 * statistics.fmean(dice[choice]) for choice in (TOGETHER, ALONE)]
         by_site = sorted(100 * statistics.fmean(values) for values in named(dice).values())
-        own = " | ".join(f"{100 * statistics.fmean(dice[choice]):.1f}" for choice in (TOGETHER, ALONE))
-        lines.append(
-            f"| {run['held_out']} | {run['seed']} | {len(dice[TOGETHER])} | {own} | {by_site[0]:.1f} | "
-            f"{statistics.fmean(by_site):.1f} | {by_site[-1]:.1f} |"
-        )
-    lines += ["", "Difference to the mean over the training sites' statistics, in points:", ""]
-    lines += ["| choice | scans | mean | scans where it is higher | models where it is higher |", "|---|" + 4 * "---:|"]
-    for choice in (TOGETHER, ALONE):
+        means = [*own, by_site[0], statistics.fmean(by_site), by_site[-1]]
+        rows.append({"held_out": run["held_out"], "seed": run["seed"], "scans": len(dice[TOGETHER]), "means": means})
+    compared = []
+    for choice in (TOGETHER, ALONE) if runs else ():
         by_run = [differences(run["dice"], choice) for run in runs]
-        every = [value for values in by_run for value in values]
-        if every:
-            lines.append(
-                f"| {choice} | {len(every)} | {statistics.fmean(every):+.1f} | {sum(value > 0 for value in every)} | "
-                f"{sum(statistics.fmean(values) > 0 for values in by_run)} of {len(by_run)} |"
-            )
-    return "\n".join(lines) + "\n"
+        scans = [value for values in by_run for value in values]
+        higher = {"higher": sum(value > 0 for value in scans), "models": sum(map(_is_above, by_run))}
+        compared.append({"choice": choice, "scans": len(scans), "mean": statistics.fmean(scans), **higher})
+    return frame.page("new_site_statistics", own=(TOGETHER, ALONE), rows=rows, differences=compared)
+
+
+def _is_above(values: list[float]) -> bool:
+    return statistics.fmean(values) > 0
 
 
 def named(dice: Mapping[str, list[float]]) -> dict[str, list[float]]:
@@ -151,14 +142,14 @@ def differences(dice: Mapping[str, list[float]], choice: str) -> list[float]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The models that have been scored."""
-    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    runs: list[dict[str, Any]] = frame.read(path, {"runs": []})["runs"]
     return runs
 
 
 def add(run: dict[str, Any], path: Path) -> None:
     """Add a model's scores to the file."""
     runs = sorted([*read(path), run], key=lambda one: (one["seed"], SITES.index(one["held_out"])))
-    path.write_text(json.dumps({"schema": 1, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+    frame.write(path, {"schema": 1, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ anything).
 The thresholds take an intensity window (low, high) for prostate: the best one of a site's training cases, tried
 on all sites, and, as a bound for any of them, the best one of the tested cases themselves.
 
-Writes ``benchmarks/results/phantom_shift.json`` and the table in ``docs/phantom.md``.
+Writes ``benchmarks/results/phantom_shift.json``, of which the table in ``docs/phantom.md`` is made.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ from fedshift.tasks.segmentation.slices import Slices, Task
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "phantom_shift.json"
-PAGE = HERE.parent / "docs" / "phantom.md"
-BEGIN, END = "<!-- table: written by benchmarks/phantom_shift.py -->", "<!-- end of table -->"
 LEVELS = 256
 HELD_OUT: tuple[Split, ...] = ("val", "test")
 
@@ -146,54 +144,19 @@ def measure(root: Path, *, seed: int, steps: int, options: Sequence[str]) -> dic
     }
 
 
-def table(result: dict[str, object]) -> str:
-    """The result as a Markdown table in percent."""
-    single, threshold = result["single"], result["threshold"]
-    pooled, bound = result["pooled"], result["threshold_bound"]
-    assert isinstance(single, dict) and isinstance(threshold, dict)
-    assert isinstance(pooled, dict) and isinstance(bound, dict)
-    sites = list(single)
-    best = max(sites, key=lambda site: others(threshold[site], site))
-    lines = [
-        "| trained at | " + " | ".join(sites) + " | other sites, mean |",
-        "|---|" + "---:|" * (len(sites) + 1),
-    ]
-
-    def line(name: str, row: Row, last: str) -> None:
-        lines.append(f"| {name} | " + " | ".join(f"{100 * row[site]:.1f}" for site in sites) + f" | {last} |")
-
-    for site in sites:
-        line(site, single[site], f"{100 * others(single[site], site):.1f}")
-    line("**all six, pooled**", pooled, f"**{100 * np.mean(list(pooled.values())):.1f}** (all six)")
-    line(f"best threshold (of {best})", threshold[best], f"{100 * others(threshold[best], best):.1f}")
-    line("threshold fitted to the tested cases", bound, f"{100 * np.mean(list(bound.values())):.1f} (all six)")
-    return "\n".join(lines)
-
-
-def write_page(result: dict[str, object]) -> None:
-    """Put the table between the markers of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{head}\n{table(result)}\n{tail}", encoding="utf-8")
-
-
 def main() -> None:
-    """Measure, or only write the page again from the result."""
+    """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a phantom made earlier (default: make it with --seed)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300, help="optimiser steps of each model")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for 'fedshift job'")
-    parser.add_argument("--page-only", action="store_true", help="write the table from the JSON again")
     args = parser.parse_args()
-    if not args.page_only:
-        with tempfile.TemporaryDirectory() as scratch:
-            root = args.data or make_phantom(Path(scratch), seed=args.seed)
-            result = measure(root, seed=args.seed, steps=args.steps, options=args.set)
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if PAGE.exists():
-        write_page(json.loads(RESULT.read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as scratch:
+        root = args.data or make_phantom(Path(scratch), seed=args.seed)
+        result = measure(root, seed=args.seed, steps=args.steps, options=args.set)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

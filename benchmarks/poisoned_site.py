@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import frame
 import numpy as np
 import torch
 
@@ -42,7 +42,7 @@ from fedshift.federation.site.site import Site
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Update, Weights
 
-RESULT = Path(__file__).resolve().parent / "results" / "poisoned_site.json"
+RESULT = frame.RESULTS / "poisoned_site.json"
 POISONED = "HK"
 ATTACKS = ("none", "sign", "sign 15", "noise", "samples", "variances")
 MANY, LARGE = 1000, 1e6
@@ -139,39 +139,17 @@ def run(job: JobSpec, data: Mapping[str, Path], folder: Path, attack: str) -> di
     }
 
 
-def table(content: dict[str, object]) -> str:
+def table(content: Mapping[str, Any]) -> str:
     """The results as Markdown tables in percent."""
-    runs = content["runs"]
-    assert isinstance(runs, dict)
-    lines = [f"`{content['command']}`: {content['what']}.", ""]
-    for data, by_rule in runs.items():
-        lines += [
-            f"{data[0].upper()}{data[1:]}:",
-            "",
-            f"| limits, or federation.robust | {' | '.join(f'attack: {attack}' for attack in ATTACKS)} |",
-            "|---|" + "---:|" * len(ATTACKS),
-        ]
-        for rule, found in by_rule.items():
-            cells = (f"{100 * found[attack]['honest']:.1f}" if attack in found else "" for attack in ATTACKS)
-            lines.append(f"| {rule} | {' | '.join(cells)} |")
-        lines.append("")
-    every = [found for by_rule in runs.values() for by_attack in by_rule.values() for found in by_attack.values()]
-    refused = sum(len(found["refused"]) for found in every)
-    most = max(found["farthest_honest_over_median"] for found in every)
-    lines += [
-        f"Updates that the guard refused in all these runs: {refused}. The farthest that a site's own training moved "
-        f"the parameters in a round was {most:g} times the sites' median; `federation.max_norm_ratio` is 20. "
-        "One seed, and models that are far from done: differences of a few points are chance.",
-        "",
-    ]
-    if "note" in content:
-        lines += [str(content["note"]), ""]
-    return "\n".join(lines)
+    runs = [run for by_rule in content["runs"].values() for by_attack in by_rule.values() for run in by_attack.values()]
+    refused = sum(len(run["refused"]) for run in runs)
+    most = max(run["farthest_honest_over_median"] for run in runs)
+    return frame.page("poisoned_site", **{"note": "", "attacks": ATTACKS, "refused": refused, "most": most, **content})
 
 
 def main() -> None:
     """Measure, or only write the table again from the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--data", type=Path, help="root of prepared data, for real prostate MRI too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=12)
@@ -185,27 +163,25 @@ def main() -> None:
     if not args.table_only:
         torch.set_num_threads(1)
         measure(args)
-    content = json.loads(args.out.read_text(encoding="utf-8"))
-    args.out.with_suffix(".md").write_text(table(content), encoding="utf-8")
+    content = frame.read(args.out, {})
+    frame.write(args.out, content, table(content))
 
 
 def measure(args: argparse.Namespace) -> None:
     """Make the runs that are not in the result yet; it is written after each."""
-    content = {
+    content: dict[str, Any] = {
         "what": "last model's mean foreground Dice per case at the honest sites, in percent; FedAvg, "
         f"{args.rounds} rounds of 10 steps of Adam 0.003, batches of 8, U-Net with 8 features, {MATRIX}x{MATRIX}; the "
         f"phantom has six sites of {args.cases} cases, the real prostate MRI four of 6 to 9; the poisoned site is "
         f"{POISONED}",
         "command": "python benchmarks/poisoned_site.py --data ROOT",
         "seed": args.seed,
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        **frame.made_with("torch", "numpy"),
         "runs": {},
     }
-    if args.out.is_file():
-        before = json.loads(args.out.read_text(encoding="utf-8"))
-        if before.get("what") == content["what"] and before["seed"] == args.seed:
-            content["runs"] = before["runs"]
+    before = frame.read(args.out, {})
+    if before.get("what") == content["what"] and before["seed"] == args.seed:
+        content["runs"] = before["runs"]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
@@ -221,12 +197,12 @@ def measure(args: argparse.Namespace) -> None:
             for rule in args.rules:
                 options = (*SMALL, f"schedule.rounds={args.rounds}", *RULES[rule])
                 job = resolve("prostate", "fedavg", protocol="quick", options=options, seed=args.seed, sites=sites)
-                found = content["runs"].setdefault(what, {}).setdefault(rule, {})  # type: ignore[attr-defined]
+                found = content["runs"].setdefault(what, {}).setdefault(rule, {})
                 for attack in args.attacks:
                     if attack in found:
                         continue
                     found[attack] = run(job, data, root / f"{what} {rule} {attack}".replace(" ", "_"), attack)
-                    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                    frame.write(args.out, content)
                     print(f"{time.monotonic() - started:.0f} s", what, rule, attack, found[attack], flush=True)
 
 

@@ -14,9 +14,7 @@ seeds. The same command goes on with what FILE.json lacks.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import shlex
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import frame
 import numpy as np
 import torch
 
@@ -59,7 +58,7 @@ OPTIONS = (
 
 def main() -> None:
     """Measure what is missing, and write after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--real", type=Path, required=True, help="folder of prepared prostate sites")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -76,11 +75,10 @@ def main() -> None:
         "options": list(OPTIONS),
         "cases": args.cases,
     }
-    found: dict[str, Any] = {"settings": settings, "cpu_minutes": 0.0, "training_cases": {}, "runs": []}
-    if args.out.is_file():
-        found = json.loads(args.out.read_text(encoding="utf-8"))
-        if found["settings"] != settings:
-            raise SystemExit(f"{args.out} was measured with other settings: choose another file")
+    empty: dict[str, Any] = {"settings": settings, "cpu_minutes": 0.0, "training_cases": {}, "runs": []}
+    found = frame.read(args.out, empty)
+    if found["settings"] != settings:
+        raise SystemExit(f"{args.out} was measured with other settings: choose another file")
     found["command"] = shlex.join(["python", *sys.argv])
     done = {(one["data"], one["noise_on"], one["epsilon"], one["seed"]) for one in found["runs"]}
     with tempfile.TemporaryDirectory() as folder:
@@ -103,8 +101,7 @@ def main() -> None:
                 found["runs"].append(key | one)
                 print(found["runs"][-1], flush=True)
                 found["cpu_minutes"] = round(found["cpu_minutes"] + (time.process_time() - started) / 60, 2)
-                args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-                args.out.with_suffix(".md").write_text(page(found), encoding="utf-8")
+                frame.write(args.out, found, page(found))
 
 
 def same_run(runs: list[dict[str, Any]], name: str, what: str, epsilon: float | None, seed: int) -> dict[str, Any]:
@@ -155,43 +152,19 @@ def run(
 
 def page(found: Mapping[str, Any]) -> str:
     """The figures for people."""
-    settings, runs = found["settings"], found["runs"]
-    seeds = sorted({one["seed"] for one in runs})
-    lines = [
-        "# What privacy costs in Dice",
-        "",
-        "Made by `benchmarks/privacy_cost.py`; how is at its head. A small network of 64 x 64 slices, "
-        f"{settings['rounds']} rounds of {settings['steps']} steps: the rows are to be compared with their first "
-        f"column and with each other, and no score is that of a good model. δ = {settings['delta']:g}, seeds "
-        f"{', '.join(map(str, seeds))}.",
-        "",
-        "```",
-        str(found["command"]),
-        "```",
-    ]
+    runs = found["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    parts = []
     for name, title in (("real", "Real prostate MRI"), ("phantom", "Phantom")):
-        cases = found["training_cases"].get(name)
-        if cases is None:
-            continue
-        lines += [
-            "",
-            f"## {title}: {sum(cases.values())} training cases at {len(cases)} sites",
-            "",
-            "Mean Dice over the sites' test cases, mean over seeds (lowest to highest seed); norm: of a site's change "
-            "in the first round, without noise.",
-            "",
-            "| noise on | clip | norm | "
-            + " | ".join("no noise" if e is None else f"ε = {e:g}" for e in EPSILONS)
-            + " |",
-            "|---|---:|---:|" + "---:|" * len(EPSILONS),
-        ]
-        for what, clip in settings["clips"].items():
-            mine = [one for one in runs if (one["data"], one["noise_on"]) == (name, what)]
-            norms = [one["change"] for one in mine if one["epsilon"] is None]
-            norm = f"{np.mean(norms):.3g}" if norms else "–"
-            cells = [cell([one for one in mine if one["epsilon"] == epsilon], len(seeds)) for epsilon in EPSILONS]
-            lines.append(f"| {what} | {'–' if clip is None else f'{clip:g}'} | {norm} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+        rows = []
+        for what, clip in found["settings"]["clips"].items():
+            mine = [run for run in runs if (run["data"], run["noise_on"]) == (name, what)]
+            norms = [run["change"] for run in mine if run["epsilon"] is None]
+            cells = [cell([run for run in mine if run["epsilon"] == epsilon], len(seeds)) for epsilon in EPSILONS]
+            rows.append({"what": what, "clip": clip, "norm": float(np.mean(norms)) if norms else None, "cells": cells})
+        if name in found["training_cases"]:
+            parts.append({"title": title, "cases": found["training_cases"][name], "rows": rows})
+    return frame.page("privacy_cost", seeds=seeds, epsilons=EPSILONS, parts=parts, **found)
 
 
 def cell(runs: list[dict[str, Any]], seeds: int) -> str:

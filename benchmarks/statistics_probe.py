@@ -22,8 +22,6 @@ site's policy; and of FedAvg with noise on the network.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shlex
 import sys
@@ -34,6 +32,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import frame
 import numpy as np
 import torch
 from torch.nn import functional
@@ -60,7 +59,7 @@ SIDE = 64
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--prostate", type=Path, required=True, help="folder of prepared prostate sites")
     parser.add_argument("--digits", type=Path, required=True, help="folder of prepared sites mnist, mnistm and usps")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
@@ -91,8 +90,7 @@ def main() -> None:
         "cost": cost(args.digits, rounds=args.rounds, seeds=range(args.seeds)),
     }
     found["seconds"] = round(time.monotonic() - started)
-    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(page(found), encoding="utf-8")
+    frame.write(args.out, found, page(found))
 
 
 # --- what a case is -----------------------------------------------------------------------------------
@@ -279,60 +277,12 @@ def accuracy(root: Path, method: str, images: int, rules: Mapping[str, Any] | No
     return mean(done.results.final.last.sites[site]["test"]["accuracy"] for site in SITES)
 
 
-# --- for people ---------------------------------------------------------------------------------------
-
-
 def page(found: Mapping[str, Any]) -> str:
     """Markdown."""
-    names = ["no noise", *(f"ε = {e:g}" for e in EPSILONS if e is not None)]
-    lines = [
-        "# What statistics give away",
-        "",
-        "Made by `benchmarks/statistics_probe.py`; how is at its head. The prostate figures are of "
-        f"{found['patients']} patients,",
-        f"the digits of {found['digits']} images of MNIST. δ = {found['delta']:g}, and ε is that of one message.",
-        "",
-        "```",
-        found["command"],
-        "```",
-        "",
-        "## Was this person at the site?",
-        "Area under the ROC curve: 0.5 is a guess, 1 is certain.",
-        "",
-        f"| statistics of | cases | {' | '.join(names)} |",
-        f"|---|---:|{'---:|' * len(names)}",
-    ]
-    for name, by_size in found["membership"].items():
-        lines += [f"| {name} | {n} | {' | '.join(f'{a:.2f}' for a in row.values())} |" for n, row in by_size.items()]
-    bounds = [math.erfc(-1 / (2 * noise_multiplier(e, DELTA, 1))) / 2 for e in EPSILONS if e is not None]
-    lines.append(f"| no attack can exceed |  | 1.00 | {' | '.join(f'{b:.2f}' for b in bounds)} |")
-    lines += [
-        "",
-        "## How near is what is sent to one case?",
-        "Error of taking it for a case's own, in deviations over cases; 1 is what everybody's mean gives.",
-        "",
-        "| | cases | brightness | contrast |",
-        "|---|---:|---:|---:|",
-    ]
-    for name, by_size in found["reading"].items():
-        lines += [f"| {name} | {n} | {e[0]:.2f} | {e[1]:.2f} |" for n, e in by_size.items() if n != "without"]
-    lines += [
-        "",
-        "## What noise costs",
-        "Mean test accuracy of three sites (MNIST, MNIST-M, USPS), the last model; ± is the deviation over seeds. Here",
-        "ε is that of the whole job. The network's change is clipped to norm 0.5.",
-        "",
-        "| method | images a site | noise on | ε | accuracy |",
-        "|---|---:|---|---:|---:|",
-    ]
-    for row in found["cost"]:
-        where = next(iter(row["privacy"] or {}), "")
-        epsilon = f"{row['epsilon']:,g}" if where else ""
-        spread = f" ± {row['sd']:.3f}" if row["sd"] is not None else ""
-        what = {"": "nothing", "weights": "the network"}.get(where, where)
-        outcome = row.get("ended") or f"{row['accuracy']:.3f}{spread}"
-        lines.append(f"| {row['method']} | {row['images']} | {what} | {epsilon} | {outcome} |")
-    return "\n".join(lines) + "\n"
+    epsilons = [epsilon for epsilon in EPSILONS if epsilon is not None]
+    names = ["no noise", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
+    bounds = [math.erfc(-1 / (2 * noise_multiplier(epsilon, DELTA, 1))) / 2 for epsilon in epsilons]
+    return frame.page("statistics_probe", names=names, bounds=bounds, **found)
 
 
 if __name__ == "__main__":

@@ -52,22 +52,25 @@ def read_idx(path: Path) -> np.ndarray:
             magic = stream.read(4)
             if len(magic) < 4 or magic[:3] != b"\0\0\x08" or magic[3] not in (1, 3):
                 raise DataError(
+                    "file-form",
                     f"{path} is not an idx file of images or labels, it begins with {magic.hex(' ') or 'nothing'} "
-                    "where 00 00 08 01 or 00 00 08 03 was expected: download it again"
+                    "where 00 00 08 01 or 00 00 08 03 was expected: download it again",
                 )
             sizes = stream.read(4 * magic[3])
             if len(sizes) < 4 * magic[3]:
-                raise DataError(f"{path} is cut short in its header: download it again")
+                raise DataError("file-damaged", f"{path} is cut short in its header: download it again")
             shape = struct.unpack(f">{magic[3]}I", sizes)
             expected = math.prod(shape)
             if expected > MOST_BYTES:
-                raise DataError(f"{path} claims to hold {expected} bytes: download it again")
+                raise DataError("file-damaged", f"{path} claims to hold {expected} bytes: download it again")
             content = stream.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}): download it again") from None
+        raise DataError("file-damaged", f"{path} is damaged or cut short ({error}): download it again") from None
     if len(content) != expected:
         holds = "more" if len(content) > expected else f"{len(content)}"
-        raise DataError(f"{path} holds {holds} bytes where its header says {expected}: download it again")
+        raise DataError(
+            "arrays-form", f"{path} holds {holds} bytes where its header says {expected}: download it again"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
@@ -81,13 +84,14 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} holds one array, expected is an .npz file of {', '.join(names)}")
+            raise DataError("file-form", f"{path} holds one array, expected is an .npz file of {', '.join(names)}")
         with opened as stored:
             absent = [name for name in names if name not in stored]
             if absent:
                 raise DataError(
+                    "file-form",
                     f"{path} has no array {', '.join(absent)}, it holds {', '.join(stored) or 'nothing'}: expected is "
-                    f"an .npz file of {', '.join(names)}"
+                    f"an .npz file of {', '.join(names)}",
                 )
             arrays = {name: stored[name] for name in names}
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
@@ -95,7 +99,8 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         return arrays
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(
-            f"{path} cannot be read as an .npz file of plain arrays ({reason(error)}): download it again"
+            "file-damaged",
+            f"{path} cannot be read as an .npz file of plain arrays ({reason(error)}): download it again",
         ) from None
 
 
@@ -125,13 +130,19 @@ def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         absent = [name for name in names if name not in held]
         if absent:
             holds = ", ".join(held) or "none"
-            raise DataError(f"{path} has no array {', '.join(absent)}, it holds {holds}: download it again")
+            raise DataError(
+                "arrays-form", f"{path} has no array {', '.join(absent)}, it holds {holds}: download it again"
+            )
         for name in names:
             if held[name] not in NUMBERS:
-                raise DataError(f"{path}: {name} is not a numeric array but {held[name]}: download it again")
+                raise DataError(
+                    "file-form", f"{path}: {name} is not a numeric array but {held[name]}: download it again"
+                )
         stored = scipy.io.loadmat(path, variable_names=list(names), appendmat=False)
     except (MatReadError, *UNREADABLE_MAT) as error:
-        raise DataError(f"{path} cannot be read as a MATLAB file ({reason(error)}): download it again") from None
+        raise DataError(
+            "file-damaged", f"{path} cannot be read as a MATLAB file ({reason(error)}): download it again"
+        ) from None
     return {name: stored[name] for name in names}
 
 
@@ -155,13 +166,14 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
                     labels.append(int(float(fields[0])))
                     values.append(_numbered(fields[1:], features))
     except (OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}): download it again") from None
+        raise DataError("file-damaged", f"{path} is damaged or cut short ({error}): download it again") from None
     except (ValueError, OverflowError) as error:
         raise DataError(
-            f"{path}, line {number}, is not 'label index:value …' as LIBSVM writes it ({error}): download it again"
+            "file-form",
+            f"{path}, line {number}, is not 'label index:value …' as LIBSVM writes it ({error}): download it again",
         ) from None
     if not values:
-        raise DataError(f"{path} is empty: download it again")
+        raise DataError("file-empty", f"{path} is empty: download it again")
     return np.stack(values), np.array(labels, np.int64)
 
 
@@ -181,18 +193,21 @@ def array_sources(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]
     """
     if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
         raise DataError(
+            "arrays-form",
             f"{prefix}: images are {images.dtype} {images.shape}, expected uint8 (N, H, W) or (N, H, W, 3): download "
-            "them again"
+            "them again",
         )
     if labels.dtype.kind not in "ui" or labels.shape != (len(images),):
         raise DataError(
+            "arrays-form",
             f"{prefix}: {len(images)} images have labels {labels.dtype} {labels.shape}, expected an integer for "
-            "each: download them again"
+            "each: download them again",
         )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
         raise DataError(
+            "arrays-form",
             f"{prefix}: labels are {labels.min()} to {labels.max()}, expected 0 to {len(classes) - 1}: download them "
-            "again"
+            "again",
         )
     return [
         Source(f"{prefix}/{number:06d}", classes[label], partial(_picture, images, number))
@@ -209,7 +224,7 @@ def require_classes(pictures: Sequence[Source], classes: Sequence[str], name: st
     here = {picture.label for picture in pictures}
     absent = [label for label in classes if label not in here]
     if absent:
-        raise DataError(f"{name} has no picture of class {', '.join(absent)}: download it again")
+        raise DataError("class-missing", f"{name} has no picture of class {', '.join(absent)}: download it again")
 
 
 def open_gzip(path: Path) -> IO[bytes]:
@@ -231,12 +246,15 @@ def _require_undamaged(path: Path) -> None:
         header = stream.read(128)
         if not header.startswith(b"MATLAB 5.0"):
             raise DataError(
-                f"{path} is not a MATLAB file saved with -v7, it begins with {header[:10]!r}: save it with -v7"
+                "file-form",
+                f"{path} is not a MATLAB file saved with -v7, it begins with {header[:10]!r}: save it with -v7",
             )
         while tag := stream.read(8):
             kind, size = struct.unpack("<II", tag)
             if kind != PACKED:
-                raise DataError(f"{path} holds an array that is not compressed: save it with -v7, or download it again")
+                raise DataError(
+                    "file-form", f"{path} holds an array that is not compressed: save it with -v7, or download it again"
+                )
             unpacker = zlib.decompressobj()
             while size:
                 block = stream.read(min(size, BLOCK))
@@ -267,4 +285,4 @@ def _picture(images: np.ndarray, number: int) -> Image.Image:
 
 def _require(path: Path) -> None:
     if not path.is_file():
-        raise DataError(f"{path} does not exist: download it")
+        raise DataError("file-missing", f"{path} does not exist: download it")

@@ -105,9 +105,11 @@ def read_cifar10(source: Path) -> tuple[Part, Part]:
     if npz.is_file():
         return read_parts(npz)
     if not source.is_dir():
-        raise DataError(f"{source} is not a folder: {EXPECTED}")
+        raise DataError("not-a-folder", f"{source} is not a folder: {EXPECTED}")
     here = names_in(source)
-    raise DataError(f"{source} has no CIFAR-10, it holds {', '.join(map(ascii, here[:20])) or 'nothing'}: {EXPECTED}")
+    raise DataError(
+        "other-data", f"{source} has no CIFAR-10, it holds {', '.join(map(ascii, here[:20])) or 'nothing'}: {EXPECTED}"
+    )
 
 
 def _from_tar(path: Path) -> Iterator[tuple[str, Part]]:
@@ -121,17 +123,19 @@ def _from_tar(path: Path) -> Iterator[tuple[str, Part]]:
                 if stream is None:
                     continue
                 if member.size > MOST_BYTES:
-                    raise DataError(f"{name} claims to have {member.size} bytes: download it again")
+                    raise DataError("too-large", f"{name} claims to have {member.size} bytes: download it again")
                 yield wanted.pop(inside), _images(read_pickle(stream, name), name)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
+        raise DataError(
+            "file-damaged", f"{path} is damaged or cut short ({reason(error)}): download it again"
+        ) from None
     if wanted:
-        raise DataError(f"{path} has no {min(wanted)}, so it is not CIFAR-10 for Python: {EXPECTED}")
+        raise DataError("arrays-form", f"{path} has no {min(wanted)}, so it is not CIFAR-10 for Python: {EXPECTED}")
 
 
 def _batch(path: Path) -> Part:
     if not path.is_file():
-        raise DataError(f"{path} does not exist: unpack {TAR} again")
+        raise DataError("file-missing", f"{path} does not exist: unpack {TAR} again")
     with open_file(path) as stream:
         return _images(read_pickle(stream, str(path)), str(path))
 
@@ -141,9 +145,14 @@ def _images(batch: object, name: str) -> Part:
     data = batch.get("data") if isinstance(batch, dict) else None
     labels = batch.get("labels") if isinstance(batch, dict) else None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE**2,):
-        raise DataError(f"{name} has no 'data' of bytes (N, {3 * SIDE**2}), so it is not a CIFAR-10 batch: {EXPECTED}")
+        raise DataError(
+            "arrays-form",
+            f"{name} has no 'data' of bytes (N, {3 * SIDE**2}), so it is not a CIFAR-10 batch: {EXPECTED}",
+        )
     if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(k, int) for k in labels):
-        raise DataError(f"{name} has no 'labels', a number for each of its {len(data)} images: {EXPECTED}")
+        raise DataError(
+            "arrays-form", f"{name} has no 'labels', a number for each of its {len(data)} images: {EXPECTED}"
+        )
     return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int64)
 
 

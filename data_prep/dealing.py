@@ -107,7 +107,9 @@ def deal_counts(
         DataError: too few or too many pictures, or copies for which no split has room.
     """
     if len(pictures) != sum(counts.values()):
-        raise DataError(f"{len(pictures)} pictures that can be read, where the split needs {sum(counts.values())}")
+        raise DataError(
+            "split-counts", f"{len(pictures)} pictures that can be read, where the split needs {sum(counts.values())}"
+        )
     rng, known = np.random.default_rng([seed, 7]), known or {}
     copies = Counter(sha for _, sha in pictures)
     mixed = rng.permutation(sorted(copies)).tolist()
@@ -115,7 +117,7 @@ def deal_counts(
     for sha in sorted(mixed, key=lambda sha: (sha not in known, -copies[sha])):
         fits = [split for split in left if left[split] >= copies[sha] and known.get(sha, split) == split]
         if not fits:
-            raise DataError(f"the {copies[sha]} copies of one picture fit into no split together")
+            raise DataError("split-counts", f"the {copies[sha]} copies of one picture fit into no split together")
         room = np.cumsum([left[split] for split in fits])
         split = fits[int(np.searchsorted(room, rng.integers(room[-1]), side="right"))]
         left[split] -= copies[sha]

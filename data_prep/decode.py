@@ -47,12 +47,16 @@ def decode_picture(stream: IO[bytes], name: str) -> Image.Image | DeepPicture:
         with Image.open(stream) as stored:
             pictures = _pictures_in(stored)
             if pictures > 1:
-                raise DataError(f"{name} holds {pictures} pictures: save the one that is meant by itself")
+                raise DataError(
+                    "several-pictures", f"{name} holds {pictures} pictures: save the one that is meant by itself"
+                )
             modes = [str(tile.args) for tile in stored.tile]
             stored.load()
             picture = ImageOps.exif_transpose(stored)
             if picture.mode in WITHOUT_COLOURS:
-                raise DataError(f"{name} has colours of the space {picture.mode}: save it as RGB or grey")
+                raise DataError(
+                    "picture-form", f"{name} has colours of the space {picture.mode}: save it as RGB or grey"
+                )
             if picture.mode.startswith(("I", "F")):
                 return _deep(stored, picture, name, packed=any("I;12" in mode for mode in modes))
             if any(";16" in mode for mode in modes):
@@ -63,9 +67,11 @@ def decode_picture(stream: IO[bytes], name: str) -> Image.Image | DeepPicture:
             return picture.convert("RGB")
     except UNREADABLE as error:
         if isinstance(error, UnidentifiedImageError) and _is_tiff(stream):
-            raise DataError(f"{name} is a TIFF of a form that is not read: {SAVE} bits, as PNG") from None
+            raise DataError(
+                "picture-form", f"{name} is a TIFF of a form that is not read: {SAVE} bits, as PNG"
+            ) from None
         reason = re.sub(r" ?<.*>", "", str(error)).strip()
-        raise DataError(f"{name} cannot be read ({reason}): download it again") from None
+        raise DataError("file-damaged", f"{name} cannot be read ({reason}): download it again") from None
 
 
 def picture_sha256(picture: Image.Image | DeepPicture) -> str:
@@ -103,14 +109,19 @@ def _pictures_in(stored: Image.Image) -> int:
 def _deep(stored: Image.Image, picture: Image.Image, name: str, *, packed: bool) -> DeepPicture:
     """A grey picture's values; ``packed``: whether the file has 12 bits for each."""
     if picture.mode.startswith("F"):
-        raise DataError(f"{name} holds fractional values, of which nothing says which one is white: {SAVE} bits")
+        raise DataError(
+            "picture-form", f"{name} holds fractional values, of which nothing says which one is white: {SAVE} bits"
+        )
     if "transparency" in stored.info:
-        raise DataError(f"{name} is grey with 16 bits and transparent pixels: save it without transparency")
+        raise DataError(
+            "picture-form", f"{name} is grey with 16 bits and transparent pixels: save it without transparency"
+        )
     values = np.asarray(picture)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise DataError(
+            "picture-form",
             f"{name} holds values from {values.min()} to {values.max()}, and those of a picture are from 0 to 65535: "
-            f"{SAVE} bits and no sign"
+            f"{SAVE} bits and no sign",
         )
     tags = stored.tag_v2 if isinstance(stored, TiffImagePlugin.TiffImageFile) else {}
     return DeepPicture(
@@ -122,7 +133,9 @@ def _require_upper_bits(picture: Image.Image, name: str) -> None:
     """Refuse a colour picture of 16 bits, of which Pillow keeps the upper 8, if these hold little of it."""
     colours = picture.getbands().index("A") if "A" in picture.getbands() else len(picture.getbands())
     if np.asarray(picture)[..., :colours].max() < FEWEST_OF_COLOUR:
-        raise DataError(f"{name} is a colour picture of 16 bits that uses 14 of them at most: {SAVE} bits")
+        raise DataError(
+            "picture-form", f"{name} is a colour picture of 16 bits that uses 14 of them at most: {SAVE} bits"
+        )
 
 
 def _is_tiff(stream: IO[bytes]) -> bool:

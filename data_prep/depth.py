@@ -52,7 +52,9 @@ class DeepPicture:
         """
         white, most = (1 << bits) - 1, int(self.values.max())
         if most > white:
-            raise DataError(f"{self.name} holds {most}, and {bits} bits at most {white}: give more with --bits")
+            raise DataError(
+                "picture-range", f"{self.name} holds {most}, and {bits} bits at most {white}: give more with --bits"
+            )
         levels = (self.values.astype(np.uint32) * 255 + white // 2) // white
         return Image.fromarray((255 - levels if self.turned else levels).astype(np.uint8)).convert("RGB")
 

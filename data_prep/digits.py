@@ -89,7 +89,7 @@ def plan(source: Path, *, sites: Sequence[str] | None = None) -> Plan:
     """
     for site in sites or ():
         if site not in DIGITS.sites:
-            raise DataError(f"Digits has no site {site!r}{nearest(site, DIGITS.sites)}")
+            raise DataError("site-unknown", f"Digits has no site {site!r}{nearest(site, DIGITS.sites)}")
     chosen = [site for site in DIGITS.sites if sites is None or site in sites]
     return Plan(DIGITS, {site: _site(source, site) for site in chosen}, SIZES, OFFICIAL)
 
@@ -137,7 +137,7 @@ def _sources(arrays: Arrays, site: str) -> list[Source]:
         train = array_sources(x_train, y_train, CLASSES, prefix="train")
         return train + array_sources(x_test, y_test, CLASSES, prefix="test")
     except DataError as error:
-        raise DataError(f"{site}: {error}") from None
+        raise DataError(error.code, f"{site}: {error}") from None
 
 
 def _places(source: Path, site: str) -> Iterator[Path]:
@@ -146,7 +146,7 @@ def _places(source: Path, site: str) -> Iterator[Path]:
     Case, '-' and '_' in the names are ignored.
     """
     if not source.is_dir():
-        raise DataError(f"{source} is not a folder: give the one that holds {site}'s files")
+        raise DataError("not-a-folder", f"{source} is not a folder: give the one that holds {site}'s files")
     yield source
     for name in names_in(source):
         folder = source / name
@@ -161,8 +161,9 @@ def _absent(source: Path, site: str, expected: str) -> DataError:
     others = ",".join(name for name in DIGITS.sites if name != site)
     without = "" if site == "mnist" else f", or leave it out with --sites {others}"
     return DataError(
+        "other-data",
         f"{source} has no {site}, it holds {holds}: expected there or in a folder {site} are {expected}, or "
-        f"{site}.npz; {DIGITS.described}{without}"
+        f"{site}.npz; {DIGITS.described}{without}",
     )
 
 
@@ -171,7 +172,7 @@ def _all_or_none(paths: Sequence[Path]) -> bool:
     here = [path for path in paths if path.is_file()]
     if here and len(here) < len(paths):
         absent = next(path for path in paths if path not in here)
-        raise DataError(f"{absent} does not exist, but {here[0].name} does: download it")
+        raise DataError("file-missing", f"{absent} does not exist, but {here[0].name} does: download it")
     return bool(here)
 
 
@@ -212,8 +213,9 @@ def _svhn_part(path: Path) -> tuple[np.ndarray, np.ndarray]:
     images, labels = stored["X"], stored["y"].ravel()
     if images.ndim != 4 or not np.isin(labels, range(1, 11)).all():
         raise DataError(
+            "arrays-form",
             f"{path} holds X {images.shape} and labels {np.unique(labels)[:12].tolist()}, expected X (32, 32, 3, N) "
-            "and labels 1 to 10: download it again"
+            "and labels 1 to 10: download it again",
         )
     return images.transpose(3, 0, 1, 2), labels.astype(np.int64) % 10
 
@@ -230,7 +232,9 @@ def _usps_part(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Convert intensities from [-1, 1] to 0 to 255, and labels 1 to 10 to digits 0 to 9."""
     values, labels = read_libsvm(path, USPS_SIDE**2)
     if np.abs(values).max() > 1:
-        raise DataError(f"{path} holds intensities outside -1 to 1, unlike the scaled USPS: download it again")
+        raise DataError(
+            "arrays-form", f"{path} holds intensities outside -1 to 1, unlike the scaled USPS: download it again"
+        )
     images = np.rint((values + 1) * 127.5).astype(np.uint8)
     return images.reshape(-1, USPS_SIDE, USPS_SIDE), labels - 1
 
@@ -248,11 +252,13 @@ def _listed(path: Path, part: str) -> Iterator[Source]:
     try:
         lines = read_file(path).decode().splitlines()
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8: download it again") from None
+        raise DataError("file-form", f"{path} is not text in UTF-8: download it again") from None
     for number, line in enumerate(lines, start=1):
         name, _, label = line.strip().rpartition(" ")
         if label not in CLASSES or not name or Path(name).name != name:
-            raise DataError(f"{path}, line {number}, is not '<picture> <digit>', but {line[:60]!r}: download it again")
+            raise DataError(
+                "file-form", f"{path}, line {number}, is not '<picture> <digit>', but {line[:60]!r}: download it again"
+            )
         yield Source(f"{part}/{name}", label, partial(read_picture, folder / name))
 
 
@@ -272,8 +278,9 @@ def _mnistm_pickle(place: Path, *, source: Path) -> Arrays | None:
         train = np.concatenate([valid, train])
     if (len(train), len(test)) != (len(y_train), len(y_test)):
         raise DataError(
+            "arrays-form",
             f"{path} holds {len(train)} and {len(test)} images, but MNIST, whose labels it uses, has {len(y_train)} "
-            f"and {len(y_test)}: download both again"
+            f"and {len(y_test)}: download both again",
         )
     return train, y_train, test, y_test
 
@@ -285,7 +292,8 @@ def _pickled(path: Path) -> dict[str, np.ndarray]:
     parts = {name: images for name, images in parts.items() if isinstance(images, np.ndarray) and images.ndim == 4}
     if not {"train", "test"} <= set(parts):
         raise DataError(
+            "arrays-form",
             f"{path} holds {', '.join(map(str, parts)) or 'no arrays of images'}, expected a dictionary with train and "
-            "test of images (N, 28, 28, 3): download it again"
+            "test of images (N, 28, 28, 3): download it again",
         )
     return parts

@@ -103,7 +103,7 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
             the papers' counts, or a seed without the seeded split.
     """
     if seed is not None and split != "seeded":
-        raise DataError("--seed only applies to the seeded split: add --split seeded or remove --seed")
+        raise DataError("invalid-value", "--seed only applies to the seeded split: add --split seeded or remove --seed")
     require_seed(seed or 0)
     tree = Tree(source, DOMAINNET)
     found = tree.pictures(some_classes=True)
@@ -152,8 +152,9 @@ def _seeded(found: Found, *, source: object, seed: int) -> Plan:
         needed = sum(counts(site).values())
         if len(pictures) < needed:
             raise DataError(
+                "too-few-items",
                 f"{source}/{site} has {len(pictures)} pictures of the ten classes, too few for the papers' {needed}: "
-                "download it again, or use --split hash"
+                "download it again, or use --split hash",
             )
         chosen = np.random.default_rng([seed, number, 8]).choice(len(pictures), needed, replace=False)
         drawn[site] = [pictures[n] for n in sorted(chosen)]
@@ -163,7 +164,7 @@ def _seeded(found: Found, *, source: object, seed: int) -> Plan:
         try:
             split_of = deal_counts(pictures, counts(site), seed=8 * seed + list(found).index(site), known=known)
         except DataError as error:
-            raise DataError(f"{source}/{site}: {error}: download it again, or use --split hash") from None
+            raise DataError(error.code, f"{source}/{site}: {error}: download it again, or use --split hash") from None
         known.update({sha: split_of[picture.id] for picture, sha in pictures})
         return split_of
 
@@ -181,8 +182,9 @@ def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:
         return {}
     if absent:
         raise DataError(
+            "list-form",
             f"{tree.top} has official lists, but no {', '.join(absent)}: download these too ({DOMAINNET.described}), "
-            "or remove the others to split all pictures by content"
+            "or remove the others to split all pictures by content",
         )
     return {
         site: {part: _read_text(tree, name, site) for part, name in of_site.items()} for site, of_site in names.items()
@@ -195,10 +197,10 @@ def _read_text(tree: Tree, name: str, site: str) -> list[str]:
         with tree.open(name) as stream:
             paths = [line.rsplit(None, 1)[0] for line in stream.read().decode().splitlines() if line.strip()]
     except UnicodeDecodeError:
-        raise DataError(f"{where} is not text in UTF-8: download it again") from None
+        raise DataError("file-form", f"{where} is not text in UTF-8: download it again") from None
     ids = [picture for picture in ids_of(site, paths, where) if picture.partition("/")[0] in DOMAINNET.classes]
     listed = {picture.partition("/")[0] for picture in ids}
     absent = [label for label in DOMAINNET.classes if label not in listed]
     if absent:
-        raise DataError(f"{where} lists no picture of {', '.join(absent)}: download it again")
+        raise DataError("list-form", f"{where} lists no picture of {', '.join(absent)}: download it again")
     return ids

@@ -111,7 +111,8 @@ def plan(
         idle = [option for option, value in given.items() if value is not None]
         if idle:
             raise DataError(
-                f"{' and '.join(idle)} cannot be combined with --writers, which makes each writer a site: remove one"
+                "options-clash",
+                f"{' and '.join(idle)} cannot be combined with --writers, which makes each writer a site: remove one",
             )
         return _plan_writers(source, writers, seed)
     form = form or "letters"
@@ -157,8 +158,9 @@ def _idx(folder: Path, form: Form, part: str) -> Part:
     first, last = FIRST_LABEL[form], FIRST_LABEL[form] + len(CLASSES[form]) - 1
     if images.ndim != 3 or labels.shape != images.shape[:1] or not np.isin(labels, range(first, last + 1)).all():
         raise DataError(
+            "arrays-form",
             f"{paths[1]} has labels {labels.min(initial=255)} to {labels.max(initial=0)} for {len(images)} images, "
-            f"expected one of {first} to {last} for each: download gzip.zip again"
+            f"expected one of {first} to {last} for each: download gzip.zip again",
         )
     return images.transpose(0, 2, 1), labels.astype(np.int64) - first
 
@@ -173,8 +175,9 @@ def _plan_writers(source: Path, count: int, seed: int) -> Plan:
         train, test = ({name: (255 - x, y) for name, (x, y) in part.items()} for part in (train, test))
     if official and train.keys().isdisjoint(test):
         raise DataError(
+            "writers",
             f"{parts['test']} has other writers than train (LEAF's split by user): split by sample, or give "
-            f"{parts['train']} alone"
+            f"{parts['train']} alone",
         )
     usable = sorted(
         writer for writer, (_, labels) in train.items() if len(labels) >= FEWEST and (writer in test or not official)
@@ -182,8 +185,9 @@ def _plan_writers(source: Path, count: int, seed: int) -> Plan:
     if len(usable) < count:
         tested = " and some for testing" if official else ""
         raise DataError(
+            "too-few-items",
             f"{source} has {len(usable)} writers with {FEWEST} images or more{tested}, {len(train)} in all: ask for "
-            "fewer with --writers, and 'sites.count' of the job, or make more with LEAF"
+            "fewer with --writers, and 'sites.count' of the job, or make more with LEAF",
         )
     drawn = np.sort(np.random.default_rng([seed, 5]).choice(len(usable), count, replace=False))
     found = {
@@ -216,7 +220,9 @@ def _read_leaf(folder: Path) -> Writers:
     for path in files:
         for writer, part in _writers(path):
             if writer in writers:
-                raise DataError(f"{path} repeats writer {writer} of another file: keep the files of one LEAF run")
+                raise DataError(
+                    "writers", f"{path} repeats writer {writer} of another file: keep the files of one LEAF run"
+                )
             writers[writer] = part
     return writers
 
@@ -229,7 +235,9 @@ def _writers(path: Path) -> Iterator[tuple[str, Part]]:
                 yield str(writer).replace("/", "_"), _images(part["x"], part["y"])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split()[:24])
-        raise DataError(f"{path} is not in the form of LEAF's FEMNIST ({reason}): expected {LEAF_FORM}") from None
+        raise DataError(
+            "file-form", f"{path} is not in the form of LEAF's FEMNIST ({reason}): expected {LEAF_FORM}"
+        ) from None
 
 
 def _images(rows: Sequence[Sequence[float]], classes: Sequence[int]) -> Part:
@@ -243,8 +251,8 @@ def _images(rows: Sequence[Sequence[float]], classes: Sequence[int]) -> Part:
 
 def _absent(folder: Path, expected: str) -> DataError:
     if not folder.is_dir():
-        return DataError(f"{folder} is not a folder: expected {expected}")
+        return DataError("not-a-folder", f"{folder} is not a folder: expected {expected}")
     here = names_in(folder)
     unpack = "unpack gzip.zip there; " if "gzip.zip" in here else ""
     holds = ", ".join(map(ascii, here[:20])) or "nothing"
-    return DataError(f"{folder} has none of the files, it holds {holds}: {unpack}expected {expected}")
+    return DataError("file-missing", f"{folder} has none of the files, it holds {holds}: {unpack}expected {expected}")

@@ -28,7 +28,8 @@ import numpy as np
 from data_prep.msd import CITATION, SITE, find_described
 from data_prep.scanners import Scanner, scan_again
 from data_prep.volumes import Change, SitePlan, VolumePlan
-from fedshift.data.casefiles import CaseFiles, Decoded, Finding
+from fedshift.data.case_check import Decoded
+from fedshift.data.cases import CaseFiles, Finding
 from fedshift.data.fingerprint import SCANNER
 from fedshift.data.labels import settle_labels
 from fedshift.schema.errors import ConfigError, DataError
@@ -64,14 +65,15 @@ def plan_volumes(source: Path, *, simulate: bool = False, seed: int = 0) -> Volu
         DataError: another data set.
     """
     if seed < 0:
-        raise ConfigError(f"--seed must be 0 or more, not {seed}")
+        raise ConfigError("invalid-value", f"--seed must be 0 or more, not {seed}")
     found = find_described(source)
     labels = settle_labels(described=found.labels)
     if labels is None or labels.classes != CLASSES:
         said = ", ".join(labels.classes) if labels else "no labels"
         raise DataError(
+            "other-data",
             f"{found.folder / 'dataset.json'} has the classes {said}, not {', '.join(CLASSES)}: it is not the "
-            "hippocampus task, prepare it with 'fedshift data prepare msd'"
+            "hippocampus task, prepare it with 'fedshift data prepare msd'",
         )
     if not simulate:
         plan = _site(SITE, found.cases, found.findings, SOURCE, {TRUE_SPACING: True})

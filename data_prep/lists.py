@@ -46,7 +46,7 @@ def split_of(site: str, parts: Mapping[Split, Sequence[str]], name: str) -> dict
     for split, ids in parts.items():
         for picture in ids:
             if picture in splits:
-                raise DataError(f"{name}: {site}/{picture} is listed twice, download the lists again")
+                raise DataError("list-form", f"{name}: {site}/{picture} is listed twice, download the lists again")
             splits[picture] = split
     return splits
 
@@ -61,7 +61,9 @@ def ids_of(site: str, paths: Sequence[str], name: str) -> list[str]:
     for path in paths:
         domain, folder, file = ["", "", *path.split("/")][-3:]
         if domain != site:
-            raise DataError(f"{name}: {path} is listed for {site}, but does not end in {site}/<class>/<file>")
+            raise DataError(
+                "list-form", f"{name}: {path} is listed for {site}, but does not end in {site}/<class>/<file>"
+            )
         ids.append(f"{folder}/{file}")
     return ids
 
@@ -86,8 +88,9 @@ def keep_listed(
         absent = sorted(splits.keys() - {picture.id for picture in found[site]})
         if absent:
             raise DataError(
+                "file-missing",
                 f"{source}/{site}/{absent[0]} is named in {name} but does not exist, nor do {len(absent) - 1} others: "
-                f"download the data set again, or {otherwise}"
+                f"download the data set again, or {otherwise}",
             )
         kept[site] = [picture for picture in found[site] if picture.id in splits]
         if unlisted := len(found[site]) - len(kept[site]):
@@ -108,8 +111,9 @@ def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list
     if name not in tree.files():
         which = f"neither {name} nor {instead}" if instead else f"no {name}"
         raise DataError(
+            "list-form",
             f"{tree.top} has {which}, the papers' split needs FedBN's lists in the folder of the pictures: download "
-            "them as https://github.com/med-air/FedBN describes, or use --split hash"
+            "them as https://github.com/med-air/FedBN describes, or use --split hash",
         )
     where = f"{tree.top}/{name}"
     with tree.open(name) as stream:
@@ -117,13 +121,14 @@ def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list
     paths, labels = map(_listed, lists) if len(lists) == 2 else ([], [None])
     if len(paths) != len(labels) or not all(isinstance(text, str) for text in (*paths, *labels)):
         raise DataError(
+            "file-form",
             f"{where} is not one of FedBN's lists, a pickle of paths ending in {site}/<class>/<file> and of as many "
-            "classes: download it again"
+            "classes: download it again",
         )
     ids = ids_of(site, paths, where)
     for picture, label in zip(ids, labels, strict=True):
         if not picture.startswith(f"{label}/"):
-            raise DataError(f"{where}: {site}/{picture} is listed as {label}, download the lists again")
+            raise DataError("list-form", f"{where}: {site}/{picture} is listed as {label}, download the lists again")
     return ids
 
 

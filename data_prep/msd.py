@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.volumes import SitePlan, VolumePlan
+from fedshift.data.cases import CaseTable, parse_sequences
 from fedshift.data.labels import parse_labels, settle_labels
-from fedshift.data.pairing import ScanSet
-from fedshift.data.scansets import choose_sequences, find_sets, parse_sequences
+from fedshift.data.layouts.find import find_sets
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import TRUE_SPACING
 from fedshift.schema.names import comma_separated
@@ -53,11 +53,13 @@ def plan_volumes(
         ConfigError: nothing says what the masks' values mean, or names that do not fit.
         DataError: another layout.
     """
-    found = choose_sequences(find_described(source), tuple(parse_sequences(sequence)))
+    found = find_described(source).with_sequences(tuple(parse_sequences(sequence)))
     given = parse_labels(label)
     labels = settle_labels(given=given, described=found.described_labels(given), annotated=annotated)
     if labels is None:
-        raise ConfigError(f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1")
+        raise ConfigError(
+            "labels-missing", f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1"
+        )
     name = dataset or re.sub(r"[^\w.-]+", "_", found.name.lower())
     plan = SitePlan(
         site=site,
@@ -71,7 +73,7 @@ def plan_volumes(
     return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=found.sequences)
 
 
-def find_described(source: Path) -> ScanSet:
+def find_described(source: Path) -> CaseTable:
     """The one folder below ``source`` with imagesTr and labelsTr.
 
     Raises:
@@ -80,5 +82,7 @@ def find_described(source: Path) -> ScanSet:
     sets = [found for found in find_sets(source) if found.layout == "described"]
     if len(sets) != 1:
         folders = ", ".join(str(found.folder) for found in sets) or "none"
-        raise DataError(f"{source} has to hold one folder with imagesTr and labelsTr, it holds {folders}: name it")
+        raise DataError(
+            "layout-unknown", f"{source} has to hold one folder with imagesTr and labelsTr, it holds {folders}: name it"
+        )
     return sets[0]

@@ -98,7 +98,9 @@ def _read_json(tree: Tree) -> dict[str, dict[Part, list[str]]]:
                 site: {part: ids_of(site, raw[site][part], LISTS) for part in PARTS} for site in OFFICE_CALTECH.sites
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{tree.top}/{LISTS} is not in the form of FedBN's lists ({error}): {form}") from None
+            raise DataError(
+                "file-form", f"{tree.top}/{LISTS} is not in the form of FedBN's lists ({error}): {form}"
+            ) from None
 
 
 def _papers(parts: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:

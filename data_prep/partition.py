@@ -42,7 +42,7 @@ def dirichlet(
     """
     _require(len(labels), n_sites, min_each)
     if not 0.001 <= alpha <= 1000:
-        raise DataError(f"alpha must be a number from 0.001 to 1000, not {alpha}")
+        raise DataError("invalid-value", f"alpha must be a number from 0.001 to 1000, not {alpha}")
     rng = np.random.default_rng([seed, 1])
     site_of = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
@@ -73,7 +73,7 @@ def size_skewed(n_items: int, n_sites: int, skew: float, *, seed: int, min_each:
     """
     _require(n_items, n_sites, min_each)
     if not 0 <= skew <= 10:
-        raise DataError(f"skew must be a number from 0 to 10, not {skew}")
+        raise DataError("invalid-value", f"skew must be a number from 0 to 10, not {skew}")
     rng = np.random.default_rng([seed, 2])
     weights = np.exp(skew * rng.standard_normal(n_sites))
     sizes = min_each + _counts(weights, n_items - min_each * n_sites)
@@ -98,7 +98,10 @@ def sub_sites(labels: np.ndarray, n_sites: int, *, seed: int) -> tuple[np.ndarra
     """
     n = len(labels)
     if n_sites > SUB_SITE_SHARE:
-        raise DataError(f"{n_sites} sub-sites of a fifth of a domain each need more than the domain: ask for at most 5")
+        raise DataError(
+            "invalid-value",
+            f"{n_sites} sub-sites of a fifth of a domain each need more than the domain: ask for at most 5",
+        )
     _require(n, n_sites, SUB_SITE_SHARE)
     rng = np.random.default_rng([seed, 3])
     deviation = min(DEVIATION, n / SCALED_BELOW)
@@ -169,7 +172,7 @@ def require_seed(seed: int) -> None:
         DataError: the seed is negative.
     """
     if seed < 0:
-        raise DataError(f"seed must be 0 or more, not {seed}")
+        raise DataError("invalid-value", f"seed must be 0 or more, not {seed}")
 
 
 def least(n_items: int, n_sites: int) -> int:
@@ -179,8 +182,9 @@ def least(n_items: int, n_sites: int) -> int:
 
 def _require(n_items: int, n_sites: int, min_each: int) -> None:
     if n_sites < 1:
-        raise DataError(f"{n_sites} sites are not possible: ask for one or more")
+        raise DataError("invalid-value", f"{n_sites} sites are not possible: ask for one or more")
     if n_items < n_sites * min_each:
         raise DataError(
-            f"{n_items} pictures are too few for {n_sites} sites of at least {min_each}: ask for fewer sites"
+            "too-few-items",
+            f"{n_items} pictures are too few for {n_sites} sites of at least {min_each}: ask for fewer sites",
         )

@@ -76,18 +76,20 @@ def make_phantom(
     count = CASES if cases is None else cases
     for site in chosen:
         if site not in SCANNERS:
-            raise ConfigError(f"the phantom has no site {site!r}{nearest(site, SCANNERS)}")
+            raise ConfigError("site-unknown", f"the phantom has no site {site!r}{nearest(site, SCANNERS)}")
     if count < 1 or seed < 0:
-        raise ConfigError(f"the phantom needs cases >= 1 and seed >= 0, not {count} and {seed}")
+        raise ConfigError("invalid-value", f"the phantom needs cases >= 1 and seed >= 0, not {count} and {seed}")
     if sequences not in (1, 2):
-        raise ConfigError(f"the phantom has 1 or 2 sequences, not {sequences}")
+        raise ConfigError("invalid-value", f"the phantom has 1 or 2 sequences, not {sequences}")
     dataset = dataset_of(zones=zones, sequences=sequences)
     _refuse_patients(root / dataset)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{root} cannot be written ({error.strerror}): give another folder") from None
+        raise DataError(
+            "folder-unwritable", f"{root} cannot be written ({error.strerror}): give another folder"
+        ) from None
     made_with = PhantomOptions(
         cases=count,
         seed=seed,
@@ -223,5 +225,6 @@ def _refuse_patients(folder: Path) -> None:
     for path in sorted(folder.glob(f"*/{FILE_NAME}")):
         if read_manifest(path.parent).kind != "phantom":
             raise DataError(
-                f"{path.parent} holds prepared scans that are no phantom: choose another folder for the phantom"
+                "folder-in-use",
+                f"{path.parent} holds prepared scans that are no phantom: choose another folder for the phantom",
             )

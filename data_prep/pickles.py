@@ -53,7 +53,7 @@ def read_pickle(stream: IO[bytes], name: str) -> Any:
         return _plain(_Unpickler(stream, name).load(), {})
     except NOT_A_PICKLE as error:
         raise DataError(
-            f"{name} is damaged or no pickle of plain values ({reason(error)}): download it again"
+            "file-damaged", f"{name} is damaged or no pickle of plain values ({reason(error)}): download it again"
         ) from None
 
 
@@ -157,8 +157,9 @@ class _Unpickler(pickle.Unpickler):
         """Return the object that a pickle names, or refuse it."""
         if (module, name) not in KNOWN:
             raise DataError(
+                "pickle-refused",
                 f"{self._name} asks for {module}.{name}, which arrays and plain values never need: it was refused and "
-                "no code was run, download it again from where the data set is described"
+                "no code was run, download it again from where the data set is described",
             )
         return KNOWN[module, name]
 

@@ -127,7 +127,7 @@ def write_pictures(
     of, dealing, sizes = plan.of, plan.dealing, sizes or plan.sizes
     for size in sizes:
         if not 8 <= size <= 4096:
-            raise DataError(f"size {size} is out of range: choose 8 to 4096 pixels")
+            raise DataError("invalid-value", f"size {size} is out of range: choose 8 to 4096 pixels")
     if dealing.whole:
         _refuse_others(root / of.dataset, plan.found)
     before: set[str] = set()  # content hashes of the sites that are finished
@@ -150,10 +150,14 @@ def write_pictures(
             pictures = [Picture(id=p.id, sha256=sha, label=p.label, split=split_of[p.id]) for p, sha in cache]
             if not pictures and unreadable == len(sources):
                 raise DataError(
-                    f"site {site} has no picture that can be read, all {unreadable} are damaged: download it again"
+                    "pictures-damaged",
+                    f"site {site} has no picture that can be read, all {unreadable} are damaged: download it again",
                 )
             if not pictures:
-                raise DataError(f"site {site} has no picture that no other site has: give the data set as downloaded")
+                raise DataError(
+                    "picture-missing",
+                    f"site {site} has no picture that no other site has: give the data set as downloaded",
+                )
             notes = _notes(pictures, before, left_out=len(sources) - len(pictures) - unreadable)
             before |= {picture.sha256 for picture in pictures}
             Manifest(
@@ -193,8 +197,9 @@ def write_pictures(
             if len(errors) > SHOWN:
                 more += f"\n  … and {len(errors) - SHOWN} others"
             raise DataError(
+                "pictures-damaged",
                 f"{of.name} was not prepared, {len(errors)} of its pictures cannot be used "
-                f"(--skip-damaged leaves them out):{more}"
+                f"(--skip-damaged leaves them out):{more}",
             )
     if rows:
         draw_montage(rows).save(root / of.dataset / MONTAGE)
@@ -206,8 +211,9 @@ def _refuse_others(folder: Path, sites: Container[str]) -> None:
     others = [name for name in here if not name.startswith(".") and name not in sites]
     if others:
         raise DataError(
+            "folder-in-use",
             f"{folder} holds {len(others)} sites of another partition, such as {others[0]}: delete {folder}, or give "
-            "another --out"
+            "another --out",
         )
 
 

@@ -31,10 +31,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_prep.volumes import CaseFiles, SitePlan, VolumePlan
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import UNNAMED, CaseTable, Finding
 from fedshift.data.labels import Labels
-from fedshift.data.pairing import UNNAMED, ScanSet
-from fedshift.data.scansets import find_sets
+from fedshift.data.layouts.find import find_sets
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
@@ -101,17 +100,19 @@ def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumeP
     """
     unknown = [site for site in sites or () if site not in SITES]
     if unknown:
-        raise DataError(f"no site is called {unknown[0]!r}{nearest(unknown[0], SITES)}")
+        raise DataError("site-unknown", f"no site is called {unknown[0]!r}{nearest(unknown[0], SITES)}")
     plans = _plans(source, find_sets(source))
     absent = [site for site in sites or () if site not in {plan.site for plan in plans}]
     if absent:
         here = ", ".join(plan.site for plan in plans)
-        raise DataError(f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these")
+        raise DataError(
+            "site-unknown", f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these"
+        )
     chosen = tuple(plan for plan in plans if not sites or plan.site in sites)
     return VolumePlan(dataset="prostate", labels=GLAND, sites=chosen)
 
 
-def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
+def _plans(source: Path, sets: Sequence[CaseTable]) -> list[SitePlan]:
     if any(found.layout == "described" for found in sets):
         found = _t2_only(next(found for found in sets if found.layout == "described"))
         return [_plan("MSD", found.cases, found.findings, MSD)]
@@ -122,9 +123,10 @@ def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
         return _by_number(sets[0])
     names = ", ".join(f"{found.name}/ with {len(found.cases)} case(s)" for found in sets)
     raise DataError(
+        "other-data",
         f"{source} is no known prostate download, it holds {names or 'images without masks'}: expected site folders "
         f"({', '.join(SITE_OF_FOLDER)}), PROMISE12's Case00 to Case49, or MSD's imagesTr and labelsTr; "
-        "for scans of your own use 'fedshift data prepare own'"
+        "for scans of your own use 'fedshift data prepare own'",
     )
 
 
@@ -140,13 +142,14 @@ def _plan(site: str, cases: tuple[CaseFiles, ...], findings: tuple[Finding, ...]
     )
 
 
-def _t2_only(found: ScanSet) -> ScanSet:
+def _t2_only(found: CaseTable) -> CaseTable:
     """Take T2, or the first of sequences without names, and leave it without a name, as in the other distributions."""
     names = {name.lower(): name for name in found.sequences}
     if "t2" not in names and not all(UNNAMED.fullmatch(name) for name in names):
         raise DataError(
+            "other-data",
             f"{found.folder / 'dataset.json'} names the channels {', '.join(names)}, not T2: it is not the prostate "
-            "task, prepare it with 'fedshift data prepare msd'"
+            "task, prepare it with 'fedshift data prepare msd'",
         )
     number = found.sequences.index(names["t2"]) if "t2" in names else 0
     cases = tuple(
@@ -156,15 +159,17 @@ def _t2_only(found: ScanSet) -> ScanSet:
     return replace(found, cases=cases, sequences=())
 
 
-def _by_folder(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
-    folders: dict[str, ScanSet] = {}
+def _by_folder(source: Path, sets: Sequence[CaseTable]) -> list[SitePlan]:
+    folders: dict[str, CaseTable] = {}
     for found in sets:
         site = _site_of(found)
         if site is None:
             hint = nearest(found.name.upper(), SITE_OF_FOLDER)
-            raise DataError(f"{found.folder} holds scans but is no known site{hint}")
+            raise DataError("other-data", f"{found.folder} holds scans but is no known site{hint}")
         if site in folders:
-            raise DataError(f"{source} has site {site} twice, as {folders[site].name} and {found.name}: remove one")
+            raise DataError(
+                "site-twice", f"{source} has site {site} twice, as {folders[site].name} and {found.name}: remove one"
+            )
         folders[site] = found
     promise12 = all(_promise12_site(case) == site for site, found in folders.items() for case in found.cases)
     origin = PROMISE12 if promise12 else LIU2020
@@ -172,7 +177,7 @@ def _by_folder(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
     return [_plan(site, found.cases, found.findings, origin) for site, found in ordered]
 
 
-def _by_number(found: ScanSet) -> list[SitePlan]:
+def _by_number(found: CaseTable) -> list[SitePlan]:
     plans: list[SitePlan] = []
     for site in SITES:
         cases = tuple(case for case in found.cases if _promise12_site(case) == site)
@@ -181,7 +186,7 @@ def _by_number(found: ScanSet) -> list[SitePlan]:
     return plans
 
 
-def _site_of(found: ScanSet) -> str | None:
+def _site_of(found: CaseTable) -> str | None:
     return SITE_OF_FOLDER.get(found.name.upper())
 
 

@@ -17,7 +17,7 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist: download it again") from None
+        raise DataError("file-missing", f"{path} does not exist: download it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -50,7 +50,8 @@ def names_in(folder: Path) -> list[str]:
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error for a file or folder that the operating system does not let us read."""
     return DataError(
-        f"{path} cannot be read ({error.strerror or error}): check that its disk is mounted and that you may read it"
+        "file-unreadable",
+        f"{path} cannot be read ({error.strerror or error}): check that its disk is mounted and that you may read it",
     )
 
 

@@ -30,7 +30,8 @@ def replace_folder(target: Path) -> Iterator[Path]:
         _swap(beside, target)
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error.strerror or error}): make room there or give another --out"
+            "folder-unwritable",
+            f"{target} cannot be written ({error.strerror or error}): make room there or give another --out",
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)

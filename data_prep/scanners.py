@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from data_prep.phantom_anatomy import Grid, smooth_noise
-from fedshift.data.arrays import resize_weights
 from fedshift.data.scans import Scan
+from fedshift.runtime.grids import resize_weights
 
 COIL_SCALE = 25.0
 """Millimetres over which the coil's field changes."""

@@ -41,7 +41,9 @@ class SubSites:
 
     def __post_init__(self) -> None:
         if self.count is None and (self.whole is not None or self.seed is not None):
-            raise DataError("--whole and --seed only apply to sub-sites: add --subsites or remove them")
+            raise DataError(
+                "invalid-value", "--whole and --seed only apply to sub-sites: add --subsites or remove them"
+            )
         require_seed(self.seed or 0)
 
 
@@ -82,7 +84,7 @@ def plan_domains(
         try:
             splits = _divide(np.array([picture.label for picture in pictures]), asked.count, seed=8 * seed + number)
         except DataError as error:
-            raise DataError(f"{source / domain}: {error}") from None
+            raise DataError(error.code, f"{source / domain}: {error}") from None
         for k, of_site in enumerate(splits, start=1):
             numbers = sorted(of_site)
             found[f"{domain}_{k}"] = [pictures[n] for n in numbers]

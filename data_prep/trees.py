@@ -42,13 +42,9 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFErro
 class Place(Protocol):
     """A folder of a download, on disk or in a zip. ``str()`` gives its name for errors."""
 
-    def folders(self) -> list[str]:
-        """Names of its folders."""
-        ...
+    def folders(self) -> list[str]: ...
 
-    def files(self) -> list[str]:
-        """Names of its files."""
-        ...
+    def files(self) -> list[str]: ...
 
     def enter(self, name: str) -> Place:
         """The subfolder of that name."""
@@ -140,7 +136,9 @@ class _Archive:
         try:
             self._zip = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise DataError(f"{path} is damaged or no zip ({reason(error)}): download it again") from None
+            raise DataError(
+                "file-damaged", f"{path} is damaged or no zip ({reason(error)}): download it again"
+            ) from None
         for info in self._zip.infolist():
             *above, name = _member(info).split("/")
             if not all(map(_counts, above)):
@@ -153,11 +151,13 @@ class _Archive:
     def read(self, info: zipfile.ZipInfo) -> bytes:
         name = self.path / _member(info)
         if info.file_size > MOST_BYTES:
-            raise DataError(f"{name} claims to have {info.file_size} bytes: download {self.path} again")
+            raise DataError("too-large", f"{name} claims to have {info.file_size} bytes: download {self.path} again")
         try:
             return self._zip.read(info)
         except DAMAGED as error:
-            raise DataError(f"{name} cannot be read ({reason(error)}): download {self.path} again") from None
+            raise DataError(
+                "file-damaged", f"{name} cannot be read ({reason(error)}): download {self.path} again"
+            ) from None
 
 
 class Tree:
@@ -185,7 +185,7 @@ class Tree:
             f"expected {of.name} as folders {shown}, each with a folder for each class, or as zips; {of.described}"
         )
         if not source.exists():
-            raise DataError(f"{source} is not a folder: {self._expected}")
+            raise DataError("not-a-folder", f"{source} is not a folder: {self._expected}")
         self._beside = _DiskFolder(source if source.is_dir() else source.parent)
         top: Place = self._beside
         if not source.is_dir():
@@ -193,7 +193,8 @@ class Tree:
         missing = self._missing(top)
         if missing:
             raise DataError(
-                f"{top} has no folder {', '.join(missing)}, {_holds(top)}: {self._hint(top, source)}{self._expected}"
+                "file-missing",
+                f"{top} has no folder {', '.join(missing)}, {_holds(top)}: {self._hint(top, source)}{self._expected}",
             )
         self.top = top
         self._sites = {site: self._site(top, site) for site in of.sites}
@@ -262,7 +263,7 @@ class Tree:
             names = [name for name in folder.files() if name.lower().endswith(SUFFIXES)] if label in here else []
             if not names:
                 holds = "no picture in it" if label in here else f"no such folder, but {_some(here)}"
-                raise DataError(f"{folder}: the class has {holds}; {self._expected}")
+                raise DataError("class-missing", f"{folder}: the class has {holds}; {self._expected}")
             for name in names:
                 yield Source(f"{label}/{_text(name)}", label, partial(folder.picture, name))
 

@@ -22,29 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
-from fedshift.data.casefiles import CaseFiles as CaseFiles
-from fedshift.data.casefiles import (
-    Decoded,
-    Finding,
-    ct_finding,
-    dummy_finding,
-    empty_finding,
-    is_dummy,
-    lowest_of,
-    name_fault,
-    read_case,
-    site_fault,
-)
-from fedshift.data.check import empty_splits, not_outlined
+from fedshift.data.case_check import Decoded, read_case
+from fedshift.data.case_notes import Notes
+from fedshift.data.cases import CaseFiles as CaseFiles
+from fedshift.data.cases import Finding, name_fault, site_fault
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
 from fedshift.data.scan_file import as_compared
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
-from fedshift.data.series import is_ct
+from fedshift.data.site_check import empty_splits
 from fedshift.data.splits import subject_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError
@@ -90,7 +78,6 @@ class VolumePlan:
 
     @property
     def total(self) -> int:
-        """Number of cases."""
         return sum(len(site.cases) for site in self.sites)
 
 
@@ -112,59 +99,43 @@ def write_volumes(
     Raises:
         DataError: scans with errors, or a site that has own scans too.
     """
+    folders = []
     with ExitStack() as together:
-        return [
-            _write_planned(
-                plan,
-                site,
-                root,
-                together,
-                matrices=matrices,
-                trust_voxels=trust_voxels,
-                empty=empty,
-                skip_damaged=skip_damaged,
-                progress=progress,
+        for site in plan.sites:
+            target = root / plan.dataset / site.site
+            if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
+                what = f"{target} has own scans among its cases, which would be lost"
+                raise DataError("folder-in-use", f"{what}: give another --out, or delete it")
+            cases = [
+                replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases
+            ]
+
+            def announce(case: str, site: str = site.site) -> None:
+                if progress is not None:
+                    progress(f"{site} {case}")
+
+            folders.append(
+                write_site(
+                    cases,
+                    root,
+                    dataset=plan.dataset,
+                    site=site.site,
+                    kind="patients",
+                    labels=plan.labels,
+                    sequences=plan.sequences,
+                    licence=site.licence,
+                    citation=site.citation,
+                    matrices=matrices,
+                    source=site.source,
+                    findings=site.findings,
+                    preparation=site.preparation,
+                    change=site.change,
+                    skip_damaged=skip_damaged,
+                    together=together,
+                    progress=announce,
+                )
             )
-            for site in plan.sites
-        ]
-
-
-def _write_planned(
-    plan: VolumePlan,
-    site: SitePlan,
-    root: Path,
-    together: ExitStack,
-    *,
-    matrices: Sequence[int],
-    trust_voxels: bool,
-    empty: bool,
-    skip_damaged: bool,
-    progress: Callable[[str], None] | None,
-) -> Path:
-    target = root / plan.dataset / site.site
-    if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
-        raise DataError(
-            f"{target} has own scans among its cases, which would be lost: give another --out, or delete it"
-        )
-    return write_site(
-        [replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases],
-        root,
-        dataset=plan.dataset,
-        site=site.site,
-        kind="patients",
-        labels=plan.labels,
-        sequences=plan.sequences,
-        licence=site.licence,
-        citation=site.citation,
-        matrices=matrices,
-        source=site.source,
-        findings=site.findings,
-        preparation=site.preparation,
-        change=site.change,
-        skip_damaged=skip_damaged,
-        together=together,
-        progress=(lambda case: progress(f"{site.site} {case}")) if progress else None,
-    )
+    return folders
 
 
 def write_site(
@@ -225,8 +196,9 @@ def write_site(
     _refuse_names(cases, dataset, site, several=len(sequences) > 1)
     if matrices and len(labels.classes) > 2:
         raise DataError(
+            "option-classes",
             f"site {site} has {len(labels.classes) - 1} classes, slices at a matrix are cached for one: leave out "
-            "--matrix"
+            "--matrix",
         )
     target = root / dataset / site
     with ExitStack() if together is None else nullcontext(together) as opened:
@@ -252,9 +224,10 @@ def write_site(
         aside = len(cases) - len(writer.entries) + len(unpaired)
         if aside:
             said[LEFT_OUT] = aside
-        if writer.without:
-            said[WITHOUT_STRUCTURE] = len(writer.without)
-        split_of = deal_splits([case.id for case in writer.entries], dataset=dataset, site=site, fixed=splits or {})
+        if writer.notes.empty:
+            said[WITHOUT_STRUCTURE] = len(writer.notes.empty)
+        subjects = {case.id: subject_of(case) for case in writer.entries}
+        split_of = deal_splits(subjects, dataset=dataset, site=site, fixed=splits or {})
         manifest = Manifest(
             schema=1,
             dataset=dataset,
@@ -283,33 +256,37 @@ def refuse_unmatched(findings: Sequence[Finding], site: str) -> None:
     sentences = [finding.sentence() for finding in findings if finding.level == "error"]
     if sentences:
         title = f"site {site} was not prepared, its images and masks do not go together:"
-        raise DataError("\n  ".join([title, *sentences]))
+        raise DataError("cases-unmatched", "\n  ".join([title, *sentences]))
 
 
-def deal_splits(ids: Sequence[str], *, dataset: str, site: str, fixed: Mapping[str, Split]) -> dict[str, Split]:
+def deal_splits(
+    subjects: Mapping[str, str], *, dataset: str, site: str, fixed: Mapping[str, Split]
+) -> dict[str, Split]:
     """Assign a split to every case; cases in ``fixed`` keep theirs. The module's docstring describes the rule.
+
+    ``subjects``: case -> whose scan it is.
 
     Where ``fixed`` has one subject in several splits, its new sessions go to training if a case of it is there: in
     another split they would be scored by a model that has seen the subject.
     """
     split_of: dict[str, Split] = {}
     for split in ("train", "val", "test"):
-        for case in ids:
+        for case, subject in subjects.items():
             if fixed.get(case) == split:
-                split_of.setdefault(subject_of(case), split)
-    subjects = {subject_of(case) for case in ids}
-    held_out = max(1, round(len(subjects) / 5)) if len(subjects) >= 3 else 0
+                split_of.setdefault(subject, split)
+    everyone = set(subjects.values())
+    held_out = max(1, round(len(everyone) / 5)) if len(everyone) >= 3 else 0
     lacking: dict[Split, int] = {"test": held_out, "val": held_out}
     for split in split_of.values():
         if split in lacking:
             lacking[split] -= 1
-    new = subjects - split_of.keys()
+    new = everyone - split_of.keys()
     for subject in sorted(new, key=lambda each: hashlib.sha256(f"{dataset}/{site}/{each}".encode()).digest()):
         most = max(lacking, key=lambda split: lacking[split])
         split_of[subject] = most if lacking[most] > 0 else "train"
         if lacking[most] > 0:
             lacking[most] -= 1
-    return {case: fixed[case] if case in fixed else split_of[subject_of(case)] for case in ids}
+    return {case: fixed.get(case) or split_of[subject] for case, subject in subjects.items()}
 
 
 class _Writer:
@@ -318,11 +295,7 @@ class _Writer:
     Attributes:
         entries: the cases that are written; their splits are dealt when all are known.
         findings: of all cases.
-        indices: class indices that occur in any mask.
-        dummies: cases whose header is a placeholder.
-        lowest: the lowest intensity of each case.
-        said_ct: how many cases are CT by their DICOM files.
-        without: ids of cases whose masks are rightly empty.
+        notes: what they have in common.
         lost: cases that the site has already, and whose files cannot be used now.
     """
 
@@ -340,11 +313,7 @@ class _Writer:
         self._recorded = recorded
         self.entries: list[Case] = []
         self.findings: list[Finding] = []
-        self.indices: set[int] = set()
-        self.dummies = 0
-        self.lowest: list[float] = []
-        self.said_ct = 0
-        self.without: list[str] = []
+        self.notes = Notes()
         self.lost: list[str] = []
         self._seen: dict[str, str] = {}
         self._offset = 0
@@ -366,13 +335,16 @@ class _Writer:
         of_all = hashes[0] if len(hashes) == 1 else content_hash(decoded.voxels)
         if self._images.get(case.id, of_all) != of_all:
             raise DataError(
+                "case-changed",
                 f"{case.image} differs from the image that the site has as {case.id}: rename it, or withdraw "
-                f"{case.id} first"
+                f"{case.id} first",
             )
         for number, sha in enumerate(hashes):
             if sha in self._seen:
                 what = f"{case.named(number)}has the same voxels as case {self._seen[sha]}"
-                self.findings.append(Finding("error", case.images[number], what, "remove one of the two"))
+                self.findings.append(
+                    Finding("error", "same-content", case.images[number], what, "remove one of the two")
+                )
                 return
         self._seen.update(dict.fromkeys(hashes, case.id))
         for image, path in zip(
@@ -394,14 +366,11 @@ class _Writer:
                 array="arrays",
                 offset=self._offset,
                 reading=self._reading(case, decoded),
+                subject="" if case.subject == subject_of(case.id) else case.subject,
             )
         )
         self._offset += slices
-        self.dummies += is_dummy(decoded.image)
-        self.lowest.append(lowest_of(decoded))
-        self.said_ct += is_ct(case.image)
-        self.without += [] if decoded.mask.voxels.any() else [case.id]
-        self.indices.update(np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist())
+        self.notes.add(case, decoded)
 
     def _reading(self, case: CaseFiles, decoded: Decoded) -> dict[str, Reading]:
         if case.reading is not None:
@@ -420,18 +389,18 @@ class _Writer:
                 known = f"the site has {', '.join(self.lost)} already, and only new cases are left out"
                 errors = [f"{known}: take its files away to keep it as it is, or withdraw it", *errors]
             more = "".join(f"\n  {error}" for error in errors[:20])
-            raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
+            raise DataError(
+                "scans-damaged", f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}"
+            )
 
 
 def _warn(
     findings: Sequence[Finding], cases: Sequence[CaseFiles], manifest: Manifest, writer: _Writer, target: Path
 ) -> None:
-    dummies = 0 if manifest.has_true_spacing else writer.dummies
+    images, masks = cases[0].image.parent, cases[0].mask.parent
     of_site = [
-        *dummy_finding(cases[0].image.parent, dummies, len(cases)),
-        *not_outlined(cases[0].mask.parent, manifest.classes, manifest.annotated, writer.indices),
-        *empty_finding(cases[0].mask.parent, writer.without, len(cases)),
-        *ct_finding(cases[0].image.parent, writer.lowest, writer.said_ct, manifest.sequences),
+        *writer.notes.not_outlined(masks, manifest.classes, manifest.annotated),
+        *writer.notes.findings(images, masks, len(cases), manifest.sequences, true_spacing=manifest.has_true_spacing),
         *empty_splits(target, manifest),
     ]
     for finding in [*findings, *of_site]:
@@ -441,15 +410,17 @@ def _warn(
 def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, several: bool) -> None:
     """Check ids and site names: they become file names, possibly on a case-insensitive file system."""
     if not cases:
-        raise DataError(f"site {site} has no case: give at least one image with its mask")
+        raise DataError("case-missing", f"site {site} has no case: give at least one image with its mask")
     for what, name in (("dataset", dataset), ("site", site)):
         if fault := site_fault(name):
-            raise DataError(f"{what} name {name!r} {fault[0]}: {fault[1]}")
+            raise DataError("site-name", f"{what} name {name!r} {fault[0]}: {fault[1]}")
     for case in cases:
         if fault := name_fault(case.id, several=several):
-            raise DataError(f"case name {case.id!r} {fault[0]}: {fault[1]}")
+            raise DataError("case-name", f"case name {case.id!r} {fault[0]}: {fault[1]}")
     seen: dict[str, CaseFiles] = {}
     for case in cases:
         other = seen.setdefault(as_compared(case.id), case)
         if other is not case:
-            raise DataError(f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one")
+            raise DataError(
+                "case-twice", f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one"
+            )

@@ -32,9 +32,8 @@ from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
 from fedshift.schema.job import Precision
-from fedshift.tasks.allocator import keep_freed_memory
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import autocast, prepare
+from fedshift.tasks.precision import autocast, keep_freed_memory, prepare
 
 CPU = torch.device("cpu")
 RETURNED, KEPT, HUGE = WAYS = ("returned", "kept", "kept in huge pages")

@@ -5,7 +5,7 @@
 Networks that normalise in different ways, with the batch, loss and optimiser of their task: 16 slices of prostate, two
 volumes of hippocampus, or 32 pictures of PACS. The images are noise that lies ready; one thread, all ways in turn. In
 the first two ways, MONAI's ``UpCat`` and torch's instance norm are as they come, without
-`fedshift.tasks.networks.monai.even_sizes` and `fedshift.tasks.instance_norm`. Times are the processor's, which other
+`fedshift.tasks.networks.monai` and `fedshift.tasks.layers`. Times are the processor's, which other
 work on the machine changes little.
 """
 
@@ -24,9 +24,8 @@ from benchmarks.performance.step_3d import seconds
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
-from fedshift.tasks.allocator import keep_freed_memory
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import autocast, prepare
+from fedshift.tasks.precision import autocast, keep_freed_memory, prepare
 
 CPU = torch.device("cpu")
 LAST, CONTIGUOUS, OURS = "channels last", "contiguous", "fedshift"

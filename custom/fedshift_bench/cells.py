@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.strict import Strict, nearest
-from fedshift_bench.plan import CellKind, Plan, command, make_plan
+from fedshift_bench.cell_plan import CellKind, CellPlan, command, make_plan
 from fedshift_bench.spec import DOMAINS, FOLD, Settings, Spec, Tuning, cell_name
 
 LEARNING_RATE = "optimizer.lr"
 """The option that every row draws."""
 HASH_DIGITS = 16
 """Hexadecimal digits of a cell's hash, the name of its folder."""
+MAX_SITES_NAMED = 20
 
 
 class WorkItem(Strict):
@@ -55,31 +56,38 @@ class WorkItem(Strict):
 class Cell:
     """One value of each axis, a seed, and a fold if there are any.
 
-    ``work`` is None if the cell cannot run because of ``missing_inputs``.
+    ``draw`` is the number of its setting, 0 being the row's own, and ``drawn`` are that setting's options. ``data`` are
+    the folders of sites. Without ``work`` the cell cannot run, because of ``missing_inputs``.
     """
 
     labels: Mapping[str, str]
     seed: int
     settings: Settings
-    plan: Plan
+    plan: CellPlan
     work: WorkItem | None
     draw: int = 0
-    """The number of its setting; 0 is the row's own."""
     drawn: Mapping[str, Any] = field(default_factory=dict)
-    """The options of that setting."""
     missing_inputs: tuple[str, ...] = ()
     data: Mapping[str, Path] = field(default_factory=dict)
     fold: int | None = None
 
     @property
     def name(self) -> str:
-        """The labels, the seed, the fold and the draw: ``FedFA, 0.17, seed 2, fold 3, draw 1``."""
         return cell_name(self.labels, self.seed, self.fold, self.draw)
+
+    @property
+    def row(self) -> str:
+        """Its label of the first axis."""
+        return next(iter(self.labels.values()))
 
     @property
     def commands(self) -> list[str]:
         """The shell commands that repeat this cell alone."""
         return command(self.settings, self.seed, name=self.plan.name, is_pooled=self.plan.is_pooled)
+
+    def work_on(self, data: Mapping[str, str]) -> WorkItem:
+        """What the cell is with sites' data of these hashes."""
+        return WorkItem(kind=self.plan.kind, name=self.plan.name, jobs=self.plan.at(self.seed), data=dict(data))
 
 
 def make_cells(
@@ -87,85 +95,99 @@ def make_cells(
 ) -> list[Cell]:
     """Resolve all cells of a spec. The first axis varies slowest, then the others, the draw, the seed, the fold.
 
-    Args:
-        spec: the spec at its scale.
-        folder: the folder of the spec's file.
-        on_resolved: called with the number of resolved combinations of labels and their total.
+    ``folder`` is that of the spec's file; ``on_resolved`` gets the number of resolved combinations of labels and their
+    total.
 
     Raises:
         ConfigError: a cell cannot be resolved (the message names its labels), or metrics differ between cells.
     """
-    plans: dict[str, Plan] = {}
-    found_data: dict[tuple[str, tuple[str, ...]], _Data] = {}
+    resolver = _Resolver(spec, folder)
     combinations = list(product(*(values.items() for values in spec.axes.values())))
-    cells = []
-    for number, chosen in enumerate(combinations):
-        labels = dict(zip(spec.axes, (label for label, _ in chosen), strict=True))
-        name = ", ".join(labels.values())
-
-        def planned(settings: Settings) -> Plan:
-            key = settings.model_dump_json()
-            if key not in plans:
-                plans[key] = make_plan(settings, metric=spec.metric, folder=folder)
-            return plans[key]
-
-        try:
-            values = [value for _, value in chosen]
-            settings = merge(spec, values)
-            plan = planned(settings)
-            if DOMAINS in spec.parts(plan.kind):
-                _require_domains(plan)
-            if spec.folds and plan.job.task.kind != "segmentation":
-                raise ConfigError(f"folds are dealt of cases, and task {plan.job.task.name} has none: leave out folds")
-            fixed = {key for value in values for key in value.options}
-            drawn = [{}, *draw_settings(spec.tuning, plan.job, fixed)] if isinstance(spec.tuning, Tuning) else [{}]
-            tried = [[_with(settings, options, fold) for fold in spec.folds or (None,)] for options in drawn]
-            plans_of_draws = [[planned(one) for one in of_draw] for of_draw in tried]
-        except ConfigError as error:
-            raise ConfigError(f"cell {name}: {error}") from None
-        sites = tuple(dict.fromkeys(site for job in plan.jobs.values() for site in job.task.everyone))
-        data_key = (plan.job.task.dataset, sites)
-        if data_key not in found_data:
-            found_data[data_key] = _find_data(*data_key)
-        data = found_data[data_key]
-        missing_inputs = (*plan.missing_inputs, *data.missing_inputs)
-        for draw, (options, of_draw, settings_of_draw) in enumerate(zip(drawn, plans_of_draws, tried, strict=True)):
-            for seed in spec.seeds:
-                for fold, one, made in zip(spec.folds or (None,), settings_of_draw, of_draw, strict=True):
-                    work = None
-                    if not missing_inputs:
-                        work = WorkItem(kind=made.kind, name=made.name, jobs=made.at(seed), data=dict(data.hashes))
-                    cells.append(Cell(labels, seed, one, made, work, draw, options, missing_inputs, data.folders, fold))
-        on_resolved(number + 1, len(combinations))
+    cells: list[Cell] = []
+    for number, chosen in enumerate(combinations, 1):
+        cells += resolver.cells_of(dict(zip(spec.axes, (label for label, _ in chosen), strict=True)))
+        on_resolved(number, len(combinations))
     metrics = sorted({cell.plan.metric for cell in cells})
     if spec.metric is None and len(metrics) > 1:
-        raise ConfigError(f"cells have different metrics ({', '.join(metrics)}): name one with 'metric'")
+        what = f"cells have different metrics ({', '.join(metrics)})"
+        raise ConfigError("different-metrics", f"{what}: name one with 'metric'")
     return cells
 
 
-def _with(settings: Settings, options: Mapping[str, Any], fold: int | None) -> Settings:
-    """Settings with the options of a draw, at a fold."""
-    at_fold = {} if fold is None else {FOLD: fold}
-    return settings.model_copy(update={"options": {**settings.options, **options, **at_fold}})
+class _Resolver:
+    """Resolves each setting, and looks for each site's data, once."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self._spec, self._folder = spec, folder
+        self._plans: dict[str, CellPlan] = {}
+        self._data: dict[tuple[str, tuple[str, ...]], _Data] = {}
+
+    def cells_of(self, labels: Mapping[str, str]) -> list[Cell]:
+        """All cells with these labels."""
+        spec = self._spec
+        try:
+            values = [spec.axes[axis][label] for axis, label in labels.items()]
+            settings = merge(spec, values)
+            plan = self._plan(settings)
+            self._check(plan)
+            fixed = {key for value in values for key in value.options}
+            drawn = [{}, *draw_settings(spec.tuning, plan.job, fixed)] if isinstance(spec.tuning, Tuning) else [{}]
+            tried = [
+                (draw, options, fold, each, self._plan(each))
+                for draw, options in enumerate(drawn)
+                for fold in spec.folds or (None,)
+                for each in (_with_options(settings, {**options, **({} if fold is None else {FOLD: fold})}),)
+            ]
+        except ConfigError as error:
+            raise ConfigError(error.code, f"cell {', '.join(labels.values())}: {error}") from None
+        data = self._find_data(plan)
+        missing = (*plan.missing_inputs, *data.missing_inputs)
+        cells = [
+            Cell(labels, seed, each, made, None, draw, options, missing, data.folders, fold)
+            for seed in spec.seeds
+            for draw, options, fold, each, made in tried
+        ]
+        cells.sort(key=lambda cell: cell.draw)
+        return cells if missing else [replace(cell, work=cell.work_on(data.hashes)) for cell in cells]
+
+    def _plan(self, settings: Settings) -> CellPlan:
+        key = settings.model_dump_json()
+        if key not in self._plans:
+            self._plans[key] = make_plan(settings, metric=self._spec.metric, folder=self._folder)
+        return self._plans[key]
+
+    def _check(self, plan: CellPlan) -> None:
+        """Refuse domains and folds for runs that do not have them."""
+        if DOMAINS in self._spec.parts(plan.kind):
+            if plan.kind != "federation":
+                what = "only a federation has gradient norms of domains"
+                raise ConfigError("domains-missing", f"part: {what}: set part to val")
+            if not plan.job.task.domains:
+                what = "the task has no domains, that is, sites that are parts of one"
+                raise ConfigError("domains-missing", f"part: {what}: set part to val")
+            if not plan.job.evaluation.gradient_norm:
+                what = "domains need gradient norms: set the option evaluation.gradient_norm to true"
+                raise ConfigError("gradient-norms-missing", f"part: {what}")
+        if self._spec.folds and plan.job.task.kind != "segmentation":
+            what = f"folds are dealt of cases, and task {plan.job.task.name} has none"
+            raise ConfigError("cases-missing", f"{what}: leave out folds")
+
+    def _find_data(self, plan: CellPlan) -> _Data:
+        sites = tuple(dict.fromkeys(site for job in plan.jobs.values() for site in job.task.everyone))
+        key = (plan.job.task.dataset, sites)
+        if key not in self._data:
+            self._data[key] = _find_data(*key)
+        return self._data[key]
 
 
-def _require_domains(plan: Plan) -> None:
-    """Refuse ``part: domains`` for runs that do not have them."""
-    if plan.kind != "federation":
-        raise ConfigError("part: only a federation has gradient norms of domains: set part to val")
-    if not plan.job.task.domains:
-        raise ConfigError("part: the task has no domains, that is, sites that are parts of one: set part to val")
-    if not plan.job.evaluation.gradient_norm:
-        raise ConfigError("part: domains need gradient norms: set the option evaluation.gradient_norm to true")
+def _with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    return settings.model_copy(update={"options": {**settings.options, **options}})
 
 
 def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[dict[str, Any]]:
-    """The settings of a row after its own: options of the job, by their paths.
+    """The settings of a row after its own: options of its job, by their paths, but those that an axis has ``fixed``.
 
-    Args:
-        tuning: the spec's.
-        job: the row's own job; `Distribution.draw` does not depend on it, so rows share the draws of shared options.
-        fixed: options that are not drawn, as an axis sets them.
+    `Distribution.draw` does not depend on the job, so rows share the draws of shared options.
 
     Raises:
         ConfigError: a range is given for a method's option that it does not have.
@@ -173,17 +195,17 @@ def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[
     space: dict[str, Distribution | None] = {LEARNING_RATE: around(job.task.optimizer.lr)}
     for method in job.methods:
         space |= {f"{method}.{name}": where for name, where in search.space(method_set.find(method)).items()}
-    others = [key for key in tuning.options if key.partition(".")[0] in method_set.available()]
-    space |= {key: where for key, where in tuning.options.items() if key not in others}
-    for key in others:
+    methods = method_set.available()
+    space |= {key: where for key, where in tuning.options.items() if key.partition(".")[0] not in methods}
+    for key, where in tuning.options.items():
         method, _, option = key.partition(".")
-        if option not in method_set.find(method).Config.model_fields:
-            raise ConfigError(f"tuning.options: method {method} has no option {option!r}")
+        if method in methods and option not in method_set.find(method).Config.model_fields:
+            raise ConfigError("unknown-option", f"tuning.options: method {method} has no option {option!r}")
         if method in job.methods:
-            space[key] = tuning.options[key]
-    kept = {key: where for key, where in space.items() if where is not None and key not in fixed}
+            space[key] = where
+    drawn = {key: where for key, where in space.items() if where is not None and key not in fixed}
     return [
-        {key: where.draw(key, number=number, seed=tuning.seed) for key, where in kept.items()}
+        {key: where.draw(key, number=number, seed=tuning.seed) for key, where in drawn.items()}
         for number in range(1, tuning.draws)
     ]
 
@@ -194,10 +216,9 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     An option of a method that the cell does not use is dropped, so that one value can apply to several rows. It is kept
     (and later refused) if the same axis value also sets ``methods``.
     """
-    shared = Settings.model_validate({key: getattr(spec, key) for key in Settings.model_fields if key != "options"})
-    merged: dict[str, Any] = dict(shared)
+    merged: dict[str, Any] = {key: getattr(spec, key) for key in Settings.model_fields}
     for value in values:
-        merged |= {key: getattr(value, key) for key in value.model_fields_set if key != "options"}
+        merged |= {key: getattr(value, key) for key in value.model_fields_set}
     names = split_methods(merged["methods"]) if merged["methods"] else []
     used = {method.name for method in method_set.load({name: {} for name in names})}
     known = set(method_set.available())
@@ -205,8 +226,8 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     for layer in (spec, *values):
         sets_methods = layer.methods is not None and layer is not spec
         for key, option in layer.options.items():
-            prefix = key.partition(".")[0]
-            if sets_methods or prefix not in known or prefix in used:
+            method = key.partition(".")[0]
+            if sets_methods or method not in known or method in used:
                 options[key] = option
     return Settings.model_validate({**merged, "options": options})
 
@@ -222,21 +243,20 @@ def choose(
     known_seeds = sorted({cell.seed for cell in cells})
     known_folds = sorted({cell.fold for cell in cells if cell.fold is not None})
     for what, wanted, have in (("seeds", seeds, known_seeds), ("folds", folds, known_folds)):
-        for number in wanted:
-            if number not in have:
-                listed = f"the {what} {', '.join(map(str, have))}" if have else f"no {what}"
-                raise ConfigError(f"--{what} {number}: the spec has {listed}")
+        for number in set(wanted) - set(have):
+            listed = f"the {what} {', '.join(map(str, have))}" if have else f"no {what}"
+            raise ConfigError("unknown-number", f"--{what} {number}: the spec has {listed}")
     cells = [cell for cell in cells if (not seeds or cell.seed in seeds) and (not folds or cell.fold in folds)]
     labels: dict[str, set[str]] = {}
     for cell in cells:
         for axis, label in cell.labels.items():
             labels.setdefault(axis, set()).add(label)
-    known = set().union(*labels.values()) if labels else set()
+    known = {label for names in labels.values() for label in names}
     for label in only:
         if label not in known:
-            raise ConfigError(f"--only {label}: no axis has this label{nearest(label, known)}")
-    selected = {axis: found & set(only) for axis, found in labels.items()}
-    return [cell for cell in cells if all(not selected[a] or label in selected[a] for a, label in cell.labels.items())]
+            raise ConfigError("unknown-label", f"--only {label}: no axis has this label{nearest(label, known)}")
+    wanted_labels = {axis: names & set(only) or names for axis, names in labels.items()}
+    return [cell for cell in cells if all(label in wanted_labels[axis] for axis, label in cell.labels.items())]
 
 
 @dataclass
@@ -250,23 +270,22 @@ class _Data:
 
 def _find_data(dataset: str, sites: Sequence[str]) -> _Data:
     """Find the sites' data; all sites without data share one sentence."""
-    result, absent, reason = _Data(), [], ""
-    kinds: dict[str, list[str]] = {}
+    result = _Data()
+    absent: dict[str, str] = {}
+    phantoms = []
     for site in sites:
         try:
             folder = find_site(dataset, site, local=None, simulator=True)
-            kinds.setdefault("phantom" if read_manifest(folder).kind == "phantom" else "real", []).append(site)
+            phantoms += [site] if read_manifest(folder).kind == "phantom" else []
         except FedshiftError as error:
-            absent.append(site)
-            reason = reason or str(error)
+            absent[site] = str(error)
             continue
         result.folders[site], result.hashes[site] = folder, manifest_sha256(folder)
     if absent:
-        names = ", ".join(absent) if len(absent) <= 20 else f"{len(absent)} sites, {absent[0]} to {absent[-1]}"
-        result.missing_inputs.append(f"data of {dataset} at {names} ({reason})")
-    if len(kinds) > 1:
-        simulated = ", ".join(kinds["phantom"])
-        result.missing_inputs.append(
-            f"data of {dataset} at {simulated}: only the phantom is there, which cannot be mixed with real data"
-        )
+        first, *_, last = [*absent, *absent]
+        names = ", ".join(absent) if len(absent) <= MAX_SITES_NAMED else f"{len(absent)} sites, {first} to {last}"
+        result.missing_inputs.append(f"data of {dataset} at {names} ({absent[first]})")
+    if 0 < len(phantoms) < len(result.folders):
+        what = "only the phantom is there, which cannot be mixed with real data"
+        result.missing_inputs.append(f"data of {dataset} at {', '.join(phantoms)}: {what}")
     return result

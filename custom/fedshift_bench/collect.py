@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -14,26 +15,26 @@ from fedshift.schema.results import Metrics, Results, read_results
 from fedshift_bench.cell_record import ByCase, CellRecord, LeftOutSite, Scores
 from fedshift_bench.cells import Cell
 from fedshift_bench.columns import column_keys
-from fedshift_bench.kept import Kept
+from fedshift_bench.finished import FinishedCells
 from fedshift_bench.published import PublishedValue, read_published
 from fedshift_bench.record import Comparison
-from fedshift_bench.spec import (
-    DOMAINS,
-    GRADIENT_NORMS,
-    PAIR_SEPARATOR,
-    ModelName,
-    ScoredPart,
-    Spec,
-    Summary,
-)
+from fedshift_bench.spec import DOMAINS, GRADIENT_NORMS, PAIR_SEPARATOR, ModelName, ScoredPart, Spec, Summary
 from fedshift_bench.store import RUN_FOLDER, Store, read_done
 
 CASE_DECIMALS = 6
 """Of the scores of single cases."""
+OF_SPEC = ("name", "title", "what", "model", "tests", "claims", "pairs", "average", "tuning", "differences", "ranking")
+"""What a comparison has as its spec has it."""
+OF_TABLE = ("labels", "seed", "fold", "draw", "drawn", "commands", "shown")
+"""What a record from another table has of this one."""
 
 
 class Collector:
-    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once."""
+    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once.
+
+    ``cells`` are all cells of the spec, and ``folder`` that of its file. ``finished`` cells need not be in the store.
+    ``left_out`` are methods without a row, and why.
+    """
 
     def __init__(
         self,
@@ -43,56 +44,32 @@ class Collector:
         store: Store,
         *,
         folder: Path,
-        kept: Kept | None = None,
+        finished: FinishedCells | None = None,
         left_out: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare to collect the cells of a spec.
-
-        Args:
-            spec: the spec at its scale.
-            scale: the scale's name.
-            cells: all cells of the spec.
-            store: the store with the cells' folders.
-            folder: the folder of the spec's file.
-            kept: finished cells that the store need not have.
-            left_out: methods without a row, and why.
-        """
-        self._kept, self._left_out = kept or Kept(), dict(left_out or {})
+        self._finished, self._left_out = finished or FinishedCells(), dict(left_out or {})
         self._spec, self._scale, self._cells, self._store, self._folder = spec, scale, cells, store, folder
-        self._finished: dict[str, dict[str, Any]] = {}
+        self._read: dict[str, dict[str, Any]] = {}
         self._published: list[PublishedValue] | None = None
 
     def collect(self, reasons: Mapping[str, str] | None = None) -> Comparison:
-        """Make the record from the cells' current state.
-
-        Args:
-            reasons: the reasons of failed cells, by cell name.
+        """Make the record from the cells' current state; ``reasons`` are those of failed cells, by cell name.
 
         Raises:
             ConfigError: the published values do not fit the spec, or a cell's files are damaged.
         """
-        spec, reasons = self._spec, reasons or {}
-        records = [self._record(cell, reasons.get(cell.name, "")) for cell in self._cells]
-        metrics = {cell.plan.metric for cell in self._cells}
+        spec = self._spec
+        records = [self._record(cell, (reasons or {}).get(cell.name, "")) for cell in self._cells]
         parts = {part for record in records for part in record.shown}
+        summaries: list[Summary] = ["average", "held_out"] if "held_out" in parts and len(parts) > 1 else ["average"]
         comparison = Comparison(
-            name=spec.name,
-            title=spec.title,
-            what=spec.what,
+            **{key: getattr(spec, key) for key in OF_SPEC},
             scale=self._scale,
-            axes={axis: list(labels) for axis, labels in spec.axes.items()},
             seeds=list(spec.seeds),
             folds=list(spec.folds),
-            metric=spec.metric or sorted(metrics)[0],
-            model=spec.model,
-            summaries=list(_summaries(parts) if spec.summaries is None else spec.summaries),
-            tests=list(spec.tests),
-            claims=list(spec.claims),
-            pairs=spec.pairs,
-            average=spec.average,
-            tuning=spec.tuning,
-            differences=spec.differences,
-            ranking=spec.ranking,
+            axes={axis: list(labels) for axis, labels in spec.axes.items()},
+            metric=spec.metric or min(cell.plan.metric for cell in self._cells),
+            summaries=summaries if spec.summaries is None else list(spec.summaries),
             left_out=self._left_out,
             spec=spec.model_dump(mode="json", exclude_unset=True),
             cells=records,
@@ -118,23 +95,15 @@ class Collector:
             shown={part: shown_sites(cell, part) for part in self._spec.parts(cell.plan.kind)},
         )
         if cell.work is None or not self._store.is_done(cell.work):
-            kept = self._kept.find(cell)
-            return record if kept is None else kept.model_copy(update=_of_this_table(record))
+            other = self._finished.find(cell)
+            if other is None:
+                return record
+            return other.model_copy(update={name: getattr(record, name) for name in OF_TABLE})
         key = cell.work.key
-        if key not in self._finished:
+        if key not in self._read:
             folder = self._store.folder_of(cell.work)
-            self._finished[key] = _read_finished(cell, folder, metric=self._spec.metric, model=self._spec.model)
-        return record.model_copy(update=self._finished[key])
-
-
-def _of_this_table(record: CellRecord) -> dict[str, Any]:
-    """What a record kept from another table has of this one."""
-    names = ("labels", "seed", "fold", "draw", "drawn", "commands", "shown")
-    return {name: getattr(record, name) for name in names}
-
-
-def _summaries(parts: set[ScoredPart]) -> tuple[Summary, ...]:
-    return ("average", "held_out") if "held_out" in parts and len(parts) > 1 else ("average",)
+            self._read[key] = _read_finished(cell, folder, metric=self._spec.metric, model=self._spec.model)
+        return record.model_copy(update=self._read[key])
 
 
 def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: ModelName) -> dict[str, Any]:
@@ -142,12 +111,12 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
 
     The curve is of the table's ``metric`` if rounds have that score, else of the one that selects the round.
     """
-    done, run = read_done(folder), folder / RUN_FOLDER
-    results = _READERS[cell.plan.kind](run, cell)
-    runs = list(results.runs.values())
-    first = results.runs[min(results.runs)]
-    machines = [machine for one in runs for machine in one.machines.values()]
+    done, scored = read_done(folder), _read_runs(cell, folder)
+    runs = list(scored.runs.values())
+    first = scored.runs[min(scored.runs)]
+    machines = [machine for run in runs for machine in run.machines.values()]
     shown = shown_score(runs, metric)
+    has_test_curve = cell.plan.job.evaluation.every is not None
     return {
         "state": "done",
         "reason": "",
@@ -156,17 +125,17 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
         "precision": " and ".join(sorted({machine.precision for machine in machines})),
         "seconds": done.seconds,
         "rounds": first.job.rounds,
-        "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},
+        "selected": {site: run.selected.round for site, run in scored.runs.items() if run.selected},
         "metric": shown,
         "selected_by": first.job.metric,
         "curve": curve(runs, shown, "val"),
-        "test_curve": _test_curve(cell, runs, shown),
-        "scores": results.scores,
-        "by_case": results.cases.get(metric or cell.plan.metric, {}),
-        "validation": _validation(cell, results.runs, "last" if model == "last" else "best"),
-        "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
+        "test_curve": curve(runs, shown, "test") if has_test_curve else [],
+        "scores": scored.scores,
+        "by_case": scored.cases.get(metric or cell.plan.metric, {}),
+        "validation": _validation(cell, scored.runs, "last" if model == "last" else "best"),
+        "newcomers": sorted({site for run in runs if run.final for site in run.final.newcomers}),
         "left_out": _left_out(runs),
-        "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
+        "data": {site: data for run in runs for site, data in run.data.items()},
         "initial_weights": first.job.initial_weights,
         "departures": first.job.departures,
         "minutes": first.job.minutes,
@@ -178,8 +147,7 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
 
 def seconds_in_rounds(cell: Cell, folder: Path) -> float:
     """Total seconds of all training rounds of a finished cell in ``folder``."""
-    runs = _READERS[cell.plan.kind](folder / RUN_FOLDER, cell).runs.values()
-    return sum(record.seconds for results in runs for record in results.rounds)
+    return sum(record.seconds for run in _read_runs(cell, folder).runs.values() for record in run.rounds)
 
 
 def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
@@ -188,9 +156,7 @@ def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
     if cell.plan.kind == "leave_one_out":
         return list(cell.plan.jobs)
     if cell.plan.kind == "cross_site":
-        return [
-            f"{trained}{PAIR_SEPARATOR}{tested}" for trained in task.sites for tested in task.sites if trained != tested
-        ]
+        return [f"{a}{PAIR_SEPARATOR}{b}" for a in task.sites for b in task.sites if a != b]
     if part == DOMAINS:
         return list(task.domains)
     return list(task.held_out if part == "held_out" else task.sites)
@@ -199,10 +165,10 @@ def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
 def shown_score(runs: Sequence[Results], metric: str | None) -> str:
     """The score to draw: ``metric`` if every run's rounds have it, else the one that selects the best round."""
 
-    def scored(run: Results) -> bool:
+    def has_it(run: Results) -> bool:
         return any(metric in site.val for record in run.rounds for site in record.sites.values())
 
-    return metric if metric is not None and all(map(scored, runs)) else runs[0].job.metric
+    return metric if metric is not None and all(map(has_it, runs)) else runs[0].job.metric
 
 
 def _validation(cell: Cell, runs: Mapping[str, Results], which: Literal["best", "last"]) -> float | None:
@@ -213,45 +179,40 @@ def _validation(cell: Cell, runs: Mapping[str, Results], which: Literal["best", 
     means = []
     for held_out, run in runs.items():
         sites = {} if run.final is None else getattr(run.final, which).sites
-        told = {site: splits.get("val", {}) for site, splits in sites.items()}
-        known = {site: scores[run.job.metric] for site, scores in told.items() if run.job.metric in scores}
+        scores = {site: splits.get("val", {}).get(run.job.metric) for site, splits in sites.items()}
+        known = {site: value for site, value in scores.items() if value is not None}
         asked = cell.plan.jobs.get(held_out, cell.plan.job).task.sites
-        if not known or any(site not in known and _has_validation(run, site) for site in asked):
+        has_samples = {site for site in asked if site not in run.data or run.data[site].n.get("val", 0) > 0}
+        if not known or has_samples - known.keys():
             return None
         means.append(fmean(known.values()))
     return fmean(means)
 
 
-def _has_validation(run: Results, site: str) -> bool:
-    """Whether a site has validation samples, as far as is known."""
-    return site not in run.data or run.data[site].n.get("val", 0) > 0
-
-
-def _test_curve(cell: Cell, runs: Sequence[Results], metric: str) -> list[float | None]:
-    return curve(runs, metric, "test") if cell.plan.job.evaluation.every is not None else []
-
-
 def curve(runs: Sequence[Results], metric: str, part: Literal["val", "test"]) -> list[float | None]:
     """Score of each round's aggregate: mean over sites, then over runs. None for rounds without scores."""
     rounds: list[list[float]] = [[] for _ in range(runs[0].job.rounds)]
-    for results in runs:
-        for record in results.rounds:
-            told = [(site.val if part == "val" else site.test) or {} for site in record.sites.values()]
-            values = [scores[metric] for scores in told if metric in scores]
-            if values and record.round <= len(rounds):
-                rounds[record.round - 1].append(fmean(values))
+    for record in (record for run in runs for record in run.rounds):
+        scores = [(site.val if part == "val" else site.test) or {} for site in record.sites.values()]
+        values = [metrics[metric] for metrics in scores if metric in metrics]
+        if values and record.round <= len(rounds):
+            rounds[record.round - 1].append(fmean(values))
     return [fmean(values) if values else None for values in rounds]
 
 
+@dataclass
 class _Scored:
-    """Scores of a cell's models, and with ``is_segmented`` those of single cases: scans, and not pictures."""
+    """A cell's scores, and the results of its runs by held-out site ("" for a single run).
 
-    def __init__(self, *, is_segmented: bool) -> None:
-        self.scores: Scores = {}
-        self.cases: dict[str, ByCase] = {}
-        self._is_segmented = is_segmented
+    ``cases`` has for each score that cases of scans (``has_cases``) have of their own its values.
+    """
 
-    def add(self, which: str, part: str, site: str, metrics: Metrics, evaluation: Evaluation | None) -> None:
+    has_cases: bool
+    runs: dict[str, Results] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    cases: dict[str, ByCase] = field(default_factory=dict)
+
+    def add(self, which: str, part: str, site: str, metrics: Metrics, evaluation: Evaluation | None = None) -> None:
         """Add a site's metrics, with those that its evaluation has in addition."""
         merged = dict(metrics)
         if evaluation is not None:
@@ -262,75 +223,57 @@ class _Scored:
                 merged |= _norms(evaluation.gradient_norm)
         if merged:
             self.scores.setdefault(which, {}).setdefault(part, {})[site] = merged
-        spreads = evaluation.distributions if evaluation is not None and self._is_segmented else {}
+        spreads = evaluation.distributions if evaluation is not None and self.has_cases else {}
         for name, spread in spreads.items():
             if spread.cases is not None and spread.subjects is None:  # several scans of a subject are no pairs
                 values = [round(value, CASE_DECIMALS) for value in spread.cases]
                 self.cases.setdefault(name, {}).setdefault(which, {}).setdefault(part, {})[site] = values
 
 
-class _CellResults:
-    """A cell's scores, and the results of its runs by held-out site ("" for a single run).
+def _read_runs(cell: Cell, folder: Path) -> _Scored:
+    run, kind = folder / RUN_FOLDER, cell.plan.kind
+    # The record of local models has no scores of cases.
+    scored = _Scored(has_cases=cell.plan.job.task.kind == "segmentation" and kind != "cross_site")
+    if kind == "leave_one_out":
+        scored.runs = {site: read_results(run / site) for site in cell.plan.jobs}
+        for site, results in scored.runs.items():
+            assert results.final is not None
+            for which, final in (("best", results.final.best), ("last", results.final.last)):
+                for part, name in (("all", "held_out"), ("test", "test")):
+                    evaluation = final.evaluations.get(site, {}).get(part)
+                    scored.add(which, name, site, final.held_out.get(site, {}).get(part, {}), evaluation)
+        return scored
+    scored.runs = {"": read_results(run)}
+    if kind == "cross_site":
+        for trained, row in CrossSite.read(run).scores.items():
+            for tested, metrics in row.items():
+                scored.add("last", "test", f"{trained}{PAIR_SEPARATOR}{tested}", metrics)
+    else:
+        _add_federation(scored, scored.runs[""])
+    return scored
 
-    ``cases`` has for each score that cases of scans have of their own its values.
-    """
 
-    def __init__(self, runs: Mapping[str, Results], scored: _Scored) -> None:
-        self.runs, self.scores, self.cases = runs, scored.scores, scored.cases
-
-
-def _one_run(run: Path, cell: Cell) -> _CellResults:
-    results = read_results(run)
-    scored = _Scored(is_segmented=cell.plan.job.task.kind == "segmentation")
-    assert results.final is not None
-    for which, final in (("best", results.final.best), ("last", results.final.last)):
-        for site, splits in final.sites.items():
+def _add_federation(scored: _Scored, results: Results) -> None:
+    final = results.final
+    assert final is not None
+    for which, model in (("best", final.best), ("last", final.last)):
+        for site, splits in model.sites.items():
             for part in ("val", "test"):
-                evaluation = final.evaluations.get(site, {}).get(part)
+                evaluation = model.evaluations.get(site, {}).get(part)
                 scored.add(which, part, site, splits.get(part, {}), evaluation)
-        for site, splits in final.held_out.items():
-            scored.add(which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all"))
-        for domain, norm in final.domain_gradient_norms.items():
-            scored.scores.setdefault(which, {}).setdefault(DOMAINS, {})[domain] = _norms(norm)
-    for site, metrics in results.final.personal.items():
-        own = results.final.personal_evaluations.get(site)
-        if own is None and not results.final.fine_tuned:  # the best model is already evaluated as each site's own
-            own = results.final.best.evaluations.get(site, {}).get("test")
-        scored.add("personal", "test", site, metrics, own)
-    if not results.final.fine_tuned:
-        for site, best in results.final.own_best.items():
-            scored.add("own_best", "val", site, best.val, None)
-            scored.add("own_best", "test", site, best.test, None)
-    return _CellResults({"": results}, scored)
-
-
-def _leave_one_out(run: Path, cell: Cell) -> _CellResults:
-    runs, scored = {}, _Scored(is_segmented=cell.plan.job.task.kind == "segmentation")
-    for site in cell.plan.jobs:
-        results = runs[site] = read_results(run / site)
-        assert results.final is not None
-        for which, final in (("best", results.final.best), ("last", results.final.last)):
-            for part, name in (("all", "held_out"), ("test", "test")):
-                evaluation = final.evaluations.get(site, {}).get(part)
-                scored.add(which, name, site, final.held_out.get(site, {}).get(part, {}), evaluation)
-    return _CellResults(runs, scored)
-
-
-def _cross_site(run: Path, cell: Cell) -> _CellResults:
-    record = CrossSite.read(run)
-    scored = _Scored(is_segmented=False)  # the record of local models has no scores of cases
-    for trained, row in record.scores.items():
-        for tested, metrics in row.items():
-            scored.add("last", "test", f"{trained}{PAIR_SEPARATOR}{tested}", metrics, None)
-    return _CellResults({"": read_results(run)}, scored)
-
-
-_READERS: Mapping[str, Callable[[Path, Cell], _CellResults]] = {
-    "federation": _one_run,
-    "pooled": _one_run,
-    "leave_one_out": _leave_one_out,
-    "cross_site": _cross_site,
-}
+        for site, splits in model.held_out.items():
+            scored.add(which, "held_out", site, splits.get("all", {}), model.evaluations.get(site, {}).get("all"))
+        for domain, norm in model.domain_gradient_norms.items():
+            scored.add(which, DOMAINS, domain, _norms(norm))
+    for site, metrics in final.personal.items():
+        personal = final.personal_evaluations.get(site)
+        if personal is None and not final.fine_tuned:  # the best model is already evaluated as each site's own
+            personal = final.best.evaluations.get(site, {}).get("test")
+        scored.add("personal", "test", site, metrics, personal)
+    if not final.fine_tuned:
+        for site, best in final.own_best.items():
+            scored.add("own_best", "val", site, best.val)
+            scored.add("own_best", "test", site, best.test)
 
 
 def _norms(norm: float) -> Metrics:
@@ -341,21 +284,16 @@ def _left_out(runs: Sequence[Results]) -> list[LeftOutSite]:
     """Sites whose answers were rejected or missing: the cell is then not the experiment that was asked for."""
     counts: dict[str, Counter[str]] = {}
     last_reasons: dict[str, str] = {}
-    for results in runs:
-        start = [results.statistics] if results.statistics else []
-        kinds = {"statistics": start, "rounds": results.rounds, "evaluations": results.evaluations}
-        for kind, record in ((kind, record) for kind, records in kinds.items() for record in records):
-            reasons = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
-            for site in dict.fromkeys([*reasons, *record.absent]):
-                counts.setdefault(site, Counter())[kind] += 1
-                last_reasons[site] = reasons.get(site, "no answer")
+    for run in runs:
+        start = [run.statistics] if run.statistics else []
+        for kind, records in (("statistics", start), ("rounds", run.rounds), ("evaluations", run.evaluations)):
+            for record in records:
+                reasons = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
+                for site in dict.fromkeys([*reasons, *record.absent]):
+                    counts.setdefault(site, Counter())[kind] += 1
+                    last_reasons[site] = reasons.get(site, "no answer")
+    kinds = ("rounds", "statistics", "evaluations")
     return [
-        LeftOutSite(
-            site=site,
-            rounds=count["rounds"],
-            statistics=count["statistics"],
-            evaluations=count["evaluations"],
-            reason=last_reasons[site],
-        )
+        LeftOutSite(site=site, reason=last_reasons[site], **{kind: count[kind] for kind in kinds})
         for site, count in counts.items()
     ]

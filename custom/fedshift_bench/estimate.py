@@ -37,8 +37,8 @@ from fedshift.tasks import optimizers
 from fedshift.tasks.device import device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads
+from fedshift_bench.cell_plan import CellKind
 from fedshift_bench.cells import Cell
-from fedshift_bench.plan import CellKind
 from fedshift_bench.spec import Samples
 
 log = logging.getLogger("fedshift")
@@ -66,20 +66,14 @@ class Step(Strict):
 
 
 class Trial(Strict):
-    """A run of one round with one training step per site.
-
-    ``round`` is the seconds of the round, ``rest`` those of everything else except the start of the process.
-    """
+    """Seconds of the round of a trial, and of everything else except the start of the process."""
 
     round: float
     rest: float
 
 
 class Observation(Strict):
-    """The measured cost of a finished cell.
-
-    ``ratio`` is its rounds' time divided by the estimate, ``rest`` the seconds outside rounds.
-    """
+    """A finished cell: its rounds' time divided by the estimate, and the seconds outside rounds."""
 
     ratio: float
     rest: float
@@ -128,16 +122,14 @@ class Estimator:
     def __call__(self, cell: Cell) -> Estimate:
         """Estimate the cost of a cell from start to end."""
         rounds, rest, peak, assumed = self._unscaled(cell)
-        cost_key, step_key = _cost_key(cell, self._device), _step_key(cell.plan.job, self._device)
-        learned = self._known.learned.get(cost_key, [])
-        similar = learned or [
-            one for key, observations in self._known.learned.items() if key.startswith(step_key) for one in observations
-        ]
+        step_key, learned = _step_key(cell.plan.job, self._device), self._known.learned
+        same = learned.get(_cost_key(cell, self._device), [])
+        similar = same or [cost for key, costs in learned.items() if key.startswith(step_key) for cost in costs]
         if similar:
-            rounds, rest = rounds * median(one.ratio for one in similar), median(one.rest for one in similar)
-        if learned:
-            peak = max(one.peak_bytes for one in learned)
-        return Estimate(rounds + rest, peak, bool(learned), assumed)
+            rounds, rest = rounds * median(cost.ratio for cost in similar), median(cost.rest for cost in similar)
+        if same:
+            peak = max(cost.peak_bytes for cost in same)
+        return Estimate(rounds + rest, peak, bool(same), assumed)
 
     def learn(self, cell: Cell, *, seconds: float, in_rounds: float, peak_bytes: int) -> None:
         """Store the cost of a finished cell; ``in_rounds`` is the part of its seconds spent in training rounds."""
@@ -155,14 +147,13 @@ class Estimator:
         step = self._step(job)
         counts, assumed = self._sample_counts(cell)
         trial = self._trial(cell, counts, step)
-        times = [_seconds(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
+        times = [seconds_of(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
         rounds, rest = sum(in_rounds for in_rounds, _ in times), self._start() + sum(outside for _, outside in times)
-        built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
-        largest = min(batch, max(one.train for one in counts.values()) * len(counts))
-        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation_of(built))
-        peak = PROCESS + SERVERS * step.network + need
-        return rounds, rest, peak, assumed
+        largest = min(batch, max(samples.train for samples in counts.values()) * len(counts))
+        evaluation = evaluation_of(build_task(job))
+        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation)
+        return rounds, rest, PROCESS + SERVERS * step.network + need, assumed
 
     def _sample_counts(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
         """Number of samples by site, and whether some are assumed."""
@@ -170,18 +161,12 @@ class Estimator:
         everyone = tuple(dict.fromkeys(site for job in cell.plan.jobs.values() for site in job.task.everyone))
         key = json.dumps([task.dataset, task.data, everyone, [str(path) for path in cell.data.values()]])
         if key not in self._counts:
-            counts = {
-                site: Samples(**about_counts(read_manifest(cell.data[site]), task.data))
-                if site in cell.data
-                else self._assumed(task.data.get("images"))
-                for site in everyone
-            }
+            most = min(self._samples.train, task.data.get("images") or self._samples.train)
+            counts = dict.fromkeys(everyone, self._samples.model_copy(update={"train": most}))
+            for site, folder in cell.data.items():
+                counts[site] = Samples(**about_counts(read_manifest(folder), task.data))
             self._counts[key] = counts, len(cell.data) < len(everyone)
         return self._counts[key]
-
-    def _assumed(self, images: int | None) -> Samples:
-        """Assumed samples of a site; at most the ``images`` that the job takes from any site."""
-        return self._samples.model_copy(update={"train": min(self._samples.train, images or self._samples.train)})
 
     def _start(self) -> float:
         if self._known.start is None:
@@ -201,20 +186,19 @@ class Estimator:
         key = f"{_step_key(job, self._device)} {json.dumps([job.task.dataset, job.task.data, *job.task.everyone])}"
         if key in self._known.trials:
             return self._known.trials[key]
-        trial_job = _trial_job(job)
+        trial_job = one_round_of(job)
         if cell.work is None or key in self._failed_trials:
             return None
-        if sum(_seconds(trial_job, "federation", counts, step, None)) > MAX_TRIAL_SECONDS:
+        if sum(seconds_of(trial_job, "federation", counts, step, None)) > MAX_TRIAL_SECONDS:
             return None
         try:
-            self._save(
-                trials={key: run_trial(trial_job, cell.data, device=self._device, is_pooled=cell.plan.is_pooled)}
-            )
+            trial = run_trial(trial_job, cell.data, device=self._device, is_pooled=cell.plan.is_pooled)
         except FedshiftError as error:  # for example divergence; the run itself will report it
             log.debug("no trial of %s: %s", cell.name, error)
             self._failed_trials.add(key)
             return None
-        return self._known.trials[key]
+        self._save(trials={key: trial})
+        return trial
 
     def _save(self, **new: Any) -> None:
         """Merge new measurements into the file, which another command may have changed in the meantime."""
@@ -237,17 +221,11 @@ def _read(path: Path) -> Calibration:
 
 def _step_key(job: JobSpec, device: str) -> str:
     """A key of everything that the cost of a training step depends on."""
-    task, built = job.task, build_task(job)
-    schedule = task.schedule
-    return json.dumps(
-        [
-            device_name(torch.device(device)),
-            task.network.name,
-            task.network.options,
-            [*built.spatial, len(task.classes), task.data.get("channels")],
-            [str(task.loss), task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
-        ]
-    )
+    task, built, schedule = job.task, build_task(job), job.task.schedule
+    network = [task.network.name, task.network.options]
+    images = [*built.spatial, len(task.classes), task.data.get("channels")]
+    settings = [str(task.loss), task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads]
+    return json.dumps([device_name(torch.device(device)), *network, images, settings])
 
 
 def _cost_key(cell: Cell, device: str) -> str:
@@ -290,7 +268,7 @@ def measure_step(job: JobSpec, device: str) -> Step:
 def measure_start() -> float:
     """Seconds to start a process and import everything that running a cell needs."""
     start = time.perf_counter()
-    code = "import fedshift_bench.work, fedshift.federation.in_process, fedshift.federation.protocols"
+    code = "import fedshift_bench.cell_run, fedshift.federation.in_process, fedshift.federation.protocols"
     subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
     return time.perf_counter() - start
 
@@ -312,7 +290,7 @@ def run_trial(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled:
     return Trial(round=in_round, rest=max(seconds - in_round, 0.0))
 
 
-def _trial_job(job: JobSpec) -> JobSpec:
+def one_round_of(job: JobSpec) -> JobSpec:
     """The job with one round of one step per site, without models of single sites."""
     schedule = job.task.schedule.model_copy(update={"rounds": 1, "local_steps": 1})
     task = job.task.model_copy(update={"schedule": schedule})
@@ -326,7 +304,7 @@ def _clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _seconds(
+def seconds_of(
     job: JobSpec, kind: CellKind, counts: Mapping[str, Samples], step: Step, trial: Trial | None
 ) -> tuple[float, float]:
     """Seconds of a job in its rounds and outside them, without the start of the process.
@@ -337,24 +315,20 @@ def _seconds(
     share = (job.federation.sites_per_round or len(task.sites)) / len(task.sites)
     # Numbers of images that pass through the network.
     trained = one_step = validated = tested = last_evaluation = 0.0
-    for site in task.sites:
-        n = counts[site]
+    for n in (counts[site] for site in task.sites):
         starts = epoch_starts(n.train, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
         steps = schedule.local_steps or schedule.local_epochs * len(starts)
         batch = min(schedule.batch_size, n.train)
         if schedule.minutes is not None:
             steps = min(steps, max(1, round(60 * schedule.minutes / (batch * step.train))))
-        trained += steps * batch
+        models = 2 if job.evaluation.local else 1  # the second is trained and validated as often
+        trained += models * steps * batch
         one_step += batch
         validated += n.val
-        if job.evaluation.local:  # a second model, which is trained and validated as often
-            trained += steps * batch
-            tested += n.val
-            last_evaluation += n.test
+        tested += (models - 1) * n.val
         tested += n.test / job.evaluation.every if job.evaluation.every is not None else 0
-        last_evaluation += 2 * (n.val + n.test)
-    for site in task.held_out:
-        n = counts[site]
+        last_evaluation += 2 * (n.val + n.test) + (models - 1) * n.test
+    for n in (counts[site] for site in task.held_out):
         last_evaluation += 2 * (n.train + n.val + n.test)
     cross_site_tests = len(task.sites) * sum(counts[site].test for site in task.sites) if kind == "cross_site" else 0
     if trial is not None:

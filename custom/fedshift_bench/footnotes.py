@@ -2,158 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import Any
 
 from fedshift.data.splits import FOLDS
-from fedshift.reporting.differences import points
-from fedshift.reporting.known_scores import GUESS_NOTE
-from fedshift.reporting.p_values import exact_p
-from fedshift_bench.columns import blocks, summary
-from fedshift_bench.guess import below_guess, guess_row
-from fedshift_bench.measures import Measure, measure
+from fedshift.reporting.known_scores import GUESS_NOTE, needs_voxel_size
+from fedshift.schema.results import FROM_SCRATCH
+from fedshift_bench.cell_record import CellRecord
+from fedshift_bench.columns import below_guess, blocks, guess_cell, measure, summary
+from fedshift_bench.paired_tests import CONFIDENCE, paired_tests, printed_p
+from fedshift_bench.ranks import FEWEST
 from fedshift_bench.record import Comparison
-from fedshift_bench.significance import CONFIDENCE, FEWEST, Paired, paired_tests, printed_p
-from fedshift_bench.spec import Pairs
+from fedshift_bench.spec import Tuning
+from fedshift_bench.templates import lines
 
-PAIRS: dict[Pairs, str] = {
-    "seeds": "a pair is a seed: the averages over sites of the two rows.",
-    "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
-    "p tends to be too small and the interval too narrow.",
-    "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test. "
-    "Those of one fold share their model, and folds share training cases, so p tends to be too small; p over folds and "
-    "the interval are of a paired t-test whose pairs are the folds' averages over sites.",
-}
-"""What a pair of a test is, as a footnote says it."""
-SMALLEST = (
-    "The smallest detectable difference is the true one that the t-test finds (p < 0.05) in four of five repetitions."
-)
-OVER_CASES = (
-    "p over cases is of Wilcoxon's signed-rank test, a pair being a case and each score the mean over seeds: it says "
-    "whether other patients at these sites would show the same of these models."
-)
+
+def notes(comparison: Comparison) -> list[str]:
+    """Notes that every output must contain: data, weights, versions, faults, missing cells."""
+    done = comparison.done
+    data = [(cell, site, record) for cell in done for site, record in cell.data.items()]
+    lost = sorted({site for _, site, record in data if record.unknown_spacing})
+    selects = comparison.model != "last" and comparison.spec.get("run") != "cross_site"
+    selected_by = sorted({cell.selected_by for cell in done} - {"", comparison.metric}) if selects else []
+    # Further axes may be data sets that share names of sites; rows of one column share their data.
+    manifests: dict[tuple[str, str], set[str]] = {}
+    for cell, site, record in data:
+        manifests.setdefault((" ".join(list(cell.labels.values())[1:]), site), set()).add(record.manifest_sha256)
+    return lines(
+        "notes.j2",
+        done=done,
+        kinds=sorted({record.kind for _, _, record in data}),
+        weights=sorted({cell.initial_weights for cell in done}),
+        from_scratch=FROM_SCRATCH,
+        metric=comparison.metric,
+        selected_by=selected_by,
+        all_rows={cell.row for cell in done},
+        departures=_rows_by(done, lambda cell: cell.departures),
+        by_the_clock=any(cell.minutes is not None for cell in done),
+        unknown_spacing=lost if needs_voxel_size(comparison.metric) else [],
+        versions=_rows_by(done, lambda cell: [f"{cell.version} (source {cell.source})"]),
+        devices=sorted({cell.device for cell in done}),
+        precisions=_rows_by(done, lambda cell: [cell.precision] if cell.precision else []),
+        other_preparations=any(len(sums) > 1 for sums in manifests.values()),
+        n_missing=len(comparison.cells) - len(done),
+        n_cells=len(comparison.cells),
+    )
+
+
+def _rows_by(cells: Iterable[CellRecord], values: Callable[[CellRecord], Sequence[str]]) -> dict[str, list[str]]:
+    """The rows of the cells that have a value, for each value."""
+    rows: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for value in values(cell):
+            rows.setdefault(value, {})[cell.row] = None
+    return {value: list(labels) for value, labels in rows.items()}
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """The notes below the tables."""
-    seeds = len(comparison.seeds)
-    lines = [f"One seed ({comparison.seeds[0]})."]
-    if seeds > 1:
-        seed_list = ", ".join(map(str, comparison.seeds))
-        lines = [
-            f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
-            "computed for each seed first."
-        ]
-    if comparison.folds:
-        lines.append(_cross_validation(comparison.folds))
-    if comparison.average == "samples":
-        lines.append("Averages over sites weigh each site by the samples that it is scored on.")
-    if comparison.published:
-        lines.append("In brackets: the values published in the paper.")
-    if any(guess_row(comparison, block) for block in blocks(comparison)):
-        lines.append(GUESS_NOTE)
-    lines += [why for block in blocks(comparison) if (why := below_guess(comparison, block))]
-    tests = paired_tests(comparison)
-    lines += [test_line(test, comparison) for test in tests]
-    if comparison.tests:
-        lines.append(f"Tests are paired and two-sided; {PAIRS[comparison.pairs]}")
-    if any(test.smallest is not None for test in tests):
-        lines.append(SMALLEST)
-    if any(test.over_cases is not None for test in tests):
-        lines.append(OVER_CASES)
-    lines += comparison.notes
-    if comparison.differences:
-        lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
-    return lines + tuning_lines(comparison)
+    """All lines below the tables."""
+    all_blocks, tests = blocks(comparison), paired_tests(comparison)
+    return lines(
+        "footnotes.j2",
+        comparison=comparison,
+        measure=measure(comparison.metric),
+        all_folds=FOLDS,
+        guess_note=GUESS_NOTE if any(guess_cell(comparison, block) for block in all_blocks) else "",
+        below_guess=[why for block in all_blocks if (why := below_guess(comparison, block))],
+        tests=tests,
+        printed=[printed_p(test, comparison) for test in tests],
+        fewest=FEWEST,
+        confidence=CONFIDENCE,
+        notes=notes(comparison),
+        tuned=list(_tuned(comparison)) if isinstance(comparison.tuning, Tuning) else [],
+    )
 
 
-def _cross_validation(folds: Sequence[int]) -> str:
-    if len(folds) == FOLDS:
-        return f"Cross-validation over {FOLDS} folds: a site's score is over all its cases, each tested once."
-    named = ", ".join(map(str, folds))
-    return f"Cross-validation, of {FOLDS} folds only {named}: a site's score is over the test cases of these."
+@dataclass(frozen=True)
+class _TunedRow:
+    """The chosen setting of a row, and the averages over sites of each of its settings that has one."""
+
+    name: str
+    chosen: int | None
+    draws: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    means: list[float] = field(default_factory=list)
+    failed: int = 0
+    lacking: int = 0
+
+    @property
+    def std(self) -> float:
+        return stdev(self.means)
 
 
-def tuning_lines(comparison: Comparison) -> list[str]:
-    """What was tuned: a remark, or the budget of every row, its chosen setting and the spread over its settings."""
-    tuning, shown = comparison.tuning, measure(comparison.metric)
-    if isinstance(tuning, str):
-        return [f"Tuning: {' '.join(tuning.split())}"] if tuning else []
-    runs = tuning.draws * len(comparison.seeds) * max(len(comparison.folds), 1)
-    lines = [
-        f"Tuning: {tuning.draws} settings for every row, its own and others drawn by seed {tuning.seed}, {runs} cells "
-        "in all; shown is the one with the highest mean validation score. Test scores choose nothing."
-    ]
-    lines += [" ".join(tuning.remark.split())] if tuning.remark else []
-    first, *_ = comparison.axes
+def _tuned(comparison: Comparison) -> Iterator[_TunedRow]:
     for block in blocks(comparison):
-        for row in comparison.axes[first]:
-            labels = {first: row, **block.labels}
+        for row in comparison.rows:
+            labels = {comparison.row_axis: row, **block.labels}
             draws, chosen = comparison.draws(labels), comparison.chosen_draw(labels)
             name = f"{row}{f' ({block.key})' if block.key else ''}"
             if chosen is None:
                 if all(cell.state != "missing" for cells in draws.values() for cell in cells):
-                    lines.append(f"{name}: no setting is chosen: each failed or lacks a site's validation score.")
+                    yield _TunedRow(name, None)
                 continue
-            means = {
-                draw: fmean(values)
-                for draw, cells in draws.items()
-                if (values := [v for cell in cells if (v := summary(comparison, cell, "average")) is not None])
-            }
-            options = ", ".join(f"{key}={value}" for key, value in draws[chosen][0].drawn.items()) or "its own"
-            text = f"{name}: setting {chosen + 1} of {len(draws)} ({options})"
-            if len(means) > 1:
-                text += (
-                    f"; averages over settings {shown.text(min(means.values()))} to {shown.text(max(means.values()))}"
-                )
-                text += f", standard deviation {shown.text(stdev(means.values()))}"
-            failed = sum(any(cell.state == "failed" for cell in cells) for cells in draws.values())
-            done = [cells for cells in draws.values() if all(cell.state == "done" for cell in cells)]
-            lacking = sum(any(cell.validation is None for cell in cells) for cells in done)
-            text += f"; {failed} failed" if failed else ""
-            lines.append(f"{text}{f'; {lacking} without the validation score of a site' if lacking else ''}.")
-    return lines
-
-
-def test_line(test: Paired, comparison: Comparison) -> str:
-    """A test as a sentence."""
-    shown = measure(comparison.metric)
-    block = f" ({test.block})" if test.block else ""
-    difference = shown.difference(test.difference)
-    if test.over_pairs is not None:
-        statistics = f"t = {test.over_pairs.t:.2f}, p = {exact_p(test.over_pairs.p)}{over_cases(test)}"
-        statistics += interval_text(test, shown)
-    elif test.p is not None:
-        statistics = f"p = {exact_p(test.p)}{over_folds(test)}{over_cases(test)}{interval_text(test, shown)}"
-    elif test.n < FEWEST:
-        statistics = "too few pairs for a test"
-    elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
-        statistics = f"fewer than {FEWEST} pairs differ, so there is no test"
-    else:
-        statistics = "all differences are equal, so there is no test"
-    printed = printed_p(test, comparison)
-    some = 0 < len(test.folds) < len(comparison.folds)
-    ended = f", of folds {', '.join(map(str, test.folds))} only" if some else ""
-    details = f"n = {test.n}{ended}" + (f"; in the paper p = {printed}" if printed else "")
-    return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
-
-
-def over_folds(test: Paired) -> str:
-    """``, over 5 folds p = 0.0540``; empty without such a test."""
-    return "" if test.over_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.over_folds.p)}"
-
-
-def over_cases(test: Paired) -> str:
-    """``, over 31 cases p = 0.0540``; empty without such a test."""
-    if test.over_cases is None or test.over_cases.p is None:
-        return ""
-    return f", over {test.over_cases.n} cases p = {exact_p(test.over_cases.p)}"
-
-
-def interval_text(test: Paired, of: Measure) -> str:
-    """``, 95 % interval −1.0 to +1.3, smallest detectable difference 1.6``: by the t-test; or empty."""
-    if test.interval is None or test.smallest is None:
-        return ""
-    low, high = map(of.difference, test.interval)
-    seen = f"smallest detectable difference {points(of.scaled(test.smallest), decimals=of.decimals)}"
-    return f", {100 * CONFIDENCE:.0f} % interval {low} to {high}, {seen}"
+            averages = [[summary(comparison, cell, "average") for cell in cells] for cells in draws.values()]
+            known = [[value for value in values if value is not None] for values in averages]
+            done = [cells for cells in draws.values() if all(cell.is_done for cell in cells)]
+            yield _TunedRow(
+                name,
+                chosen,
+                len(draws),
+                draws[chosen][0].drawn,
+                means=[fmean(values) for values in known if values],
+                failed=sum(any(cell.state == "failed" for cell in cells) for cells in draws.values()),
+                lacking=sum(any(cell.validation is None for cell in cells) for cells in done),
+            )

@@ -5,26 +5,26 @@ averages its repetitions first. Sites of one task are scored with models of the 
 independent. Ranked are the rows that every comparison has with the same seeds in all blocks.
 
 Tests against the baseline: within one task a paired t-test over seeds of the averages over sites, as in the tables
-(`fedshift_bench.significance`); over several tasks Wilcoxon's signed-rank test over the blocks. Holm's
+(`fedshift_bench.paired_tests`); over several tasks Wilcoxon's signed-rank test over the blocks. Holm's
 correction is for the number of rows tested.
 
 Blocks in which half of the rows end no better than the image-free guess are not ranked: what differs there is not what
-methods see in images (`fedshift_bench.guess`).
+methods see in images (`fedshift_bench.columns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
 
 from fedshift.schema.errors import ConfigError
 from fedshift_bench.cell_record import CellRecord
-from fedshift_bench.columns import Block, blocks, main_sites, site_score, summary
-from fedshift_bench.guess import below_guess
-from fedshift_bench.measures import Measure, measure
+from fedshift_bench.columns import Block, Measure, below_guess, blocks, main_scores, measure, summary
+from fedshift_bench.paired_tests import t_test
 from fedshift_bench.ranks import (
     Friedman,
     block_ranks,
@@ -35,7 +35,6 @@ from fedshift_bench.ranks import (
     signed_rank,
 )
 from fedshift_bench.record import Comparison
-from fedshift_bench.significance import t_test
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Leaderboard:
     """Rows by mean rank, the best first.
 
     ``scores`` is (blocks, rows in this order), in the unit of the tables. ``unranked`` are the other rows of the
-    comparisons, with the reason.
+    comparisons, with the reason; ``below_guess`` says which tasks, or blocks of them, are not ranked.
     """
 
     rows: tuple[RankedRow, ...]
@@ -73,9 +72,7 @@ class Leaderboard:
     groups: tuple[tuple[str, ...], ...]
     unranked: Mapping[str, str]
     measure: Measure
-    """Unit and format of the scores."""
     below_guess: tuple[str, ...] = ()
-    """Sentences on tasks, or blocks of them, that are not ranked."""
 
     @property
     def test(self) -> str:
@@ -85,62 +82,92 @@ class Leaderboard:
         return "Wilcoxon signed-rank test over tasks and sites"
 
 
-def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None = None) -> Leaderboard:
-    """Rank the rows of comparisons.
+class _Ranked:
+    """A comparison's blocks that are ranked, its seeds that count, and the rows that have finished with these."""
 
-    Args:
-        comparisons: tables of different tasks, whose rows of one name are one method.
-        against: the row that the others are tested against; by default that of the first comparison's ``ranking``.
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison, self.measure = comparison, measure(comparison.metric)
+        self.blocks = [block for block in blocks(comparison) if not below_guess(comparison, block)]
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Those with which the most cells count: a begun row doesn't take all others' seeds, nor a begun seed rows."""
+        given = self.comparison.seeds
+        done = {seed: {row for row in self.comparison.rows if self._of_row(row, (seed,))} for seed in given}
+        ordered = sorted(given, key=lambda seed: -len(done[seed]))
+        choices = [ordered[:number] for number in range(1, len(ordered) + 1)]
+        best = max(choices, key=lambda seeds: len(seeds) * len(set.intersection(*(done[seed] for seed in seeds))))
+        return tuple(seed for seed in given if seed in best and done[seed])
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Each row's mean score over the seeds in each block and at each site, in the unit of the tables."""
+        return {row: scores for row in self.comparison.rows if (scores := self._of_row(row, self.seeds))}
+
+    def averages(self, row: str) -> list[float]:
+        """A row's average over sites, and over blocks if there are further axes, for each seed."""
+        cells = [self._cells(row, block) for block in self.blocks]
+        by_seed = [[summary(self.comparison, seeds[seed], "average") for seeds in cells] for seed in self.seeds]
+        return [fmean(value for value in values if value is not None) for values in by_seed]
+
+    def _cells(self, row: str, block: Block) -> dict[int, CellRecord]:
+        return {cell.seed: cell for cell in self.comparison.row_cells(row, block.labels) if cell.is_done}
+
+    def _of_row(self, row: str, seeds: Sequence[int]) -> dict[str, float]:
+        """A row's scores; empty if one is missing."""
+        scores: dict[str, float] = {}
+        for block in self.blocks:
+            cells = self._cells(row, block)
+            if not seeds or not cells.keys() >= set(seeds):
+                return {}
+            by_seed = [main_scores(self.comparison, cells[seed]) for seed in seeds]
+            for site in (site for sites in cells[seeds[0]].main_sites.values() for site in sites):
+                if any(site not in sites for sites in by_seed):
+                    return {}
+                name = "/".join(filter(None, (self.comparison.name, block.key, site)))
+                scores[name] = self.measure.scaled(fmean(sites[site] for sites in by_seed))
+        return scores
+
+
+def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None = None) -> Leaderboard:
+    """Rank the rows of comparisons of different tasks, whose rows of one name are one method.
+
+    ``against`` is the row that the others are tested against; by default that of the first comparison's ``ranking``.
 
     Raises:
         ConfigError: no row is to test against, it is not ranked, scores cannot be ranked together, or all are no better
             than the image-free guess.
     """
-    against = against or next((one.ranking.against for one in comparisons if one.ranking is not None), None)
+    rankings = [comparison.ranking for comparison in comparisons if comparison.ranking is not None]
+    against = against or next((ranking.against for ranking in rankings), None)
     if against is None:
-        raise ConfigError("the comparisons have no 'ranking': name the row to test against")
-    if len({one.name for one in comparisons}) < len(comparisons):
-        raise ConfigError("two of the comparisons are of the same task: rank them apart")
-    units = {measure(one.metric).unit: one.metric for one in comparisons}
-    if len(units) > 1:
-        named = " and ".join(f"{name} ({unit or 'without unit'})" for unit, name in units.items())
-        raise ConfigError(f"scores in different units cannot be ranked together, {named}: rank those of one unit")
-    better = {measure(one.metric).better for one in comparisons}
-    if len(better) > 1 or None in better:
-        raise ConfigError(
-            "the comparisons' scores cannot be ranked together: higher is better in some and not in others"
-        )
-    below = tuple(why for one in comparisons for why in not_ranked(one))
-    comparisons = [one for one in comparisons if _ranked_blocks(one)]
-    if not comparisons:
-        raise ConfigError(" ".join(below))
-    references = {row for one in comparisons if one.ranking is not None for row in one.ranking.references}
-    every_row = list(dict.fromkeys(row for one in comparisons for row in _rows(one)))
+        raise ConfigError("no-baseline", "the comparisons have no 'ranking': name the row to test against")
+    higher_is_better = _check_together(comparisons)
+    not_better = tuple(why for comparison in comparisons for why in not_ranked(comparison))
+    tasks = [task for task in map(_Ranked, comparisons) if task.blocks]
+    if not tasks:
+        raise ConfigError("below-guess", " ".join(not_better))
+    rankings = [task.comparison.ranking for task in tasks if task.comparison.ranking is not None]
+    references = {row for ranking in rankings for row in ranking.references}
     unranked = dict.fromkeys(sorted(references), "a reference")
-    seeds, columns = {}, []
-    for comparison in comparisons:
-        ranked_blocks = _ranked_blocks(comparison)
-        counted = _seeds(comparison, ranked_blocks)
-        seeds[comparison.name] = counted
-        columns.append({row: _of_blocks(comparison, row, counted, ranked_blocks) for row in _rows(comparison)})
     ranked = []
-    for row in every_row:
-        if row in references:
-            continue
-        lacking = [one.name for one, column in zip(comparisons, columns, strict=True) if not column.get(row)]
+    for row in dict.fromkeys(row for task in tasks for row in task.comparison.rows if row not in references):
+        lacking = [task.comparison.name for task in tasks if row not in task.scores]
         if lacking:
             unranked[row] = f"not finished, or not taken, by {', '.join(lacking)}"
         else:
             ranked.append(row)
     if against not in ranked:
-        raise ConfigError(f"row {against!r}, which the others are tested against, has not finished")
-    found = [(measure(one.metric), column) for one, column in zip(comparisons, columns, strict=True)]
-    table = np.array(
-        [[of.scaled(column[row][name]) for row in ranked] for of, column in found for name in column[against]]
-    )
-    ranks = block_ranks(table, higher_is_better=better == {"higher"}).mean(axis=0)
+        what = f"row {against!r}, which the others are tested against,"
+        raise ConfigError("baseline-unfinished", f"{what} has not finished")
+    names = [(task, name) for task in tasks for name in task.scores[against]]
+    table = np.array([[task.scores[row][name] for row in ranked] for task, name in names])
+    ranks = block_ranks(table, higher_is_better=higher_is_better).mean(axis=0)
     means, base = table.mean(axis=0), table[:, ranked.index(against)]
-    tests = [_test(comparisons, row, against, table[:, place], base, seeds) for place, row in enumerate(ranked)]
+    tests = [
+        (0, None) if row == against else _test(tasks, row, against, table[:, place], base)
+        for place, row in enumerate(ranked)
+    ]
     adjusted = holm([p for _, p in tests])
     rows = [
         RankedRow(row, float(ranks[i]), float(means[i]), float(means[i] - base.mean()), *tests[i], adjusted[i])
@@ -151,17 +178,34 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
     groups = indistinct({row.name: row.rank for row in rows}, difference) if difference is not None else []
     return Leaderboard(
         rows=tuple(rows[i] for i in order),
-        blocks=tuple(name for column in columns for name in column[against]),
+        blocks=tuple(name for _, name in names),
         scores=table[:, order],
         against=against,
-        seeds=seeds,
+        seeds={task.comparison.name: task.seeds for task in tasks},
         friedman=friedman(table),
         critical_difference=difference,
         groups=tuple(groups),
         unranked=unranked,
-        measure=measure(comparisons[0].metric),
-        below_guess=below,
+        measure=tasks[0].measure,
+        below_guess=not_better,
     )
+
+
+def _check_together(comparisons: Sequence[Comparison]) -> bool:
+    """Whether higher scores are better, if they can be ranked together."""
+    if len({comparison.name for comparison in comparisons}) < len(comparisons):
+        raise ConfigError("same-task", "two of the comparisons are of the same task: rank them apart")
+    measures = {comparison.metric: measure(comparison.metric) for comparison in comparisons}
+    units = {shown.unit: name for name, shown in measures.items()}
+    if len(units) > 1:
+        named = " and ".join(f"{name} ({unit or 'without unit'})" for unit, name in units.items())
+        what = f"scores in different units cannot be ranked together, {named}"
+        raise ConfigError("different-units", f"{what}: rank those of one unit")
+    better = {shown.better for shown in measures.values()}
+    if len(better) > 1 or None in better:
+        what = "the comparisons' scores cannot be ranked together"
+        raise ConfigError("different-directions", f"{what}: higher is better in some and not in others")
+    return better == {"higher"}
 
 
 def not_ranked(comparison: Comparison) -> list[str]:
@@ -169,70 +213,11 @@ def not_ranked(comparison: Comparison) -> list[str]:
     return [f"{comparison.name}: {why}" for block in blocks(comparison) if (why := below_guess(comparison, block))]
 
 
-def _ranked_blocks(comparison: Comparison) -> list[Block]:
-    return [block for block in blocks(comparison) if not below_guess(comparison, block)]
-
-
-def _rows(comparison: Comparison) -> list[str]:
-    return next(iter(comparison.axes.values()))
-
-
-def _seeds(comparison: Comparison, ranked: Sequence[Block]) -> tuple[int, ...]:
-    """The seeds with which the most cells count: a begun row doesn't take all others' seeds, nor a begun seed rows."""
-    done = {
-        seed: {row for row in _rows(comparison) if _of_blocks(comparison, row, (seed,), ranked)}
-        for seed in comparison.seeds
-    }
-    ordered = sorted(comparison.seeds, key=lambda seed: -len(done[seed]))
-    choices = [ordered[:number] for number in range(1, len(ordered) + 1)]
-    best = max(choices, key=lambda seeds: len(seeds) * len(set.intersection(*(done[seed] for seed in seeds))))
-    return tuple(seed for seed in comparison.seeds if seed in best and done[seed])
-
-
-def _cells(comparison: Comparison, row: str, labels: Mapping[str, str]) -> dict[int, CellRecord]:
-    first = next(iter(comparison.axes))
-    return {cell.seed: cell for cell in comparison.of({first: row, **labels}) if cell.state == "done"}
-
-
-def _of_blocks(comparison: Comparison, row: str, seeds: Sequence[int], ranked: Sequence[Block]) -> dict[str, float]:
-    """A row's mean score over the seeds in each block and at each site; empty if one is missing."""
-    scores: dict[str, float] = {}
-    for block in ranked:
-        cells = _cells(comparison, row, block.labels)
-        if not seeds or not cells.keys() >= set(seeds):
-            return {}
-        for site in (site for sites in main_sites(cells[seeds[0]]).values() for site in sites):
-            values = [site_score(comparison, cells[seed], site) for seed in seeds]
-            if any(value is None for value in values):
-                return {}
-            name = "/".join(filter(None, (comparison.name, block.key, site)))
-            scores[name] = fmean(value for value in values if value is not None)
-    return scores
-
-
 def _test(
-    comparisons: Sequence[Comparison],
-    row: str,
-    against: str,
-    ours: np.ndarray,
-    theirs: np.ndarray,
-    seeds: Mapping[str, Sequence[int]],
+    tasks: Sequence[_Ranked], row: str, against: str, ours: np.ndarray, theirs: np.ndarray
 ) -> tuple[int, float | None]:
     """The number of pairs and p of a row against the baseline."""
-    if row == against:
-        return 0, None
-    if len(comparisons) > 1:
+    if len(tasks) > 1:
         return len(ours), signed_rank(list(ours), list(theirs))
-    (comparison,) = comparisons
-    a, b = ([_average(comparison, name, seed) for seed in seeds[comparison.name]] for name in (row, against))
-    found = t_test(a, b)
-    return len(a), None if found is None else found.p
-
-
-def _average(comparison: Comparison, row: str, seed: int) -> float:
-    """A row's average over sites, and over blocks if there are further axes."""
-    found = [
-        summary(comparison, _cells(comparison, row, block.labels)[seed], "average")
-        for block in _ranked_blocks(comparison)
-    ]
-    return fmean(value for value in found if value is not None)
+    test = t_test(tasks[0].averages(row), tasks[0].averages(against))
+    return len(tasks[0].seeds), None if test is None else test.p

@@ -1,25 +1,36 @@
-"""A leaderboard's files: ``leaderboard.md``, ``leaderboard.csv`` and the diagram ``leaderboard.svg``."""
+"""A leaderboard's files: ``leaderboard.md``, ``leaderboard.csv`` and the diagram ``leaderboard.svg``.
+
+The diagram is that of critical differences of Demšar 2006 (Figure 1): mean ranks on a line, and bars join what is not
+told apart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedshift.reporting.differences import signed
-from fedshift.reporting.p_values import p_equals, p_text
+from fedshift.reporting.p_values import p_text
 from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 from fedshift_bench.leaderboard import Leaderboard, RankedRow
-from fedshift_bench.rank_figure import rank_svg
 from fedshift_bench.ranks import ALPHA, FEWEST
+from fedshift_bench.templates import lines, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HEADINGS = ("", "mean rank", "mean score{unit}", "against {against}", "p", "p (Holm)")
 FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.svg")
+WIDTH, LINE, BAR, TOP = 760, 17, 9, 50
+"""Width of the diagram, height of a name and of a bar, and the space above them, in pixels."""
 
 
-def cells_of(row: RankedRow, board: Leaderboard) -> list[str]:
+def row_text(row: RankedRow, board: Leaderboard) -> list[str]:
     """A row's entries as text, in the order of `HEADINGS` after its name."""
     decimals = board.measure.decimals
     numbers = [f"{row.rank:.2f}", f"{row.score:.{decimals}f}"]
@@ -37,41 +48,16 @@ def headings(board: Leaderboard) -> list[str]:
 
 def notes(board: Leaderboard) -> list[str]:
     """What the numbers are, and what is not told apart."""
-    n = len(board.blocks)
-    seeds = "; ".join(
-        f"{name} {'seed' if len(of) == 1 else 'seeds'} {', '.join(map(str, of))}" for name, of in board.seeds.items()
-    )
-    lines = [
-        f"{len(board.rows)} rows ranked in {n} blocks, a task and a site each, mean over seeds ({seeds}); 1 is best."
-    ]
-    lines += board.below_guess
-    if board.friedman is None:
-        enough = len(board.rows) >= FEWEST and n >= FEWEST
-        why = "all scores are equal" if enough else f"it needs {FEWEST} rows and blocks"
-        lines.append(f"There is no Friedman test: {why}.")
-    else:
-        found = board.friedman
-        lines.append(f"Friedman's test that all rows are alike: χ² = {found.statistic:.1f}, p {p_equals(found.p)}.")
-    if board.critical_difference is not None:
-        lines.append(
-            f"Critical difference of two mean ranks (Nemenyi, α = {ALPHA}): {board.critical_difference:.2f}. "
-            f"{not_told_apart(board)}"
-        )
     tested = [row for row in board.rows if row.name != board.against]
-    made = [row for row in tested if row.p is not None]
-    lines.append(
-        f"p is from a {board.test}, against {board.against}; Holm's correction is for {len(made)} tests."
-        if made
-        else f"No row is tested against {board.against}: {_untested(tested, board)}."
+    return lines(
+        "leaderboard_notes.j2",
+        board=board,
+        alpha=ALPHA,
+        fewest=FEWEST,
+        alike=not_told_apart(board),
+        n_tests=sum(row.p is not None for row in tested),
+        pairs=max((row.pairs for row in tested), default=0),
     )
-    return lines
-
-
-def _untested(rows: list[RankedRow], board: Leaderboard) -> str:
-    pairs = max((row.pairs for row in rows), default=0)
-    if pairs >= FEWEST:  # to a t-test constant differences, and to a signed-rank test equal pairs, tell nothing
-        return f"a {board.test} can tell nothing from the differences that there are"
-    return f"a {board.test} needs {FEWEST} pairs, and there {'is' if pairs == 1 else 'are'} {pairs}"
 
 
 def not_told_apart(board: Leaderboard) -> str:
@@ -80,38 +66,34 @@ def not_told_apart(board: Leaderboard) -> str:
     group = next((group for group in board.groups if group[0] == first), (first,))
     if len(group) == len(board.rows):
         return "No two rows are told apart."
-    apart = len(board.rows) - len(group)
-    others = f"{first} is told apart from {apart} of {len(board.rows) - 1} others"
+    others = f"{first} is told apart from {len(board.rows) - len(group)} of {len(board.rows) - 1} others"
     if board.against != first:
         others += f", {board.against} {'not ' if board.against in group else ''}among them"
     return f"{others}."
 
 
-def leaderboard_markdown(board: Leaderboard, title: str, left_out: dict[str, str]) -> str:
-    """The table in Markdown, with notes and the rows that are not in it."""
-    lines = [f"# {title}", "", f"![Mean ranks]({FILES[2]})", "", *table_lines(board), ""]
-    lines += [f"- {line}" for line in notes(board)]
-    if left_out or board.unranked:
-        lines += ["", "Not in the table:", ""]
-        lines += [f"- {name}: {reason}" for name, reason in {**board.unranked, **left_out}.items()]
-    return "\n".join(lines) + "\n"
-
-
 def table_lines(board: Leaderboard) -> list[str]:
     """The lines of the table in Markdown."""
-    lines = [f"| {' | '.join(headings(board))} |".replace("|  |", "| row |"), "|---|" + "---:|" * (len(HEADINGS) - 1)]
-    return lines + [f"| {' | '.join([row.name, *cells_of(row, board)])} |" for row in board.rows]
+    rows = [["row", *headings(board)[1:]], *([row.name, *row_text(row, board)] for row in board.rows)]
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return [head, "|---|" + "---:|" * (len(HEADINGS) - 1), *body]
+
+
+def leaderboard_markdown(board: Leaderboard, title: str, left_out: Mapping[str, str]) -> str:
+    """The table in Markdown, with notes and the rows that are not in it."""
+    absent = {**board.unranked, **left_out}
+    facts = {"title": title, "table": table_lines(board), "notes": notes(board), "absent": absent}
+    return render("leaderboard.md.j2", picture=FILES[2], **facts)
 
 
 def rich_leaderboard(board: Leaderboard, title: str) -> RichTable:
     """The table for the terminal."""
-    table = RichTable(
-        title=Text(title), caption=Text("\n".join(notes(board))), title_justify="left", caption_justify="left"
-    )
+    caption = Text("\n".join(notes(board)))
+    table = RichTable(title=Text(title), caption=caption, title_justify="left", caption_justify="left")
     for number, heading in enumerate(headings(board)):
         table.add_column(Text(heading), justify="right" if number else "left", no_wrap=not number)
     for row in board.rows:
-        table.add_row(*map(Text, [row.name, *cells_of(row, board)]))
+        table.add_row(*map(Text, [row.name, *row_text(row, board)]))
     return table
 
 
@@ -124,14 +106,64 @@ def leaderboard_csv(board: Leaderboard) -> str:
     return csv_text(["row", "mean rank", "mean score", "difference", "pairs", "p", "p holm", *board.blocks], rows)
 
 
-def write_leaderboard(board: Leaderboard, folder: Path, *, title: str, left_out: dict[str, str]) -> list[Path]:
-    """Write the files.
-
-    Returns:
-        The written files.
-    """
+def write_leaderboard(board: Leaderboard, folder: Path, *, title: str, left_out: Mapping[str, str]) -> list[Path]:
+    """Write the files, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = (leaderboard_markdown(board, title, left_out), leaderboard_csv(board), rank_svg(board, title))
     for name, text in zip(FILES, texts, strict=True):
         write_text(folder / name, text)
     return [folder / name for name in FILES]
+
+
+def rank_svg(board: Leaderboard, title: str) -> str:
+    """The diagram as SVG: the better half of the rows is named on the left, the others on the right."""
+    from fedshift.reporting import figures
+
+    half, last = (len(board.rows) + 1) // 2, max(len(board.rows), 2)
+    bars, margin = len(board.groups) * BAR, 0.45 * (last - 1)
+    height = TOP + 30 + bars + half * LINE + 20
+    with figures.style():
+        drawn, (axes,) = figures.drawing(WIDTH, height)
+        axes.set_axis_off()
+        axes.grid(visible=False)
+        axes.set_xlim(1 - margin, last + margin)
+        axes.set_ylim(height - 30, 0)
+        _draw_scale(axes, board, last)
+        ranks = {row.name: row.rank for row in board.rows}
+        for number, group in enumerate(board.groups, 1):
+            ends, y = [ranks[group[0]], ranks[group[-1]]], TOP + BAR * number
+            axes.plot(ends, [y, y], color=figures.INK, linewidth=3, solid_capstyle="round")
+        for place, row in enumerate(board.rows):
+            left = place < half
+            y = TOP + bars + LINE * (1 + (place if left else len(board.rows) - 1 - place))
+            end = 1 - 0.02 * margin if left else last + 0.02 * margin
+            axes.plot([row.rank, row.rank, end], [TOP, y, y], color=figures.FAINT, linewidth=0.8)
+            axes.annotate(
+                f"{row.name}  {row.rank:.1f}" if left else f"{row.rank:.1f}  {row.name}",
+                (end, y),
+                xytext=(-4 if left else 4, 0),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="center",
+                fontsize=10,
+                color=figures.INK,
+            )
+        drawn.suptitle(title, fontsize=11, x=0.01, ha="left")
+        words = ", ".join(f"{row.name} {row.rank:.1f}" for row in board.rows)
+        return figures.standalone(drawn, "ranks", f"{title}: mean ranks, the best first: {words}")
+
+
+def _draw_scale(axes: Axes, board: Leaderboard, last: int) -> None:
+    from fedshift.reporting import figures
+
+    axes.plot([1, last], [TOP, TOP], color=figures.INK, linewidth=1)
+    step = max(round(last / 10), 1)
+    for rank in [1, *range(step, last + 1, step)] if step > 1 else range(1, last + 1):
+        axes.plot([rank, rank], [TOP, TOP - 5], color=figures.INK, linewidth=1)
+        axes.annotate(str(rank), (rank, TOP - 7), ha="center", va="bottom", fontsize=10, color=figures.INK)
+    difference = board.critical_difference
+    if difference is not None:
+        shown = min(difference, last - 1.0)
+        label = f"critical difference {difference:.1f}" + ("" if shown == difference else " (more than the scale)")
+        axes.plot([1, 1 + shown], [12, 12], color=figures.colour(0), linewidth=3)
+        axes.annotate(f"{label}, α = {ALPHA}", (1 + shown, 12), xytext=(6, 0), textcoords="offset points", va="center")

@@ -43,20 +43,15 @@ class PublishedValue(Strict):
 def read_published(
     published: Published, *, folder: Path, rows: Sequence[str], columns: Sequence[str]
 ) -> list[PublishedValue]:
-    """Read the published values of our rows and columns.
-
-    Args:
-        published: the file, and its labels of our rows and columns where they differ from ours.
-        folder: the spec's folder.
-        rows: our rows.
-        columns: keys of our columns.
+    """Read the published values of our rows and columns (their keys); ``folder`` is the spec's.
 
     Raises:
         ConfigError: the file or a label does not exist, or a line is invalid.
     """
     paths = [path for path in (folder.parent / FOLDER / published.file, folder / published.file) if path.is_file()]
     if not paths:
-        raise ConfigError(f"published: there is no {published.file} in {folder.parent / FOLDER} or {folder}")
+        where = f"{folder.parent / FOLDER} or {folder}"
+        raise ConfigError("published-missing", f"published: there is no {published.file} in {where}")
     printed = _read(paths[0])
     for what, labels, theirs in (
         ("rows", published.rows, {row for row, _ in printed}),
@@ -64,7 +59,8 @@ def read_published(
     ):
         for label in labels.values():
             if label not in theirs:
-                raise ConfigError(f"published.{what}: {paths[0]} has no {label!r}{nearest(label, theirs)}")
+                known = nearest(label, theirs)
+                raise ConfigError("unknown-label", f"published.{what}: {paths[0]} has no {label!r}{known}")
     return [
         value.model_copy(update={"row": row, "column": column})
         for row in rows
@@ -78,17 +74,17 @@ def _read(path: Path) -> dict[tuple[str, str], PublishedValue]:
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.reader(file)
         try:
-            header = next(lines, [])
-            if tuple(header) != COLUMNS:
-                raise ConfigError(f"{path}: the first line must be {','.join(COLUMNS)}")
+            if tuple(next(lines, [])) != COLUMNS:
+                raise ConfigError("published-line", f"{path}: the first line must be {','.join(COLUMNS)}")
             for line in lines:
                 where = f"{path}, line {lines.line_num}"
                 if len(line) != len(COLUMNS):
-                    raise ConfigError(f"{where}: has {len(line)} columns, but {len(COLUMNS)} are needed")
+                    what = f"has {len(line)} columns, but {len(COLUMNS)} are needed"
+                    raise ConfigError("published-line", f"{where}: {what}")
                 value = PublishedValue.parse(dict(zip(COLUMNS, line, strict=True)), where=where)
                 if (value.row, value.column) in values:
-                    raise ConfigError(f"{where}: {value.row}, {value.column} appears twice")
+                    raise ConfigError("published-line", f"{where}: {value.row}, {value.column} appears twice")
                 values[value.row, value.column] = value
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} is not a CSV file in UTF-8 ({error})") from None
+            raise ConfigError("published-line", f"{path} is not a CSV file in UTF-8 ({error})") from None
     return values

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,15 +33,7 @@ class Friedman:
 
 
 def block_ranks(scores: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
-    """Rank methods in each block.
-
-    Args:
-        scores: (N, k), finite.
-        higher_is_better: whether the highest score has rank 1.
-
-    Returns:
-        (N, k), 1 for the best, the mean rank for ties.
-    """
+    """Rank methods in each block: (N, k) finite scores to (N, k) ranks, 1 for the best, the mean rank for ties."""
     from scipy.stats import rankdata
 
     ranks: np.ndarray = rankdata(-scores if higher_is_better else scores, axis=1)
@@ -55,8 +48,8 @@ def friedman(scores: np.ndarray) -> Friedman | None:
     from scipy.stats import friedmanchisquare
 
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = friedmanchisquare(*scores.T)
-    statistic, p = float(found.statistic), float(found.pvalue)
+        test = friedmanchisquare(*scores.T)
+    statistic, p = float(test.statistic), float(test.pvalue)
     return Friedman(statistic, p) if math.isfinite(p) else None
 
 
@@ -93,12 +86,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     by m - i + 1, and none is smaller than one before it.
     """
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    adjusted: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for number, (p, place) in enumerate(known):
-        largest = max(largest, min(p * (len(known) - number), 1.0))
-        adjusted[place] = largest
-    return adjusted
+    steps = [min(p * (len(known) - number), 1.0) for number, (p, _) in enumerate(known)]
+    adjusted = dict(zip((place for _, place in known), accumulate(steps, max), strict=True))
+    return [adjusted.get(place) for place in range(len(p_values))]
 
 
 def signed_rank(a: Sequence[float], b: Sequence[float]) -> float | None:

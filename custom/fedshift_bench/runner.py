@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Literal
 import psutil  # type: ignore[import-untyped]
 
 from fedshift.tasks.machine import WORKERS, cores, free_memory, own_cores
+from fedshift_bench.cell_run import EXIT_BUSY
 from fedshift_bench.cells import Cell
 from fedshift_bench.estimate import Estimate
-from fedshift_bench.kept import Kept
+from fedshift_bench.finished import FinishedCells
 from fedshift_bench.store import LOG_FILE, Store, is_locked, read_status, reset_share
-from fedshift_bench.work import EXIT_BUSY
 
 POLL_INTERVAL = 0.3
 """Seconds between two checks of the child processes."""
@@ -63,6 +63,17 @@ class QueueEntry:
     def share_here(self) -> float:
         """The fraction that this command has completed."""
         return 0.0 if self.was_done else self.share - (self.share_before or 0.0)
+
+    @property
+    def names(self) -> str:
+        """The first cell's name, and in brackets those of the others."""
+        others = ", ".join(cell.name for cell in self.cells[1:])
+        return f"{self.cell.name} (and {others})" if others else self.cell.name
+
+    def end(self, *, failed: str = "") -> None:
+        """Note that the cell is done, or why it failed."""
+        self.state, self.reason = ("failed", failed) if failed else ("done", "")
+        self.share = self.share if failed else 1.0
 
 
 @dataclass
@@ -111,13 +122,10 @@ class GridProgress:
 
 
 def make_queue(
-    cells: Sequence[Cell], store: Store, estimate: Callable[[Cell], Estimate], kept: Kept | None = None
+    cells: Sequence[Cell], store: Store, estimate: Callable[[Cell], Estimate], finished: FinishedCells | None = None
 ) -> list[QueueEntry]:
-    """Make the queue: cells that compute the same share an entry, and cells with missing inputs count as failed.
-
-    Those that are ``kept`` count as done.
-    """
-    kept = kept or Kept()
+    """Make the queue: cells that compute the same share an entry, and cells with missing inputs count as failed."""
+    finished = finished or FinishedCells()
     entries: dict[str, QueueEntry] = {}
     for number, cell in enumerate(cells):
         key = cell.work.key if cell.work else f"cannot run {number}"
@@ -125,12 +133,11 @@ def make_queue(
             entries[key].cells.append(cell)
             continue
         entry = entries[key] = QueueEntry([cell], estimate(cell))
-        if kept.has(cell):
-            entry.state, entry.share, entry.was_done = "done", 1.0, True
+        if finished.find(cell) is not None or (cell.work is not None and store.is_done(cell.work)):
+            entry.end()
+            entry.was_done = True
         elif cell.work is None:
-            entry.state, entry.reason = "failed", f"missing {'; '.join(cell.missing_inputs)}"
-        elif store.is_done(cell.work):
-            entry.state, entry.share, entry.was_done = "done", 1.0, True
+            entry.end(failed=f"missing {'; '.join(cell.missing_inputs)}")
     return list(entries.values())
 
 
@@ -145,13 +152,8 @@ def run(
 ) -> None:
     """Run the cells that have not ended, the longest first. An interrupt stops all child processes and is raised again.
 
-    Args:
-        entries: from `make_queue`.
-        store: the store of the cells.
-        max_parallel: cells that run at the same time, if memory allows; at least one runs.
-        on_poll: called a few times per second.
-        on_end: called when an entry has finished or failed.
-        memory: returns the free bytes; by default those of this machine.
+    At least one runs, and up to ``max_parallel`` if the free bytes (``memory``) allow. ``on_poll`` is called a few
+    times per second, ``on_end`` when an entry has finished or failed.
     """
     free = memory or free_memory
     progress = GridProgress(entries, time.monotonic(), max_parallel)
@@ -160,7 +162,7 @@ def run(
     try:
         while waiting or running:
             for entry in list(running):
-                if _poll(entry, store):
+                if poll_child(entry, store):
                     running.remove(entry)
                     if entry.state == "elsewhere":
                         waiting.append(entry)
@@ -172,7 +174,7 @@ def run(
                     on_end(entry)
                 elif len(running) < max_parallel and entry.state == "waiting" and _fits(entry, running, free):
                     waiting.remove(entry)
-                    _start(entry, store, max_parallel)
+                    start_child(entry, store, max_parallel)
                     running.append(entry)
             on_poll(progress)
             if waiting or running:
@@ -181,7 +183,8 @@ def run(
         _terminate([entry.process for entry in running if entry.process is not None])
 
 
-def _start(entry: QueueEntry, store: Store, max_parallel: int) -> None:
+def start_child(entry: QueueEntry, store: Store, max_parallel: int) -> None:
+    """Start a cell's process."""
     assert entry.cell.work is not None
     folder = store.prepare(entry.cell.work)
     reset_share(folder)
@@ -189,7 +192,7 @@ def _start(entry: QueueEntry, store: Store, max_parallel: int) -> None:
     threads = str(own_cores(max_parallel) if threads_setting == "auto" else threads_setting)
     with (folder / LOG_FILE).open("ab") as log:
         entry.process = subprocess.Popen(
-            [sys.executable, "-m", "fedshift_bench.work", str(folder.absolute())],
+            [sys.executable, "-m", "fedshift_bench.cell_run", str(folder.absolute())],
             stdin=subprocess.PIPE,  # the child ends when this is closed, however this process ends
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -200,12 +203,8 @@ def _start(entry: QueueEntry, store: Store, max_parallel: int) -> None:
     entry.state = "running"
 
 
-def _poll(entry: QueueEntry, store: Store) -> bool:
-    """Update an entry from its child process.
-
-    Returns:
-        Whether the child has ended.
-    """
+def poll_child(entry: QueueEntry, store: Store) -> bool:
+    """Update an entry from its child process, and return whether that has ended."""
     assert entry.process is not None and entry.cell.work is not None
     folder = store.folder_of(entry.cell.work)
     code = entry.process.poll()
@@ -219,11 +218,11 @@ def _poll(entry: QueueEntry, store: Store) -> bool:
     if entry.process.stdin is not None:
         entry.process.stdin.close()
     if store.is_done(entry.cell.work):
-        entry.state, entry.share = "done", 1.0
+        entry.end()
     elif code == EXIT_BUSY:
         entry.state = "elsewhere"
     else:
-        entry.state, entry.reason = "failed", status.failed or _failure_reason(code, folder)
+        entry.end(failed=status.failed or _failure_reason(code, folder))
     return True
 
 
@@ -238,14 +237,10 @@ def _failure_reason(code: int, folder: Path) -> str:
 
 
 def _check_other_process(entry: QueueEntry, store: Store) -> bool:
-    """Check a cell that another process may be running. If that process ended without a result, the cell waits again.
-
-    Returns:
-        Whether the cell is done.
-    """
+    """Whether a cell that another process may be running is done; if that ended without a result, it waits again."""
     assert entry.cell.work is not None
     if store.is_done(entry.cell.work):
-        entry.state, entry.share = "done", 1.0
+        entry.end()
         return True
     folder = store.folder_of(entry.cell.work)
     entry.state = "elsewhere" if is_locked(folder) else "waiting"
@@ -258,11 +253,11 @@ def _fits(entry: QueueEntry, running: Sequence[QueueEntry], free: Callable[[], i
     """Whether memory suffices for one more cell if all running cells grow to their estimates."""
     if not running:
         return True
-    growing = sum(max(other.estimate.peak_bytes - _resident(other), 0) for other in running)
+    growing = sum(max(other.estimate.peak_bytes - resident_bytes(other), 0) for other in running)
     return entry.estimate.peak_bytes + growing < USABLE_MEMORY * free()
 
 
-def _resident(entry: QueueEntry) -> int:
+def resident_bytes(entry: QueueEntry) -> int:
     """Resident memory of the child process in bytes; 0 if unknown."""
     with suppress(psutil.Error):
         if entry.process is not None:
@@ -286,14 +281,6 @@ def total_seconds(entries: Sequence[QueueEntry], max_parallel: int) -> tuple[flo
 
     ranges = [entry.estimate.range for entry in entries]
     return total([low for low, _ in ranges]), total([high for _, high in ranges])
-
-
-def group_by_row(entries: Sequence[QueueEntry]) -> Mapping[str, list[QueueEntry]]:
-    """Entries by the first label of their cells, which names the row."""
-    rows: dict[str, list[QueueEntry]] = {}
-    for entry in entries:
-        rows.setdefault(next(iter(entry.cell.labels.values())), []).append(entry)
-    return rows
 
 
 def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,9 +25,8 @@ cross-validation, those of each site's test part of each fold, averaged over see
 Average = Literal["sites", "samples"]
 """What counts equally in averages over sites; with samples of one test set that is dealt to sites: the score on it."""
 Summary = Literal["average", "held_out", "everywhere", "spread"]
-FULL = "full"
-"""The unchanged spec, as the scale of a spec that defines no scale, or only `QUICK`."""
-QUICK = "quick"
+FULL, QUICK = "full", "quick"
+"""Scales; ``full`` is the unchanged spec, of a spec that defines no scale or only ``quick``."""
 DOMAINS = "domains"
 PAIR_SEPARATOR = " > "
 """Separates the training site and the test site in a column's name."""
@@ -85,19 +84,13 @@ class Tuning(Strict):
 
 
 class EveryMethod(Strict):
-    """A row of its own for each method that the task takes, besides the rows that the spec names.
-
-    ``without`` are methods that get none, with the reason.
-    """
+    """A row for each method that the task takes, but those in ``without``, which has the reasons."""
 
     without: dict[str, str] = {}
 
 
 class Ranking(Strict):
-    """Mean ranks of the rows, and tests of each against one of them (`fedshift_bench.ranks`).
-
-    ``against`` is the row that the others are tested against. ``references`` are rows that are shown but not ranked.
-    """
+    """Mean ranks of the rows, tested against the row ``against``; ``references`` are shown but not ranked."""
 
     against: str
     references: tuple[str, ...] = ()
@@ -140,14 +133,22 @@ class Spec(Settings):
     """A folder with the results of finished cells, as ``<name>_<scale>/cells.json``, relative to the spec's folder."""
 
     @property
+    def row_axis(self) -> str:
+        """The first axis, whose values are the rows of tables."""
+        return next(iter(self.axes))
+
+    @property
     def rows(self) -> list[str]:
-        """The labels of the first axis."""
-        return list(next(iter(self.axes.values())))
+        return list(self.axes[self.row_axis])
 
     @property
     def draws(self) -> int:
         """Settings of each row."""
         return self.tuning.draws if isinstance(self.tuning, Tuning) else 1
+
+    def with_rows(self, rows: Mapping[str, Settings]) -> Spec:
+        """The spec with other rows."""
+        return self.model_copy(update={"axes": {**self.axes, self.row_axis: dict(rows)}})
 
     def parts(self, run: str) -> tuple[ScoredPart, ...]:
         """The scored parts for a kind of run; by default ``test``, or ``held_out`` for ``leave_one_out``."""
@@ -155,12 +156,56 @@ class Spec(Settings):
             return ("held_out",) if run == "leave_one_out" else ("test",)
         return (self.part,) if isinstance(self.part, str) else self.part
 
+    def check(self, where: str) -> None:
+        """Check what no single key shows; ``where`` begins the sentence.
+
+        Raises:
+            ConfigError: keys do not fit each other, or name a row that does not exist.
+        """
+        parts = set(self.parts("federation"))
+        settings = [self, *(value for values in self.axes.values() for value in values.values())]
+        if len(parts & {"test", "val", DOMAINS}) > 1:
+            why = "are all of the training sites: name only one of them (held_out may be added)"
+            raise ConfigError("parts-together", f"{where}: part: test, val and domains {why}")
+        if DOMAINS in parts and self.metric not in GRADIENT_NORMS:
+            why = f"have gradient norms only: set metric to {' or '.join(GRADIENT_NORMS)}"
+            raise ConfigError("domain-metric", f"{where}: part: domains {why}")
+        if DOMAINS in parts and self.average == "samples":
+            why = "count equally in averages: leave out average: samples"
+            raise ConfigError("domain-average", f"{where}: part: domains {why}")
+        if self.folds and any(FOLD in layer.options for layer in settings):
+            raise ConfigError("fold-option", f"{where}: folds sets {FOLD} for each cell: leave the option out")
+        if self.pairs == "sites_and_folds" and not self.folds:
+            why = "needs folds, such as folds: [1, 2, 3, 4, 5]"
+            raise ConfigError("folds-missing", f"{where}: pairs: sites_and_folds {why}")
+        for key, pairs in (("tests", self.tests), ("claims", self.claims)):
+            for pair in pairs:
+                self._check_rows(pair, f"{where}: {key}")
+                if pair[0] == pair[1]:
+                    raise ConfigError("same-row", f"{where}: {key}: {pair[0]} cannot be tested against itself")
+        for pair in self.claims:
+            if not {pair, pair[::-1]} & set(self.tests):
+                why = f"add [{', '.join(pair)}] to tests, so that its figures are shown too"
+                raise ConfigError("claim-untested", f"{where}: claims: {why}")
+        if self.ranking is not None:
+            self._check_rows((self.ranking.against, *self.ranking.references), f"{where}: ranking")
+
+    def _check_rows(self, labels: Iterable[str], where: str) -> None:
+        for label in labels:
+            if label not in self.rows:
+                raise ConfigError("unknown-row", f"{where}: there is no row {label!r}{nearest(label, self.rows)}")
+
 
 def cell_name(labels: Mapping[str, str], seed: int, fold: int | None, draw: int) -> str:
-    """What a cell is called in messages and tables."""
+    """What a cell is called in messages and tables: ``FedFA, 0.17, seed 2, fold 3, draw 1``."""
     parts = [f"fold {fold}"] if fold is not None else []
     parts += [f"draw {draw}"] if draw else []
     return ", ".join([*labels.values(), f"seed {seed}", *parts])
+
+
+def folder_name(name: str, scale: str) -> str:
+    """The name of the folder of a spec's tables."""
+    return name if scale == FULL else f"{name}_{scale}"
 
 
 def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
@@ -178,129 +223,91 @@ def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
     raw = read_yaml(path)
     scales = raw.pop("scales", None) or {}
     if not isinstance(scales, dict) or not all(isinstance(changes, dict | None) for changes in scales.values()):
-        raise ConfigError(f"{path}: 'scales' must map names to settings, such as quick: {{seeds: [0]}}")
-    found = {
+        raise ConfigError("spec-scales", f"{path}: 'scales' must map names to settings, such as quick: {{seeds: [0]}}")
+    specs = {
         str(name): _parse(_merge(raw, changes or {}, f"{path}: scales.{name}"), f"{path}: scale {name}")
         for name, changes in scales.items()
     }
-    if found.keys() <= {QUICK}:
-        found[FULL] = _parse(raw, str(path))
-    rows = {row for spec in found.values() for row in spec.rows}
-    for name, spec in found.items():
+    if specs.keys() <= {QUICK}:
+        specs[FULL] = _parse(raw, str(path))
+    rows = {row for spec in specs.values() for row in spec.rows}
+    for name, spec in specs.items():
         for row in spec.published.rows if spec.published else ():
             if row not in rows:
-                raise ConfigError(f"{path}: scale {name}: published.rows: there is no row {row!r}{nearest(row, rows)}")
-    chosen = scale or (QUICK if QUICK in found else next(iter(found)))
-    if chosen not in found:
-        raise ConfigError(f"{path} has no scale {chosen!r}{nearest(chosen, found)}")
-    return found[chosen], chosen
+                where = f"{path}: scale {name}: published.rows"
+                raise ConfigError("unknown-row", f"{where}: there is no row {row!r}{nearest(row, rows)}")
+    chosen = scale or (QUICK if QUICK in specs else next(iter(specs)))
+    if chosen not in specs:
+        raise ConfigError("unknown-scale", f"{path} has no scale {chosen!r}{nearest(chosen, specs)}")
+    return specs[chosen], chosen
 
 
 def _parse(raw: Mapping[str, Any], where: str) -> Spec:
-    axes = _mapping(raw.get("axes"), f"{where}: axes")
-    parsed: dict[str, dict[str, Settings]] = {}
-    for axis, values in axes.items():
-        # YAML reads labels such as 0.17 or 5 as numbers.
-        parsed[_label(axis, where)] = {
+    axes = {
+        _label(axis, where): {
             _label(label, where): Settings.parse(value or {}, where=f"{where}: axes.{axis}.{label}")
             for label, value in _mapping(values, f"{where}: axes.{axis}").items()
         }
+        for axis, values in _mapping(raw.get("axes"), f"{where}: axes").items()
+    }
     published = raw.get("published")
     if isinstance(published, dict):
-        labels = {key: _labels(published[key], where) for key in ("rows", "columns") if published.get(key)}
+        labels = {
+            key: {_label(ours, where): theirs for ours, theirs in published[key].items()}
+            for key in ("rows", "columns")
+            if isinstance(published.get(key), dict)
+        }
         published = Published.parse({**published, **labels}, where=f"{where}: published")
-    spec = Spec.parse({**raw, "axes": parsed, "published": published}, where=where)
-    if isinstance(spec.part, tuple) and len({"test", "val", "domains"} & set(spec.part)) > 1:
-        raise ConfigError(
-            f"{where}: part: test, val and domains are all of the training sites: name only one of them (held_out may "
-            "be added)"
-        )
-    if DOMAINS in spec.parts("federation"):
-        if spec.metric not in GRADIENT_NORMS:
-            raise ConfigError(
-                f"{where}: part: domains have gradient norms only: set metric to {' or '.join(GRADIENT_NORMS)}"
-            )
-        if spec.average == "samples":
-            raise ConfigError(f"{where}: part: domains count equally in averages: leave out average: samples")
-    if spec.folds and any(FOLD in settings.options for settings in _all_settings(spec)):
-        raise ConfigError(f"{where}: folds sets {FOLD} for each cell: leave the option out")
-    if spec.pairs == "sites_and_folds" and not spec.folds:
-        raise ConfigError(f"{where}: pairs: sites_and_folds needs folds, such as folds: [1, 2, 3, 4, 5]")
-    for key, pairs in (("tests", spec.tests), ("claims", spec.claims)):
-        for pair in pairs:
-            for label in pair:
-                if label not in spec.rows:
-                    raise ConfigError(f"{where}: {key}: there is no row {label!r}{nearest(label, spec.rows)}")
-            if pair[0] == pair[1]:
-                raise ConfigError(f"{where}: {key}: {pair[0]} cannot be tested against itself")
-    for higher, lower in spec.claims:
-        if not {(higher, lower), (lower, higher)} & set(spec.tests):
-            raise ConfigError(f"{where}: claims: add [{higher}, {lower}] to tests, so that its figures are shown too")
-    for label in (spec.ranking.against, *spec.ranking.references) if spec.ranking else ():
-        if label not in spec.rows:
-            raise ConfigError(f"{where}: ranking: there is no row {label!r}{nearest(label, spec.rows)}")
+    spec = Spec.parse({**raw, "axes": axes, "published": published}, where=where)
+    spec.check(where)
     return spec
 
 
-def _all_settings(spec: Spec) -> list[Settings]:
-    return [spec, *(value for values in spec.axes.values() for value in values.values())]
-
-
 def _label(value: object, where: str) -> str:
+    """A label as text: YAML reads those such as 0.17 or 5 as numbers."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{where}: YAML does not read the label {value} as text: put it in quotes")
+        raise ConfigError("label-text", f"{where}: YAML does not read the label {value} as text: put it in quotes")
     return str(value)
 
 
-def _labels(value: object, where: str) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {_label(ours, where): printed for ours, printed in value.items()}
-
-
-def _mapping(value: object, where: str) -> dict[Any, Any]:
+def _mapping(value: object, where: str, *, may_be_empty: bool = False) -> dict[Any, Any]:
+    if may_be_empty and (value is None or value == {}):
+        return {}
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where} must map names to settings, not be {value!r}")
+        raise ConfigError("no-mapping", f"{where} must map names to settings, not be {value!r}")
     return value
-
-
-def _settings(value: object, where: str) -> dict[Any, Any]:
-    """The settings of a label, which may have none."""
-    return {} if value is None or value == {} else _mapping(value, where)
 
 
 def _merge(raw: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The spec's keys overridden by a scale's: options by key, axes by label; null removes a label or an axis."""
-    merged = dict(raw)
-    for key, value in changes.items():
-        if key == "axes":
-            axes = _mapping(raw.get(key), f"{where}: the spec's own axes")
-            merged[key] = _merge_axes(axes, _mapping(value, f"{where}: axes"), where)
-        else:
-            merged[key] = _override(raw.get(key), value) if key == "options" else value
-    return merged
-
-
-def _merge_axes(axes: dict[Any, Any], changes: dict[Any, Any], where: str) -> dict[Any, Any]:
-    merged = dict(axes)
-    for axis, values in changes.items():
-        if values is None:
-            merged.pop(axis, None)
-            continue
-        labels = {} if axes.get(axis) is None else dict(_mapping(axes[axis], f"{where}: the spec's own axes.{axis}"))
-        for label, value in _mapping(values, f"{where}: axes.{axis}").items():
-            if value is None:
-                if label not in labels:
-                    known = nearest(str(label), map(str, labels))
-                    raise ConfigError(f"{where}: axes.{axis}: there is no {label!r} to remove{known}")
-                del labels[label]
+    merged = dict(raw) | {key: value for key, value in changes.items() if key not in ("axes", "options")}
+    if "options" in changes:
+        merged["options"] = _override(raw.get("options"), changes["options"])
+    if "axes" in changes:
+        axes = merged["axes"] = dict(_mapping(raw.get("axes"), f"{where}: the spec's own axes"))
+        for axis, values in _mapping(changes["axes"], f"{where}: axes").items():
+            if values is None:
+                axes.pop(axis, None)
             else:
-                before = _settings(labels.get(label), f"{where}: the spec's own axes.{axis}.{label}")
-                value = _settings(value, f"{where}: axes.{axis}.{label}")
-                options = _override(before.get("options"), value.get("options"))
-                labels[label] = {**before, **value, **({"options": options} if options else {})}
-        merged[axis] = labels
+                axes[axis] = _merge_labels(axes.get(axis), values, where, f"axes.{axis}")
     return merged
+
+
+def _merge_labels(before: object, changes: object, where: str, axis: str) -> dict[Any, Any]:
+    ours = f"{where}: the spec's own {axis}"
+    labels = {} if before is None else dict(_mapping(before, ours))
+    for label, value in _mapping(changes, f"{where}: {axis}").items():
+        if value is None and label in labels:
+            del labels[label]
+        elif value is None:
+            known = nearest(str(label), map(str, labels))
+            raise ConfigError("unknown-label", f"{where}: {axis}: there is no {label!r} to remove{known}")
+        else:
+            old = _mapping(labels.get(label), f"{ours}.{label}", may_be_empty=True)
+            new = _mapping(value, f"{where}: {axis}.{label}", may_be_empty=True)
+            options = _override(old.get("options"), new.get("options"))
+            labels[label] = {**old, **new, **({"options": options} if options else {})}
+    return labels
 
 
 def _override(before: Any, value: Any) -> Any:

@@ -16,22 +16,15 @@ from fedshift.schema.files import write_text
 from fedshift.schema.strict import Strict
 from fedshift_bench.cells import WorkItem
 
-WORK_FILE, DONE_FILE, STATUS_FILE, LOCK_FILE, LOG_FILE, RUN_FOLDER = (
-    "cell.json",
-    "done.json",
-    "status.json",
-    "lock",
-    "log.txt",
-    "run",
-)
+WORK_FILE, DONE_FILE, STATUS_FILE = "cell.json", "done.json", "status.json"
+LOCK_FILE, LOG_FILE, RUN_FOLDER = "lock", "log.txt", "run"
 
 
 class Done(Strict):
-    """How a finished cell was made."""
+    """How a finished cell was made; ``seconds`` include those before interruptions."""
 
     how: Literal["one process", "FLARE's simulator"]
     seconds: float
-    """Total run time, including that before interruptions."""
     device: str
     peak_bytes: int
     version: str
@@ -40,10 +33,7 @@ class Done(Strict):
 
 
 class Status(Strict):
-    """Progress of a running or failed cell.
-
-    ``share`` is the completed fraction; ``seconds`` includes the time before interruptions.
-    """
+    """A running or failed cell: the completed fraction, and seconds with those before interruptions."""
 
     share: float = 0.0
     note: str = ""
@@ -56,10 +46,9 @@ class BusyError(ConfigError):
 
 
 class Store:
-    """The folder that contains the cells' folders."""
+    """The folder that contains the cells' folders; it is created when the first cell is run."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is created when the first cell is run."""
         self.folder = folder
 
     def folder_of(self, work: WorkItem) -> Path:
@@ -82,7 +71,8 @@ class Store:
             if not (folder / WORK_FILE).is_file():
                 write_text(folder / WORK_FILE, work.model_dump_json(by_alias=True, indent=1))
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another --workspace") from None
+            what = f"{folder} cannot be written ({error.strerror})"
+            raise ConfigError("file-write", f"{what}: name another --workspace") from None
         return folder
 
     def forget(self, work: WorkItem) -> None:
@@ -105,9 +95,10 @@ def read_work(folder: Path) -> WorkItem:
     Raises:
         ConfigError: the file is missing or invalid, or its hash is not the folder's name.
     """
-    work = WorkItem.parse(_json(folder / WORK_FILE), where=str(folder / WORK_FILE))
+    path = folder / WORK_FILE
+    work = WorkItem.parse(_json(path), where=str(path))
     if work.key != folder.name:
-        raise ConfigError(f"{folder / WORK_FILE} was changed: remove the folder and repeat the command")
+        raise ConfigError("cell-changed", f"{path} was changed: remove the folder and repeat the command")
     return work
 
 
@@ -138,7 +129,8 @@ def _json(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): remove its folder and repeat the command") from None
+        what = f"{path} cannot be read ({error})"
+        raise ConfigError("file-read", f"{what}: remove its folder and repeat the command") from None
 
 
 @contextmanager
@@ -152,9 +144,8 @@ def lock_cell(folder: Path) -> Iterator[None]:
     try:
         file = take(path)
     except BlockingIOError:
-        raise BusyError(
-            f"{folder} is being run by process {owner_of(path) or '(unknown)'}: wait until it ends"
-        ) from None
+        owner = owner_of(path) or "(unknown)"
+        raise BusyError("cell-busy", f"{folder} is being run by process {owner}: wait until it ends") from None
     with file:
         try:
             yield

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -16,26 +16,35 @@ from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 from fedshift_bench.cell_record import CellRecord
+from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,
     Block,
+    Measure,
+    below_guess,
     blocks,
+    guess_cell,
+    measure,
     p_value,
-    site_score,
+    site_scores,
     summary,
 )
 from fedshift_bench.footnotes import footnotes
-from fedshift_bench.guess import below_guess, guess_row
-from fedshift_bench.measures import Measure, measure
+from fedshift_bench.paired_tests import Paired, paired_tests, printed_p
 from fedshift_bench.record import Comparison
-from fedshift_bench.significance import paired_tests, printed_p
 from fedshift_bench.spec import FULL
-from fedshift_bench.verdict import verdict
+from fedshift_bench.templates import render
 
 LAST_ROUND = "average, last round"
 """A column beside the average of the best round: what selecting a round adds, or takes."""
 FILES = ("table.md", "table.tex", "table.csv")
+MODELS = {
+    "best": "of the best round",
+    "last": "of the last round",
+    "personal": "of sites' own models",
+    "own_best": "of each site's own best round",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,6 @@ class Entry:
 
     @property
     def mean(self) -> float | None:
-        """The mean over finished seeds."""
         return fmean(self.values) if self.values else None
 
     @property
@@ -98,11 +106,8 @@ def make_tables(comparison: Comparison) -> list[Table]:
 
 def has_last_round(comparison: Comparison) -> bool:
     """Whether the best round is shown, and cells have scores of the last one too."""
-    return (
-        comparison.model == "best"
-        and "average" in comparison.summaries
-        and any({"best", "last"} <= cell.scores.keys() for cell in comparison.cells)
-    )
+    shows_best = comparison.model == "best" and "average" in comparison.summaries
+    return shows_best and any({"best", "last"} <= cell.scores.keys() for cell in comparison.cells)
 
 
 def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
@@ -123,73 +128,68 @@ def _summary_columns(comparison: Comparison, block: Block, *, alone: bool) -> li
 
 def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
     """A table of the given blocks, each with its columns as (key, heading)."""
-    first, *_ = comparison.axes
-    published = {(value.row, value.column): value.text for value in comparison.published}
     columns: list[Column] = []
-    entries: list[list[Entry]] = []
+    rows: dict[str, list[Entry]] = {row: [] for row in comparison.rows}
     guesses: list[Entry] = []
     for block, keys in parts:
-        single = len(keys) == 1 and len(parts) > 1
+        may_be_best = measure(comparison.metric).better is not None and not below_guess(comparison, block)
+        guess = guess_cell(comparison, block)
         for key, heading in keys:
             if len(parts) > 1:
-                heading = block.key if single else f"{block.key}: {heading}"
+                heading = block.key if len(keys) == 1 else f"{block.key}: {heading}"
             columns.append(Column(block.name(key), heading))
-            column = []
-            for row in comparison.axes[first]:
-                cells = comparison.of({first: row, **block.labels})
-                values = [_value(comparison, cell, key) for cell in cells]
-                names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
-                printed = next((published[row, name] for name in names if (row, name) in published), "")
-                column.append(Entry(tuple(v for v in values if v is not None), len(comparison.seeds), printed))
-            ranked = key != "spread" and not below_guess(comparison, block)
-            entries.append(_mark_best(column, measure(comparison.metric) if ranked else Measure(better=None)))
-            guess = guess_row(comparison, block)
+            entries = [_entry(comparison, block, row, key) for row in rows]
+            if may_be_best and key != "spread":
+                entries = _mark_best(entries, measure(comparison.metric))
+            for row, entry in zip(rows, entries, strict=True):
+                rows[row].append(entry)
             value = None if guess is None or key == LAST_ROUND else _value(comparison, guess, key)
             guesses.append(Entry(() if value is None else (value,), 1))
-    rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
     if any(entry.values for entry in guesses):
         rows[GUESS] = guesses
     return Table(title, columns, rows)
 
 
+def _entry(comparison: Comparison, block: Block, row: str, key: str) -> Entry:
+    values = [_value(comparison, cell, key) for cell in comparison.row_cells(row, block.labels)]
+    known = tuple(value for value in values if value is not None)
+    return Entry(known, len(comparison.seeds), _published(comparison, block, row, key)[0])
+
+
+def _published(comparison: Comparison, block: Block, row: str, key: str) -> tuple[str, str, str]:
+    """The published value as text, its number and its standard deviation; all empty without one."""
+    names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
+    values = {(value.row, value.column): value for value in comparison.published}
+    value = next((values[row, name] for name in names if (row, name) in values), None)
+    return ("", "", "") if value is None else (value.text, value.value, value.std)
+
+
 def _value(comparison: Comparison, cell: CellRecord, key: str) -> float | None:
-    if cell.state != "done":
+    if not cell.is_done:
         return None
     if key == LAST_ROUND:
         return summary(comparison.model_copy(update={"model": "last"}), cell, "average")
-    for name in SUMMARY_HEADINGS:
-        if name == key:
-            return summary(comparison, cell, name)
-    return site_score(comparison, cell, key)
+    what = next((name for name in SUMMARY_HEADINGS if name == key), None)
+    return site_scores(comparison, cell).get(key) if what is None else summary(comparison, cell, what)
 
 
-def _mark_best(column: list[Entry], of: Measure) -> list[Entry]:
+def _mark_best(column: list[Entry], shown: Measure) -> list[Entry]:
     """Mark the best entries of a column among rows with all seeds; entries with the same printed value are equal."""
     complete = [entry.mean for entry in column if entry.is_complete and entry.mean is not None]
-    if of.better is None or len(complete) < 2:
+    if len(complete) < 2:
         return column
-    best = of.text(max(complete) if of.better == "higher" else min(complete))
+    best = shown.text(max(complete) if shown.better == "higher" else min(complete))
     return [
-        replace(entry, best=entry.is_complete and entry.mean is not None and of.text(entry.mean) == best)
+        replace(entry, best=entry.is_complete and entry.mean is not None and shown.text(entry.mean) == best)
         for entry in column
     ]
-
-
-# --- text that all formats share ------------------------------------------------------------------
 
 
 def heading(comparison: Comparison) -> str:
     """The title with scale, metric, unit and model."""
     metric = " ".join(filter(None, [comparison.metric, measure(comparison.metric).unit_text]))
-    model = {
-        "best": "of the best round",
-        "last": "of the last round",
-        "personal": "of sites' own models",
-        "own_best": "of each site's own best round",
-    }
-    which = model[comparison.model]
-    if comparison.spec.get("run") == "cross_site":
-        which = "of sites' own models of the last round"
+    is_cross_site = comparison.spec.get("run") == "cross_site"
+    which = "of sites' own models of the last round" if is_cross_site else MODELS[comparison.model]
     title = f"{title_with_scale(comparison.title, comparison.scale)}: {metric}, {which}"
     return title_of(title, phantom=comparison.is_phantom)
 
@@ -199,169 +199,100 @@ def title_with_scale(title: str, scale: str) -> str:
     return title if scale == FULL else f"{title} ({scale})"
 
 
-def entry_text(entry: Entry, of: Measure) -> str:
+def entry_text(entry: Entry, shown: Measure) -> str:
     """An entry as text: ``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
     if entry.mean is None:
         return "-"
-    text = of.text(entry.mean)
+    text = shown.text(entry.mean)
     if entry.std is not None:
-        text += f" ± {of.text(entry.std)}"
+        text += f" ± {shown.text(entry.std)}"
     return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.of} seeds)"
 
 
-# --- formats --------------------------------------------------------------------------------------
+def _render(template: str, comparison: Comparison) -> str:
+    return render(
+        template,
+        tables=make_tables(comparison),
+        row_axis=comparison.row_axis,
+        heading=heading(comparison),
+        what=comparison.what,
+        claims=claims_sentence(comparison),
+        notes=footnotes(comparison),
+        text=partial(entry_text, shown=measure(comparison.metric)),
+    )
+
+
+def markdown(comparison: Comparison) -> str:
+    return _render("table.md.j2", comparison)
+
+
+def latex(comparison: Comparison) -> str:
+    """The tables in LaTeX, with booktabs."""
+    return _render("table.tex.j2", comparison)
 
 
 def rich_tables(comparison: Comparison) -> list[RichTable]:
     """The tables for the terminal."""
     shown, made = measure(comparison.metric), []
-    tables = make_tables(comparison)
-    for number, table in enumerate(tables):
-        last = number == len(tables) - 1
+    for number, table in enumerate(make_tables(comparison)):
         title = "\n".join(filter(None, [heading(comparison) if not number else "", table.title]))
-        rich = RichTable(
-            title=Text(title),
-            caption=Text("\n".join(filter(None, [verdict(comparison), *footnotes(comparison)]))) if last else None,
-            title_justify="left",
-            caption_justify="left",
-        )
-        longest = max(len(row) for row in table.rows)
-        rich.add_column(Text(next(iter(comparison.axes))), no_wrap=True, min_width=longest)  # names are never truncated
+        rich = RichTable(title=Text(title), title_justify="left", caption_justify="left")
+        longest = max(map(len, table.rows))
+        rich.add_column(Text(comparison.row_axis), no_wrap=True, min_width=longest)  # names are never truncated
         for column in table.columns:
             rich.add_column(Text(column.heading), justify="right")
         for row, entries in table.rows.items():
-            words = [Text(entry_text(e, shown), style="bold" if e.best else "") for e in entries]
+            words = [Text(entry_text(entry, shown), style="bold" if entry.best else "") for entry in entries]
             for text, entry in zip(words, entries, strict=True):
                 text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
             rich.add_row(Text(row), *words)
         made.append(rich)
+    made[-1].caption = Text("\n".join(filter(None, [claims_sentence(comparison), *footnotes(comparison)])))
     return made
-
-
-def markdown(comparison: Comparison) -> str:
-    """The tables in Markdown."""
-    shown = measure(comparison.metric)
-    lines = [f"# {_md(heading(comparison))}", ""]
-    lines += [f"**{_md(told)}**", ""] if (told := verdict(comparison)) else []
-    lines += [_md(" ".join(comparison.what.split())), ""]
-    for table in make_tables(comparison):
-        if table.title:
-            lines += [f"**{_md(table.title)}**", ""]
-        lines.append("| " + " | ".join([_md(next(iter(comparison.axes))), *(_md(c.heading) for c in table.columns)]))
-        lines[-1] += " |"
-        lines.append("|---|" + "---:|" * len(table.columns))
-        for row, entries in table.rows.items():
-            words = []
-            for entry in entries:
-                text = entry_text(entry, shown)
-                text = f"**{text}**" if entry.best else text
-                words.append(text + (f" [{entry.published}]" if entry.published else ""))
-            lines.append(f"| {_md(row)} | " + " | ".join(words) + " |")
-        lines.append("")
-    lines += [f"- {_md(line)}" for line in footnotes(comparison)]
-    return "\n".join(lines) + "\n"
-
-
-def _md(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", text)
-
-
-def latex(comparison: Comparison) -> str:
-    """The tables in LaTeX, with booktabs."""
-    shown = measure(comparison.metric)
-    lines = [r"% needs \usepackage{booktabs}"]
-    for table in make_tables(comparison):
-        title = ", ".join(filter(None, [heading(comparison), table.title]))
-        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(title)}}}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
-        head = [next(iter(comparison.axes)), *(column.heading for column in table.columns)]
-        lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
-        for row, entries in table.rows.items():
-            words = [_tex(row)]
-            for entry in entries:
-                text = _tex(entry_text(entry, shown))
-                text = rf"\textbf{{{text}}}" if entry.best else text
-                words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
-            lines.append(" & ".join(words) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    notes = filter(None, [verdict(comparison), *footnotes(comparison)])
-    lines += [rf"\noindent {_tex(line)}\par" for line in notes]
-    return "\n".join(lines) + "\n"
-
-
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": r"$-$",
-    "°": r"$^\circ$",
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
 
 
 def long_csv(comparison: Comparison) -> str:
     """The tables in CSV with one number per line: every row, block and column, then each test's difference and p."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
-    unit = shown.unit
-    figures = {(figure.row, figure.column): figure for figure in comparison.published}
     numbers_of = ("value", "std", "unit", "n", "of", "published", "published std")
-    header = [first, *further, "column", *numbers_of, "data", "initial weights"]
+    kinds = "+".join(sorted({record.kind for cell in comparison.done for record in cell.data.values()}))
+    about = [kinds, "; ".join(sorted({cell.initial_weights for cell in comparison.done}))]
     rows: list[list[object]] = []
-    done = [cell for cell in comparison.cells if cell.state == "done"]
-    kinds = "+".join(sorted({record.kind for cell in done for record in cell.data.values()}))
-    about = [kinds, "; ".join(sorted({cell.initial_weights for cell in done}))]
     for block in blocks(comparison):
         keys = [*block.sites, *comparison.summaries, *([LAST_ROUND] if has_last_round(comparison) else [])]
-        table = _table(comparison, "", [(block, [(key, key) for key in keys])])
-        for row, entries in table.rows.items():
+        for row, entries in _table(comparison, "", [(block, [(key, key) for key in keys])]).rows.items():
             for key, entry in zip(keys, entries, strict=True):
-                names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
-                figure = next((figures[row, name] for name in names if (row, name) in figures), None)
                 numbers = ["" if v is None else f"{shown.scaled(v):.6g}" for v in (entry.mean, entry.std)]
-                printed = [figure.value, figure.std] if figure else ["", ""]
-                rows.append(
-                    [row, *block.labels.values(), key, *numbers, unit, len(entry.values), entry.of, *printed, *about]
-                )
+                counts = [shown.unit, len(entry.values), entry.of]
+                printed = _published(comparison, block, row, key)[1:]
+                rows.append([row, *block.labels.values(), key, *numbers, *counts, *printed, *about])
     for test in paired_tests(comparison):
         labels = next(block.labels for block in blocks(comparison) if block.key == test.block)
-        pairs, told = str(test.n), f"difference to {test.against}"
-        found: list[tuple[str, float | None, str, str]] = [(told, shown.scaled(test.difference), pairs, "")]
-        if test.interval is not None:
-            of = pairs if test.over_folds is None else str(len(test.folds))
-            low, high = map(shown.scaled, test.interval)
-            found += [(f"{told} (low)", low, of, ""), (f"{told} (high)", high, of, "")]
-            assert test.smallest is not None
-            found.append((f"smallest detectable {told}", shown.scaled(test.smallest), of, ""))
-        found.append((p_value(test.against), test.p, pairs, printed_p(test, comparison)))
-        if test.over_folds is not None:
-            found.append((f"{p_value(test.against)} over folds", test.over_folds.p, str(len(test.folds)), ""))
-        if test.over_cases is not None:
-            found.append((f"{p_value(test.against)} over cases", test.over_cases.p, str(test.over_cases.n), ""))
-        for column, value, n, in_paper in found:
-            numbers = ["" if value is None else f"{value:.6g}", "", "", n, n, in_paper, ""]
+        for column, value, n, printed_value in _test_lines(test, shown, printed_p(test, comparison)):
+            numbers = ["" if value is None else f"{value:.6g}", "", "", str(n), str(n), printed_value, ""]
             rows.append([test.row, *labels.values(), column, *numbers, *about])
-    return csv_text(header, rows)
+    return csv_text([first, *further, "column", *numbers_of, "data", "initial weights"], rows)
+
+
+def _test_lines(test: Paired, shown: Measure, printed: str) -> Iterator[tuple[str, float | None, int, str]]:
+    """A test's columns: name, number, pairs, and the published number."""
+    difference, p = f"difference to {test.against}", p_value(test.against)
+    yield difference, shown.scaled(test.difference), test.n, ""
+    if test.interval is not None and test.smallest is not None:
+        n = test.n if test.over_folds is None else len(test.folds)
+        low, high = map(shown.scaled, test.interval)
+        yield f"{difference} (low)", low, n, ""
+        yield f"{difference} (high)", high, n, ""
+        yield f"smallest detectable {difference}", shown.scaled(test.smallest), n, ""
+    yield p, test.p, test.n, printed
+    if test.over_folds is not None:
+        yield f"{p} over folds", test.over_folds.p, len(test.folds), ""
+    if test.over_cases is not None:
+        yield f"{p} over cases", test.over_cases.p, test.over_cases.n, ""
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write ``table.md``, ``table.tex`` and ``table.csv``.
-
-    Returns:
-        The written files.
-    """
+    """Write ``table.md``, ``table.tex`` and ``table.csv``, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = (markdown(comparison), latex(comparison), long_csv(comparison))
     for name, text in zip(FILES, texts, strict=True):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedshift.federation.survey_answer import answer
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
 from fedshift.schema.names import one_line
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import first_fault
-from fedshift_survey.site import answer
 
 log = logging.getLogger("fedshift")
 

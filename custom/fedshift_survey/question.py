@@ -63,14 +63,14 @@ def _chosen(
     everyone = [*inside, *outside]
     for site in (*(sites or ()), *(held_out or ())):
         if site not in everyone:
-            raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
+            raise ConfigError("unknown-site", f"{where} has no site {site!r}{nearest(site, everyone)}")
     if held_out is not None:
         inside, outside = [site for site in everyone if site not in held_out], held_out
     if sites is not None:
         inside = sorted(sites, key=everyone.index)
         outside = outside if held_out is not None else [site for site in outside if site not in sites]
     if not inside:
-        raise ConfigError(f"{where} leaves no site to plan for: name some with --sites")
+        raise ConfigError("no-site", f"{where} leaves no site to plan for: name some with --sites")
     return list(inside), list(outside)
 
 
@@ -87,12 +87,14 @@ def _read(what: str) -> tuple[dict[str, Any], str]:
     if found:
         return {"dataset": what, "sites": found}, f"the prepared data set {what}"
     known = sorted({*tasks(), *prepared_datasets()})
-    raise ConfigError(f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file")
+    raise ConfigError(
+        "unknown-task", f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file"
+    )
 
 
 def _names(value: Any, where: str, key: str) -> list[str]:
     if isinstance(value, dict):
         return Numbered.parse(value, where=f"{where}: {key}").names
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {key!r} must be a list of names")
+        raise ConfigError("invalid-value", f"{where}: {key!r} must be a list of names")
     return [str(name) for name in value]

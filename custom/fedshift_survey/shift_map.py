@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedshift.data.shift import ASPECTS, Aspect, Pair, ShiftMap
+from fedshift.data.tallies import MIDDLES, normalised, row_of_site
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.section import (
@@ -26,9 +28,7 @@ from fedshift.reporting.report.section import (
 )
 from fedshift.reporting.report.wording import short
 from fedshift.schema.fingerprint import STEP, Fingerprint
-from fedshift_survey.numbers import MIDDLES, normalised
-from fedshift_survey.shift import ASPECTS, Aspect, Pair, ShiftMap
-from fedshift_survey.shift_table import intensity_rows, number, site_row
+from fedshift_survey.shift_table import intensity_rows, number
 from fedshift_survey.suggestions import Suggestion
 
 MAX_SITES = 30
@@ -87,7 +87,7 @@ def _sites(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
     rows: list[Row] = []
     for one in fingerprints:
         name = Cell(one.site, "on the map only" if one.site in found.placed else "")
-        rows.append([name, str(one.total), str(one.surveyed), *site_row(one)])
+        rows.append([name, str(one.total), str(one.surveyed), *row_of_site(one)])
     scanners = [
         (one.site, ", ".join(f"{name} ({count})" for name, count in one.scanners.items()))
         for one in fingerprints
@@ -186,7 +186,7 @@ def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
     rows: list[Row] = [
         [name, *values]
         for name, values in zip(
-            ("voxels", "mm", "labels"), zip(site_row(one), site_row(other), strict=True), strict=True
+            ("voxels", "mm", "labels"), zip(row_of_site(one), row_of_site(other), strict=True), strict=True
         )
     ]
     rows += [[f"{sequence}, {place}", *values] for (sequence, place), values in intensity_rows(one, other).items()]

@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.data.shift import ASPECTS, MOST_TIMES, Aspect, Level, Pair, ShiftMap
+from fedshift.data.tallies import plain, row_of_site, spread
 from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.numbers import medians, plain, quantile, spread
-from fedshift_survey.shift import ASPECTS, MOST_TIMES, Aspect, Level, Pair, ShiftMap
 from fedshift_survey.suggestions import Suggestion
 
 MAX_SITES = 12
@@ -36,23 +36,8 @@ def sites_table(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = 
         table.add_column(heading, justify="left" if heading in ("site", "labels") else "right")
     for one in fingerprints:
         name = f"{one.site} (on the map only)" if one.site in placed else one.site
-        table.add_row(*map(escape, (name, f"{one.total} ({one.surveyed})", *site_row(one))))
+        table.add_row(*map(escape, (name, f"{one.total} ({one.surveyed})", *row_of_site(one))))
     return table
-
-
-def site_row(one: Fingerprint) -> tuple[str, str, str]:
-    """Median numbers of voxels, median voxel size, and the classes' median sizes."""
-    if one.withheld:
-        return "–", "–", f"counts only: {one.withheld}"
-    if one.geometry is None:
-        return "–", "–", "histograms with noise only"
-    voxels = " x ".join(f"{edge:g}" for edge in medians(one.geometry.voxels))
-    spacing = " x ".join(f"{mm:g}" for mm in medians(one.geometry.spacing)) if one.geometry.cases else "not known"
-    labels = []
-    for name, volume in one.volumes.items():
-        size = f" {quantile(volume.values, 0.5):g} ml" if volume.values else ""
-        labels.append(f"{name}{size}" + ("" if volume.cases == volume.of else f" (in {volume.cases} of {volume.of})"))
-    return voxels, spacing, ", ".join(labels)
 
 
 def map_tables(found: ShiftMap) -> Iterator[Table]:
@@ -119,7 +104,7 @@ def pair_table(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint])
     table.add_column(escape(pair[0]), justify="right")
     table.add_column(escape(pair[1]), justify="right")
     table.add_column("distance", justify="right")
-    voxels, spacing, labels = zip(site_row(one), site_row(other), strict=True)
+    voxels, spacing, labels = zip(row_of_site(one), row_of_site(other), strict=True)
     table.add_row("voxels", *voxels, "")
     table.add_row("mm", *spacing, "")
     table.add_row("labels", *map(escape, labels), "")

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.shift import (
+from fedshift.data.shift import (
     ASPECTS,
     CONTRAST,
     EXTENT,
@@ -23,6 +22,7 @@ from fedshift_survey.shift import (
     Aspect,
     ShiftMap,
 )
+from fedshift.schema.fingerprint import Fingerprint
 
 PAGE = "fedshift's documentation, page Results"
 """What methods gave on real data."""

@@ -7,17 +7,15 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
-from typing import Any
 from unittest import mock
 
-MARK = "<!-- every command's --help -->"
 SHOWN = {"COLUMNS": "88", "XDG_DATA_HOME": "~/.local/share", "HOME": "~"}
 """So that the defaults that are shown are a reader's."""
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put the commands into the page that asks for them."""
-    return markdown.replace(MARK, "\n".join(_sections())) if MARK in markdown else markdown
+def helps() -> str:
+    """Every command, with its help."""
+    return "\n".join(_sections())
 
 
 def _sections() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Links that leave ``docs/`` lead to pages of the site too.
+"""Marks are filled (`marks`), and links that leave ``docs/`` lead to pages of the site too.
 
 On a code host a link such as ``../deploy/RUNBOOK.md`` opens the file. In the site that file becomes a page: Markdown
 as it is, anything else as its text. What such a page links to comes along.
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))
+from marks import filled
+
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"(^```.*?^```$)", flags=re.DOTALL | re.MULTILINE)
+PICTURES = {"pictures/leaderboard.svg": "<!-- make: leaderboard.picture -->"}
 LANGUAGES = {".json": "json", ".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -26,21 +31,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     known = set(waiting)
     while waiting:
         page = waiting.pop()
-        for _, target in _links((ROOT / page).read_text(encoding="utf-8"), page) if page.endswith(".md") else ():
+        for _, target in (
+            _links(filled((ROOT / page).read_text(encoding="utf-8")), page) if page.endswith(".md") else ()
+        ):
             if target is not None and not target.startswith("docs/") and target not in {*known, "README.md"}:
                 known.add(target)
                 waiting.append(target)
                 files.append(File.generated(config, _in_site(target), content=_content(target)))
+    for name, mark in PICTURES.items():
+        files.append(File.generated(config, name, content=filled(mark)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Point links where the files are in the site; a link to a folder without a page becomes its words."""
+    """Fill marks, and point links where the files are in the site; a link to a bare folder becomes its words."""
     here = page.file.src_uri
     source = f"docs/{here}" if page.file.generated_by is None else here
     if not (ROOT / source).is_file():  # the text of a file that is no Markdown
         return markdown
-    parts = FENCE.split(markdown)
+    parts = FENCE.split(filled(markdown))
     for number in range(0, len(parts), 2):
         parts[number] = _rewritten(parts[number], here, source)
     return "".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from conftest import SHAPES
 
 from fedshift.schema.results import DataRecord
 from fedshift_bench.cell_record import CellRecord
+from fedshift_bench.cells import Cell, WorkItem, make_cells
 from fedshift_bench.record import Comparison
+from fedshift_bench.spec import read_spec
 
 Numbers = Mapping[tuple[str, ...], Sequence[Mapping[str, float] | None]]
 """Labels -> for each seed each site's score, or None for a cell that is missing."""
@@ -76,3 +78,21 @@ def write_spec(folder: Path, **changes: Any) -> Path:
     path = folder / "small.yaml"
     path.write_text(json.dumps(content | changes), encoding="utf-8")
     return path
+
+
+def cells_of(folder: Path, **changes: Any) -> list[Cell]:
+    """The cells of a spec by `write_spec`."""
+    spec, _ = read_spec(write_spec(folder, **changes))
+    return make_cells(spec, folder=folder)
+
+
+def work_of(cell: Cell) -> WorkItem:
+    """What a cell computes, which it can."""
+    assert cell.work is not None
+    return cell.work
+
+
+def changed(comparison: Comparison, changes: Callable[[CellRecord], Mapping[str, Any]]) -> Comparison:
+    """The comparison with these changes to each of its cells."""
+    cells = [cell.model_copy(update=dict(changes(cell))) for cell in comparison.cells]
+    return comparison.model_copy(update={"cells": cells})

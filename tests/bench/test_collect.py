@@ -6,31 +6,20 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from conftest import make_image_site
 
 from fedshift.federation.site.site import Site
 from fedshift.schema.results import Results, read_results
 from fedshift.tasks.device import processor
 from fedshift_bench.cell_record import LeftOutSite
+from fedshift_bench.cell_run import run_cell
 from fedshift_bench.cells import make_cells
 from fedshift_bench.collect import Collector
+from fedshift_bench.footnotes import notes
 from fedshift_bench.record import Comparison
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import RUN_FOLDER, Store
-from fedshift_bench.work import run_cell
 
 from .made import write_spec
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An $XDG_DATA_HOME with the three sites of the tests' own task."""
-    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
-        make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    return tmp_path
 
 
 class Ran:
@@ -94,14 +83,14 @@ def test_evaluations_that_a_site_missed_are_not_called_rounds(home: Path, monkey
     told = ran.collect()
     (left,) = told.cells[0].left_out
     assert (left.site, left.rounds, left.statistics) == ("C", 0, 0) and left.evaluations == len(results.evaluations) > 0
-    (note,) = (note for note in told.notes if "left out" in note)
+    (note,) = (note for note in notes(told) if "left out" in note)
     missed = "1 evaluation" if left.evaluations == 1 else f"{left.evaluations} evaluations"
     assert f"site C was left out of {missed} (" in note and "no memory" in note
     assert results.statistics is not None
     results.statistics.absent = ["C"]
     results.rounds[0].absent = results.rounds[1].absent = ["C"]
     results.evaluations = results.evaluations[:1]
-    (note,) = (note for note in ran.collect(results).notes if "left out" in note)
+    (note,) = (note for note in notes(ran.collect(results)) if "left out" in note)
     assert "site C was left out of 1 statistics round, 2 rounds, 1 evaluation (" in note
 
 

@@ -106,7 +106,7 @@ def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_
 
 def test_a_trial_is_a_run_of_one_round(cells: list[Cell]) -> None:
     cell = cells[1]
-    trial = estimate.run_trial(estimate._trial_job(cell.plan.job), cell.data, device="cpu", is_pooled=False)
+    trial = estimate.run_trial(estimate.one_round_of(cell.plan.job), cell.data, device="cpu", is_pooled=False)
     assert trial.round > 0 and 0 < trial.rest < 60
 
 
@@ -134,7 +134,7 @@ def test_time_is_told_as_a_range_which_narrows_with_what_was_learned(cells: list
 
 def seconds(job: JobSpec, counts: Mapping[str, Samples], step: estimate.Step, trial: estimate.Trial | None) -> float:
     """A job's rounds, of these images."""
-    return estimate._seconds(job, "federation", counts, step, trial)[0]
+    return estimate.seconds_of(job, "federation", counts, step, trial)[0]
 
 
 @pytest.mark.parametrize("trial", [None, estimate.Trial(round=1.0, rest=1.0)])

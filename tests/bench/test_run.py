@@ -12,29 +12,27 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import make_image_site
+from errors import raises
 
 from fedshift import cli
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import read_results
 from fedshift_bench import collect, runner
+from fedshift_bench.cell_run import EXIT_FAILED, run_cell
 from fedshift_bench.cells import Cell, make_cells
-from fedshift_bench.cli.compare import describe
 from fedshift_bench.collect import Collector
 from fedshift_bench.estimate import Estimate
-from fedshift_bench.record import read_comparison
+from fedshift_bench.progress import describe
+from fedshift_bench.record import read_comparison, write_comparison
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import (
     DONE_FILE,
     LOG_FILE,
     RUN_FOLDER,
     STATUS_FILE,
-    BusyError,
     Status,
     Store,
     is_locked,
@@ -43,31 +41,11 @@ from fedshift_bench.store import (
     read_status,
 )
 from fedshift_bench.tables import make_tables
-from fedshift_bench.work import EXIT_FAILED, run_cell
 
 from .conftest import Ended, run_here
-from .made import write_spec
+from .made import cells_of, made, work_of, write_spec
 
 ONE = {"method": {"FedAvg": {"methods": "fedavg"}}}
-
-
-class Ending(Ended):
-    """A child process that has done its cell and has not ended yet."""
-
-    def poll(self) -> None:  # type: ignore[override]
-        return None
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An $XDG_DATA_HOME with the three sites of the tests' own task; also the working directory."""
-    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
-        make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -83,14 +61,9 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
                 process.stdin.close()
 
 
-def cells_of(home: Path, **changes: Any) -> list[Cell]:
-    spec, _ = read_spec(write_spec(home, **changes))
-    return make_cells(spec, folder=home)
-
-
 def start_cell(folder: Path, started: list[subprocess.Popen[bytes]], *, share: float) -> subprocess.Popen[bytes]:
     """A child that runs the cell in ``folder``, once it has come so far."""
-    command = [sys.executable, "-m", "fedshift_bench.work", str(folder)]
+    command = [sys.executable, "-m", "fedshift_bench.cell_run", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     started.append(process)
     until = time.monotonic() + 60
@@ -148,7 +121,7 @@ def test_a_command_from_the_spec_to_the_tables(
     )
     before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE_FILE}")}
     axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
-    monkeypatch.setattr(runner, "_start", run_here)
+    monkeypatch.setattr(runner, "start_child", run_here)
     assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
     assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -195,8 +168,7 @@ def test_a_killed_cell_goes_on_where_it_was(
 ) -> None:
     options = {"schedule.rounds": 24}
     (cell,) = cells_of(home, axes=ONE, options=options)
-    assert cell.work is not None
-    folder, whole = Store(home / "cut").prepare(cell.work), Store(home / "whole").prepare(cell.work)
+    folder, whole = Store(home / "cut").prepare(work_of(cell)), Store(home / "whole").prepare(work_of(cell))
     start_cell(folder, started, share=0.1).kill()
     started[0].wait()
     assert not is_locked(folder) and not (folder / DONE_FILE).exists()
@@ -215,11 +187,10 @@ def test_a_killed_cell_goes_on_where_it_was(
 @pytest.mark.slow
 def test_a_cell_that_another_process_runs_is_waited_for(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 16})
-    assert cell.work is not None
     store = Store(home / "cells")
-    folder = store.prepare(cell.work)
+    folder = store.prepare(work_of(cell))
     other = start_cell(folder, started, share=0.05)
-    with pytest.raises(BusyError, match=f"process {other.pid}: wait"):
+    with raises("cell-busy", naming=str(other.pid)):
         run_cell(folder)
     states = set()
     jobs = runner.make_queue([cell], store, flat)
@@ -236,8 +207,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(home: Path, started: lis
 
 def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE)
-    assert cell.work is not None
-    folder = Store(home / "cells").prepare(cell.work)
+    folder = Store(home / "cells").prepare(work_of(cell))
     (folder / "lock").write_text('{"pid": 1}\n', encoding="utf-8")
     assert not is_locked(folder)
     with lock_cell(folder):
@@ -248,8 +218,7 @@ def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
 @pytest.mark.slow
 def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 500})
-    assert cell.work is not None
-    folder = Store(home / "cells").prepare(cell.work)
+    folder = Store(home / "cells").prepare(work_of(cell))
     child = start_cell(folder, started, share=0.001)
     assert child.stdin is not None
     child.stdin.close()  # as the system does when the parent has gone
@@ -275,26 +244,24 @@ def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
 
 def test_a_cell_that_starts_again_does_not_show_how_far_it_had_come(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE)
-    assert cell.work is not None
     store = Store(home / "cells")
-    (store.prepare(cell.work) / STATUS_FILE).write_text(Status(share=0.95, seconds=7).model_dump_json())
+    (store.prepare(work_of(cell)) / STATUS_FILE).write_text(Status(share=0.95, seconds=7).model_dump_json())
     entries = runner.make_queue([cell], store, flat)
     shares: list[float] = []
     runner.run(
         entries, store, max_parallel=1, on_poll=lambda _: shares.append(entries[0].share), on_end=lambda job: None
     )
     assert 0.95 not in shares and shares == sorted(shares) and shares[-1] == 1
-    assert read_done(store.folder_of(cell.work)).seconds > 7, "the time of the interrupted run counts"
+    assert read_done(store.folder_of(work_of(cell))).seconds > 7, "the time of the interrupted run counts"
 
 
 def test_a_cell_with_a_result_is_whole_while_its_process_still_ends(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE)
-    assert cell.work is not None
     store = Store(home / "cells")
     (entry,) = runner.make_queue([cell], store, flat)
-    run_cell(store.prepare(cell.work))
-    entry.process, entry.state, entry.share = Ending(), "running", 0.9  # type: ignore[assignment]
-    assert not runner._poll(entry, store) and entry.share == 1.0
+    run_cell(store.prepare(work_of(cell)))
+    entry.process, entry.state, entry.share = Ended(code=None), "running", 0.9  # type: ignore[assignment]
+    assert not runner.poll_child(entry, store) and entry.share == 1.0
 
 
 def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:
@@ -335,9 +302,9 @@ def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.Mo
     def start(job: runner.QueueEntry, store: Store, max_parallel: int) -> None:
         job.process, job.state = Child(job), "running"  # type: ignore[assignment]
 
-    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "start_child", start)
     monkeypatch.setattr(runner, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(runner, "_resident", lambda job: 0)
+    monkeypatch.setattr(runner, "resident_bytes", lambda job: 0)
     for free, expected in ((2.5 * 2**30, 1), (5.0 * 2**30, 2), (50.0 * 2**30, 3), (0, 1)):
         jobs = runner.make_queue(cells, store, lambda cell: Estimate(1.0, 2 * 2**30))
         most.clear()
@@ -368,12 +335,11 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     spec, scale = read_spec(path)
     cells, store = make_cells(spec, folder=home), Store(home / "cells")
     for cell in cells:
-        assert cell.work is not None
-        run_cell(store.prepare(cell.work))
+        run_cell(store.prepare(work_of(cell)))
     told = Collector(spec, scale, cells, store, folder=home).collect()
     held_out, personal, pooled, each, local = told.cells
     assert held_out.shown == {"test": ["A", "B"], "held_out": ["C"]}
-    run = {cell.labels["how"]: store.folder_of(cell.work) / RUN_FOLDER for cell in cells if cell.work is not None}
+    run = {cell.labels["how"]: store.folder_of(work_of(cell)) / RUN_FOLDER for cell in cells if cell.work is not None}
     final = read_results(run["held out"]).final
     assert final is not None
     assert held_out.site_scores("best", "held_out", "accuracy") == {"C": final.best.held_out["C"]["all"]["accuracy"]}
@@ -397,11 +363,10 @@ def test_columns_may_be_the_domains_that_sites_are_parts_of(home: Path, capsys: 
     path = write_spec(home, axes=ONE, part=["domains", "held_out"], summaries=["everywhere"], **changes)
     spec, scale = read_spec(path)
     (cell,), store = make_cells(spec, folder=home), Store(home / "cells")
-    assert cell.work is not None
-    run_cell(store.prepare(cell.work))
+    run_cell(store.prepare(work_of(cell)))
     told = Collector(spec, scale, [cell], store, folder=home).collect()
     (table,) = make_tables(told)
-    final = read_results(store.folder_of(cell.work) / RUN_FOLDER).final
+    final = read_results(store.folder_of(work_of(cell)) / RUN_FOLDER).final
     assert final is not None
     near, far = final.last.domain_gradient_norms["near"], final.last.evaluations["C"]["all"].gradient_norm
     assert [column.key for column in table.columns] == ["near", "C", "everywhere"]
@@ -419,8 +384,7 @@ def test_a_finished_cell_is_read_once_however_many_end_after_it(home: Path, monk
     monkeypatch.setattr(collect, "read_results", lambda run: (read.append(run), original(run))[1])
     collector = Collector(spec, scale, cells, store, folder=home)
     for number, cell in enumerate(cells, 1):
-        assert cell.work is not None
-        run_cell(store.prepare(cell.work))
+        run_cell(store.prepare(work_of(cell)))
         for _ in range(2):
             states = [record.state for record in collector.collect().cells]
             assert states.count("done") == number == len(read)
@@ -450,44 +414,32 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, caps
     assert {cell.state for cell in told.cells} == {"failed"}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "Invalid JSON"),
-        ('{"schema": 2}', "is not a cells.json of this version"),
-        ("[]", "is not a cells.json of this version"),
-    ],
-)
-def test_a_broken_record_is_refused(home: Path, content: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "out").mkdir()
-    (home / "out" / "cells.json").write_text(content, encoding="utf-8")
-    assert cli.main(["compare", str(home / "out"), "--tables-only"]) == 2
-    assert said in capsys.readouterr().err
+@pytest.mark.parametrize("content", ["{", '{"schema": 2}', "[]"])
+def test_a_broken_record_is_refused(home: Path, content: str) -> None:
+    (home / "cells.json").write_text(content, encoding="utf-8")
+    with raises("record-invalid", naming=str(home / "cells.json")):
+        read_comparison(home)
 
 
 def test_a_record_that_contradicts_itself_is_refused(home: Path) -> None:
-    from fedshift_bench.record import write_comparison
-
-    from .made import made
-
     path = write_comparison(made({("X",): [{"A": 0.5}]}), home / "out")
     assert read_comparison(path) == made({("X",): [{"A": 0.5}]})
     raw = json.loads(path.read_text(encoding="utf-8"))
     raw["cells"][0]["labels"] = {"method": "Z"}
     path.write_text(json.dumps(raw), encoding="utf-8")
-    for place, reason in ((path, "cell Z, seed 0 has a label of no axis"), (home, "does not exist")):
-        with pytest.raises(ConfigError, match=reason):
-            read_comparison(place)
+    with raises("record-invalid", naming="cell Z, seed 0"):
+        read_comparison(path)
+    with raises("record-missing", naming=str(home)):
+        read_comparison(home)
 
 
 def test_a_cell_folder_that_was_changed_is_refused(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE)
-    assert cell.work is not None
-    folder = Store(home / "cells").prepare(cell.work)
+    folder = Store(home / "cells").prepare(work_of(cell))
     text = (folder / "cell.json").read_text(encoding="utf-8")
-    for other, reason in ((text.replace('"seed": 0', '"seed": 1'), "was changed: remove"), ("{", "cannot be read")):
+    for other, code in ((text.replace('"seed": 0', '"seed": 1'), "cell-changed"), ("{", "file-read")):
         (folder / "cell.json").write_text(other, encoding="utf-8")
-        with pytest.raises(ConfigError, match=rf"cell\.json {reason}"):
+        with raises(code, naming=str(folder / "cell.json")):
             run_cell(folder)
 
 

@@ -12,11 +12,12 @@ import SimpleITK as sitk
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.phantom import make_phantom
 from data_prep.volumes import write_volumes
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.explain import explain
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reading import Reading
@@ -53,7 +54,7 @@ def test_whatever_is_named_is_explained(kind: str, tmp_path: Path) -> None:
         path, wanted = tmp_path / "dicom", [(None, 0)]
         write_dicom(path, volume()[0])
     elif kind == "4D":
-        path, wanted = tmp_path / "several.nii.gz", [("NIfTI-1", 0)]
+        path, wanted = tmp_path / "several.nii.gz", [("", 1)]
         first = volume()[0]
         sitk.WriteImage(sitk.JoinSeries([first, other_sequence(first)]), str(path))
     elif kind == "site":
@@ -70,9 +71,16 @@ def test_whatever_is_named_is_explained(kind: str, tmp_path: Path) -> None:
     for one, (form, findings) in zip(found, wanted, strict=True):
         assert len(one.findings) == findings
         assert form is None or (one.reading.format if one.reading else "") == form
-        if kind == "4D":
-            assert one.reading is not None and one.reading.volume == "1 of 2"
     assert mask.is_file()
+
+
+def test_a_volume_of_several_is_explained_with_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = volume()[0]
+    sitk.WriteImage(sitk.JoinSeries([first, other_sequence(first)]), str(tmp_path / "4d.nii.gz"))
+    command = ["data", "check", str(tmp_path / "4d.nii.gz"), "--explain"]
+    assert main(command) == 1 and "--volume N" in capsys.readouterr().out
+    assert main([*command, "--volume", "2"]) == 0 and "2 of 2" in capsys.readouterr().out
+    assert main([*command, "--volume", "2", "--label", "a=1"]) == 2 and "--label" in capsys.readouterr().err
 
 
 def test_a_site_keeps_how_its_scans_were_read(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(estimate, "measure_start", lambda: START)
-    monkeypatch.setattr(runner, "_start", run_here)
+    monkeypatch.setattr(runner, "start_child", run_here)
     assert main(["job", "fedavg", str(SHAPES), "--name", "job", *SHORT]) == 0
     spec = {
         "name": "small",

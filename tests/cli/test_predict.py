@@ -23,10 +23,11 @@ from fedshift.cli.predict import PARTIAL, PARTIAL_RECORD, RECORD
 from fedshift.data.images import open_images
 from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
-from fedshift.inference import overlay, segment
-from fedshift.inference.class_colours import class_colour
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference import overlay
+from fedshift.inference.classify import depth_of, read_input
+from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
 from fedshift.schema.results import BEST
+from fedshift.tasks.kinds import build_task
 
 
 def rows(folder: Path, table: str = "predictions.csv") -> list[dict[str, str]]:
@@ -50,7 +51,7 @@ def test_masks_volumes_and_overlays_of_scans_in_four_formats(
     names = ("a.nii.gz", "b.nrrd", "c", "d.mha")
     assert predict(model, *(tmp_path / name for name in names), "--out", out, "--overlay") == 0
     said = capsys.readouterr().out
-    assert "simulated data (phantom)" in said and "not a medical device" in said
+    assert "(phantom)" in said and "medical device" in said
     masks = ("a_mask.nii.gz", "b_mask.nrrd", "c_mask.nii.gz", "d_mask.mha")
     for name, mask, row in zip(names, masks, rows(out), strict=True):
         found = sitk.ReadImage(out / mask)
@@ -106,11 +107,11 @@ def test_each_class_has_its_colour_and_is_on_one_of_the_slices(tmp_path: Path) -
     with Image.open(tmp_path / "o.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
     for number in (1, 2, 3):
-        found = np.argwhere((pixels == ImageColor.getrgb(class_colour(number))).all(-1))
+        found = np.argwhere((pixels == ImageColor.getrgb(overlay.class_colour(number))).all(-1))
         assert (found[:, 0] < 44).sum() > 50, "in the legend"
         assert (found[:, 0] > 50).sum() > 30, "on a slice"
     assert not (pixels == overlay.OUTLINE_COLOUR).all(-1).any(), "of a single class only"
-    assert len({class_colour(number) for number in range(1, 120)}) == 119
+    assert len({overlay.class_colour(number) for number in range(1, 120)}) == 119
 
 
 def test_scans_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +119,7 @@ def test_scans_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.Captur
     for name in ("k.hdr", "k.img", "l.gipl"):
         (tmp_path / "scans" / name).write_bytes(b"")
     assert predict(brightness_model(tmp_path / "model.pt"), tmp_path / "scans", "--out", tmp_path / "out") == 0
-    assert "not read: k.hdr, l.gipl: convert with nibabel" in capsys.readouterr().out
+    assert "k.hdr, l.gipl" in capsys.readouterr().out
 
 
 def test_nifti_2_is_read_and_the_record_says_so(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFix
         "nan.nii.gz": "NaN or infinite",
         "flat.nii.gz": "the same intensity everywhere",
         "slices.nii.gz": "has 2 slice",
-        "four.nii.gz": "has 2 volumes, and the model takes one",
+        "four.nii.gz": "has 2 volumes",
         "colour.nii.gz": "not in colour",
         "empty.nii.gz": "is an empty file",
         "cut.nii.gz": "cannot be read",
@@ -200,16 +201,16 @@ def test_a_scan_that_does_not_fit_into_memory_is_named_with_a_mend_and_the_rest_
     model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
     for name in ("large", "small"):
         write_ball(tmp_path / f"{name}.nii.gz")
-    predict_mask, calls = segment.predict_mask, iter((1 << 50, 1))
+    logits, sizes = ReadyModel.logits, iter((1 << 50, 1))
 
-    def hungry(*args: Any, **named: Any) -> np.ndarray:
-        torch.empty(next(calls))
-        return predict_mask(*args, **named)
+    def hungry(*given: Any) -> torch.Tensor:
+        torch.empty(next(sizes))
+        return logits(*given)
 
-    monkeypatch.setattr(segment, "predict_mask", hungry)
+    monkeypatch.setattr(ReadyModel, "logits", hungry)
     assert predict(model, tmp_path / "large.nii.gz", tmp_path / "small.nii.gz", "--out", out) == 1
     said = capsys.readouterr()
-    assert f"{tmp_path / 'large.nii.gz'}: memory ran out; predict it on a machine with more memory" in said.err
+    assert f"{tmp_path / 'large.nii.gz'}: memory ran out" in said.err
     assert (out / "small_mask.nii.gz").is_file() and not (out / "large_mask.nii.gz").exists()
 
 
@@ -223,7 +224,8 @@ def test_an_unfinished_call_lets_nobody_elses_file_be_replaced(
     write_ball(both[1])
     (out / "b_mask.nii.gz").write_text("drawn by hand", encoding="utf-8")
     assert predict(model, *both, "--out", out) == 2
-    assert "b_mask.nii.gz already exists" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "b_mask.nii.gz" in said and "[output-exists]" in said
 
 
 def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
@@ -236,10 +238,10 @@ def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
     mine.write_text("drawn by hand", encoding="utf-8")
     assert predict(model, tmp_path / "a" / "scan.nii.gz", "--out", tmp_path / "a") == 2
     assert mine.read_text(encoding="utf-8") == "drawn by hand" and not (tmp_path / "a" / "predictions.csv").exists()
-    assert "scan_mask.nii.gz already exists" in capsys.readouterr().err
+    assert "[output-exists]" in capsys.readouterr().err
     both = [tmp_path / name / "scan.nii.gz" for name in "ab"]
     assert predict(model, *both, "--out", tmp_path / "out") == 2
-    assert "would both become" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "[same-output]" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert predict(model, both[1], "--out", tmp_path / "out") == 0
     assert predict(model, both[1], "--out", tmp_path / "out") == 2
     assert predict(model, both[1], both[1], "--out", tmp_path / "out", "--force") == 0
@@ -254,15 +256,17 @@ def test_no_two_images_share_a_file_and_no_image_is_written_over(
         write_ball(tmp_path / name)
     same = [tmp_path / "scan.nii", tmp_path / "scan.nii.gz"]
     assert predict(model, *same, "--out", tmp_path / "o", "--overlay") == 2
-    assert "would both become" in capsys.readouterr().err
+    assert "[same-output]" in capsys.readouterr().err
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "m_mask.zraw").write_text("drawn by hand", encoding="utf-8")
     assert predict(model, tmp_path / "m.mhd", "--out", tmp_path / "p") == 2
-    assert "m_mask.zraw already exists" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "m_mask.zraw" in said and "[output-exists]" in said
     before = (tmp_path / "s_mask.nii.gz").read_bytes()
     both = [tmp_path / "s.nii.gz", tmp_path / "s_mask.nii.gz"]
     assert predict(model, *both, "--out", tmp_path, "--force") == 2
-    assert "s_mask.nii.gz is one of the images" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "s_mask.nii.gz" in said and "[overwrites-image]" in said
     assert (tmp_path / "s_mask.nii.gz").read_bytes() == before
 
 
@@ -313,9 +317,8 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
     assert "bad.png cannot be read" in told.err
     table = [row for row in rows(out, PARTIAL) if not row["error"]]
     model = open_model(path)
-    x = build_inputs(job, data["A"])
-    predictor = make_ready(model, Choice(), device="cpu").predictor
-    wanted = predictor(x[:6]).softmax(1).max(1)
+    x = build_task(job).open(data["A"], "A").images(np.arange(6))
+    wanted = make_ready(model, Choice(), device="cpu").predictor(x).softmax(1).max(1)
     for row, probability, number in zip(table, wanted.values.tolist(), wanted.indices.tolist(), strict=True):
         assert row["class"] == SHAPE_CLASSES[number]
         assert float(row["probability"]) == pytest.approx(probability, abs=1e-3)
@@ -323,17 +326,12 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
     assert predict(path, files[0], "--out", tmp_path / "other", "--overlay") == 2
 
 
-def build_inputs(job, folder):  # type: ignore[no-untyped-def]
-    from fedshift.tasks.kinds import build_task
-
-    return build_task(job).open(folder, "A").images(np.arange(6))
-
-
 def test_a_classifier_says_that_a_scan_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = save_model(tmp_path / "model.pt", small_image_job("fedavg"))
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out") == 1
-    assert "scan.nii.gz is a scan, but model.pt classifies images" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "scan.nii.gz" in said and "model.pt" in said
 
 
 def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,14 +340,10 @@ def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, caps
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.nii.gz"))
     (tmp_path / "scan.nii.gz").rename(odd)
     assert predict(model, odd, "--out", tmp_path / "out") == 2
-    assert "has a name that is not valid UTF-8: rename it" in capsys.readouterr().err
+    assert "UTF-8" in capsys.readouterr().err
 
 
 def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:
-    from inference.conftest import save_model
-
-    from fedshift.inference.classify import depth_of, read_input
-
     job = small_image_job("fedavg", "data.channels=1", sites=("A", "B"))
     model = open_model(save_model(tmp_path / "model.pt", job))
     Image.new("RGB", (40, 30), (100, 100, 100)).save(tmp_path / "grey.jpg")

@@ -19,15 +19,15 @@ from forbidding import forbid
 from scanfiles import prepare_prostate, rotation, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
-from fedshift.data.casefiles import Finding
+from fedshift.data.cases import Finding
 from fedshift.data.check import check
-from fedshift.data.integrity import fault
+from fedshift.data.volume_file import file_of
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 
@@ -332,7 +332,7 @@ def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
     path = scans / IMAGE
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(96 << 20)))
     tracemalloc.start()
-    assert fault(path) is None
+    assert file_of(path).damage() is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert path.stat().st_size < 1 << 20 and peak < 48 << 20
@@ -475,7 +475,7 @@ def test_images_and_masks_in_folders(tmp_path: Path) -> None:
     assert check(tmp_path) == check(tmp_path / "images", masks=tmp_path / "masks") == []
     (tmp_path / "images" / "Case01" / "series1_slice004.dcm").unlink()
     (finding,) = check(tmp_path)
-    assert finding.file == tmp_path / "images" / "Case01" and "3.00 to 6.00 mm apart" in finding.message
+    assert finding.file == tmp_path / "images" / "Case01" and finding.code == "not-one-volume"
 
 
 @pytest.mark.parametrize(
@@ -613,7 +613,7 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
 
     change_manifest(site, copy_case)
     stale, finding = check(site)
-    assert stale.file.parent.name == "arrays" and "other slices of Case01 than its volumes" in stale.message
+    assert stale.file.parent.name == "arrays" and stale.code == "arrays-changed" and "Case01" in stale.message
     splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text(encoding="utf-8"))["cases"]}
     assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
 
@@ -632,7 +632,7 @@ def test_a_subject_in_several_splits(tmp_path: Path) -> None:
     change_manifest(site, lambda m: [case.update(split=old[case["id"]]) for case in m["cases"]])
     (finding,) = check(site)
     assert (finding.level, finding.file) == ("error", site / FILE_NAME)
-    assert finding.message == "has sub-1 in several splits, as sub-1_ses-1 (val), sub-1_ses-2 (test), sub-1_ses-3 (val)"
+    assert finding.code == "subject-divided" and "sub-1_ses-1 (val), sub-1_ses-2 (test)" in finding.message
     assert finding.mend == "withdraw sub-1_ses-2 and add the same scans again, they then join those of val"
 
 
@@ -661,14 +661,19 @@ def test_exit_codes(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sentence() -> None:
-    finding = Finding("error", Path("a.nii.gz"), "is empty", "copy it")
+    finding = Finding("error", "scan-empty", Path("a.nii.gz"), "is empty", "copy it")
     assert finding.sentence() == "a.nii.gz is empty: copy it"
 
 
 def test_a_value_that_nothing_names_is_an_error_if_others_are_named(scans: Path, tmp_path: Path) -> None:
     edit(scans / MASK, put(3))
     (finding,) = check(scans, labels={"gland": [1, 2]})
-    assert finding.level == "error" and finding.file.name == MASK and "has unknown label(s) 3" in finding.message
+    assert (
+        finding.level == "error"
+        and finding.file.name == MASK
+        and finding.code == "mask-values"
+        and "3" in finding.message
+    )
     assert "0 outside, 1 or 2 gland" in finding.mend and "--label gland=1,2,3 to merge it" in finding.mend
     assert finding.mend.endswith("or --label background=0,3 beside the other classes to leave it out")
     with pytest.raises(DataError, match=r"Case01_segmentation\.nii\.gz has unknown label\(s\) 3"):
@@ -731,7 +736,7 @@ def test_three_patients_are_the_least_and_not_three_scans(tmp_path: Path, caplog
     said = {"licence": "none", "citation": "none", "source": "tests"}
     site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
     (finding,) = check(site)
-    assert finding.message == "has no val case and no test case"
+    assert finding.code == "split-empty"
     assert finding.mend == "add cases of other patients, 3 patients are the least; this site has 2"
     assert finding.sentence() in caplog.text, "also when it is prepared"
 
@@ -748,7 +753,7 @@ def test_scans_that_look_like_ct_are_to_be_called_so(
     assert check(scans) == [], "one of three"
     hounsfield(files[1])
     (finding,) = check(scans)
-    assert finding.level == "warning" and finding.message == "looks like CT (down to -1000)"
+    assert finding.level == "warning" and finding.code == "looks-like-ct" and "-1000" in finding.message
     assert finding.mend == "if it is, name it with --sequence CT, so that the plan takes CT's normalisation"
     given: dict[str, Any] = {"dataset": "d", "source": scans, "labels": {"gland": [1]}}
     site = prepare_own(None, None, "A", tmp_path / "out", **given)
@@ -778,14 +783,14 @@ def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: 
 
 def test_a_folder_of_masks_that_is_not_there_is_named(scans: Path) -> None:
     (finding,) = check(scans, masks=scans / "maks")
-    assert finding.sentence() == f"{scans / 'maks'} is not a folder: name the folder that holds the masks"
+    assert (finding.code, finding.file) == ("not-a-folder", scans / "maks")
 
 
 def test_loose_slices_in_a_folder_below_are_named(tmp_path: Path) -> None:
     write_dicom(tmp_path / "images", volume()[0])
     (tmp_path / "masks").mkdir()
     (finding,) = check(tmp_path)
-    assert finding.file == tmp_path / "images" and finding.message.startswith("holds 9 loose DICOM file(s)")
+    assert finding.file == tmp_path / "images" and finding.code == "loose-slices"
 
 
 @pytest.mark.parametrize("given", ["image", "mask"])
@@ -794,7 +799,7 @@ def test_a_scan_that_is_its_own_mask(scans: Path, given: str) -> None:
     shutil.copy(scans / right, scans / wrong)
     (finding,) = check(scans, labels={"gland": [1]})
     assert finding.level == "error" and finding.file.name == IMAGE
-    assert (finding.message, finding.mend) == ("has the same voxels as its mask", "name the scan")
+    assert finding.code == "same-content"
 
 
 def test_a_mask_among_the_sequences(tmp_path: Path) -> None:
@@ -806,9 +811,9 @@ def test_a_mask_among_the_sequences(tmp_path: Path) -> None:
     edit(folder / "case_0_0001.nii.gz", lambda v: np.roll(v, 1, axis=0))
     second, copy = check(folder.parent)
     assert (second.level, second.file.name) == ("warning", "case_0_0001.nii.gz")
-    assert second.message == "(ADC of case case_0) has 2 different values, all whole numbers, as a mask has"
+    assert second.code == "looks-like-mask" and "ADC of case case_0" in second.message
     assert (copy.level, copy.file.name) == ("error", "case_1_0001.nii.gz")
-    assert copy.message == "(ADC of case case_1) has the same voxels as its mask"
+    assert copy.code == "same-content" and "ADC of case case_1" in copy.message
 
 
 def test_a_4d_mask_has_a_mend_of_its_own(scans: Path, tmp_path: Path) -> None:
@@ -879,7 +884,7 @@ def test_volumes_of_a_4d_file_are_sequences(tmp_path: Path) -> None:
     image = folder / "imagesTr" / "case_1.nii.gz"
     sitk.WriteImage(sitk.ReadImage(str(image))[:, :, :, 0], str(image))
     (finding,) = check(folder)
-    assert finding.file == image and "has 1 volume(s), not the expected 2" in finding.message
+    assert finding.file == image and finding.code == "volume-missing"
 
 
 @pytest.mark.parametrize("name", ["Case@01", "Case01_mask.v1_mask"])
@@ -889,7 +894,7 @@ def test_a_name_that_cannot_be_a_file_is_found_before_preparation(scans: Path, t
         folder.mkdir()
         shutil.copy(scans / file, folder / f"{name}.nii.gz")
     (finding,) = check(scans.parent / "images", masks=scans.parent / "masks")
-    assert finding.level == "error" and f"whose name {name!r} cannot be a file name here" in finding.message
+    assert finding.level == "error" and finding.code == "case-name" and repr(name) in finding.message
     with pytest.raises(DataError, match=re.escape(f"case name {name!r} cannot be a file name here: {finding.mend}")):
         prepare_own(
             scans.parent / "images",
@@ -925,7 +930,7 @@ def test_an_empty_mask_is_an_error_unless_cases_may_lack_the_structure(
     errors = [finding.sentence() for finding in found if finding.level == "error"]
     assert len(errors) == 2 and all("is an empty mask" in error and "add --empty" in error for error in errors)
     (taken,) = check(scans, labels=labels, empty=True)
-    assert taken.level == "warning" and "has 2 empty mask(s) among 3, of Case01, Case02" in taken.message
+    assert taken.level == "warning" and taken.code == "mask-empty" and "Case01, Case02" in taken.message
 
 
 def test_a_site_with_empty_masks_is_prepared_checked_and_added_to(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshift.data.contour_planes import BetweenSlices, on_slices, plane_of
+from fedshift.data.contours import BetweenSlices, on_slices, plane_of
 
 SHAPE, MM = (81, 81), (2.0, 1.0, 1.0)
 COUNT = 40

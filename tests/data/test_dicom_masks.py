@@ -12,23 +12,25 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import PROSTATE, draw_segmentation, draw_structures, write_enhanced, write_slices
+from errors import raises
 from forbidding import forbid
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.check import check
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.layouts.find import gather
 from fedshift.data.prepared import read_labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
-from fedshift.data.scansets import gather
 from fedshift.data.structures import Remark
 from fedshift.federation.resolve import resolve
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
 
 OBLIQUE = rotation(20, 0)
@@ -110,7 +112,7 @@ def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptur
     draw_segmentation(tmp_path / "in" / "P0" / "seg.dcm", series, {"prostate": drawn(mask)})
     words = {"prostate": ("Prostate",)}
     (finding,) = check(tmp_path / "in", labels=words)
-    assert finding.level == "warning" and finding.message == "is CT by its DICOM files and not by its name"
+    assert finding.level == "warning" and finding.code == "looks-like-ct"
     assert finding.mend.startswith("name it with --sequence CT, so that")
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels=words)
     assert "is CT by its DICOM files" in caplog.text
@@ -122,7 +124,7 @@ def test_a_number_for_a_structure_is_not_looked_at_and_that_is_said(
 ) -> None:
     study(tmp_path / "in" / "P0", 0)
     (finding,) = check(tmp_path / "in", labels={"prostate": (2,)})
-    assert finding.level == "warning" and "the number in --label prostate=2 is not looked at" in finding.message
+    assert finding.level == "warning" and finding.code == "label-number" and "prostate=2" in finding.message
     assert check(tmp_path / "in", labels={"prostate": ("Prostate",)}) == []
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels={"prostate": (2,)})
     assert "--label prostate=2 is not looked at: give the name of the structure" in caplog.text
@@ -187,7 +189,7 @@ def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(
     moved, flipped = sitk.Image(image), sitk.Flip(image, (False, True, False))
     moved.SetOrigin([value + 300 for value in image.GetOrigin()])
     scan = read_scan(write_slices(tmp_path / "moved", moved, seed="moved"))
-    with pytest.raises(ScanError, match=r"has 'prostate' where its image has no voxels"):
+    with raises("mask-elsewhere", naming="'prostate'"):
         read_mask(seg, scan, labels())
     # Stored the other way round in memory, the same places: nothing is flipped.
     sitk.WriteImage(flipped, tmp_path / "flipped.nii.gz")
@@ -196,7 +198,7 @@ def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(
     twin = write_slices(tmp_path / "twin", image, seed="another")
     read, findings = read_case(CaseFiles("c", (twin,), seg, labels=labels()))
     assert read is not None
-    assert [finding.message for finding in findings] == ["refers to another series than that of its image"]
+    assert [finding.code for finding in findings] == ["mask-of-other-image"]
 
 
 def studies(root: Path, cases: int = 3, *, start: int = 0) -> Path:
@@ -239,7 +241,7 @@ def test_what_is_wrong_with_studies_is_said(tmp_path: Path) -> None:
     said = [finding.sentence() for finding in gather(root)[0].findings]
     assert len(said) == 3 and "P1 holds 2 DICOM masks (1.2.3.dcm, second.dcm): keep one" in said[1]
     assert "again.dcm refers to a series that is not there" in said[0] and "P0, which has no mask" in said[2]
-    with pytest.raises(ConfigError, match=r"name their structures, and nothing says which"):
+    with raises("labels-missing", naming="drawn"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="x", source=studies(tmp_path / "again", 1))
 
 
@@ -285,7 +287,7 @@ def test_masks_in_a_folder_of_their_own_and_structure_sets(tmp_path: Path) -> No
     made = pydicom.dcmread(next((tmp_path / "masks").iterdir()))
     made.ROIContourSequence[0].ContourSequence[0].ContourGeometricType = "OPEN_PLANAR"
     made.save_as(tmp_path / "open.dcm")
-    with pytest.raises(ScanError, match="something else than closed contours"):
+    with raises("contours-not-closed", naming="open.dcm"):
         read_mask(tmp_path / "open.dcm", expected, labels())
     with pytest.raises(DataError):
         prepare_own(
@@ -370,7 +372,7 @@ def test_without_classes_a_mask_that_cannot_be_drawn_at_all_is_an_error(tmp_path
     image, _ = volume()
     series = write_slices(tmp_path / "s", image)
     path = draw_structures(tmp_path / "rs.dcm", series, [(1, "iso", POINT)])
-    with pytest.raises(ScanError, match="outlines 'iso' with something else than closed contours"):
+    with raises("contours-not-closed", naming="'iso'"):
         read_mask(path, read_scan(series), None)
 
 

@@ -160,6 +160,18 @@ def test_encodings_of_the_whole_file_are_read(bits: int, syntax: str, form: str,
     np.testing.assert_array_equal(in_file(read_scan(path).voxels), right)
 
 
+def test_a_deflated_file_without_the_length_of_its_group_is_read(tmp_path: Path) -> None:
+    right = stored(0, 16)
+    path = write_forms(tmp_path, right)["enhanced"]
+    made = pydicom.dcmread(path)
+    made.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1.99")
+    made.save_as(path, enforce_file_format=True)
+    content = path.read_bytes()
+    assert content[132:138] == b"\x02\0\0\0UL"
+    path.write_bytes(content[:132] + content[144:])
+    np.testing.assert_array_equal(in_file(read_scan(path).voxels), right)
+
+
 @pytest.mark.reads("DICOM image: other encodings, such as MPEG or JPIP")
 @pytest.mark.parametrize("form", ["classic", "enhanced"])
 @pytest.mark.parametrize("ending", ["102", "94"])

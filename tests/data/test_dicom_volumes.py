@@ -11,6 +11,7 @@ import numpy as np
 import pydicom
 import pytest
 from dicomforms import DISTANCE, SHAPE, SPACING, in_file, places, write_classic, write_enhanced, write_forms
+from errors import raises
 
 from fedshift.data.scan_file import ScanError, SeveralVolumes
 from fedshift.data.scans import dicom_source, read_scan
@@ -218,8 +219,31 @@ def test_parts_of_an_image_are_one_volume(sizes: Sequence[int], concatenation: b
 def test_a_missing_part_is_named(leave_out: int, tmp_path: Path) -> None:
     folder = split(tmp_path / "parts", concatenation=True, leave_out=leave_out)
     for path in (folder, next(folder.iterdir())):
-        with pytest.raises(ScanError, match=rf"has part {3 - leave_out} of an enhanced image that was split into 2"):
+        with pytest.raises(ScanError, match=rf"has part {3 - leave_out} \(part{6 + leave_out}\.dcm\)"):
             read_scan(path)
+
+
+def test_a_part_that_a_second_image_lacks_is_named(tmp_path: Path) -> None:
+    """… beside a whole one of the same series."""
+    folder = split(tmp_path / "parts", concatenation=True)
+    lone = folder / "other.dcm"
+
+    def second(made: pydicom.Dataset) -> None:
+        made.ConcatenationUID, made.InConcatenationNumber, made.InConcatenationTotalNumber = "1.2.3.9", 1, 2
+
+    write_enhanced(lone, frames(1)[:3], at=places()[:3], change=second)
+    with pytest.raises(ScanError, match=r"other\.dcm"):
+        read_scan(folder)
+
+
+def test_one_uid_with_other_pixels_is_refused(tmp_path: Path) -> None:
+    def same(made: pydicom.Dataset) -> None:
+        made.SOPInstanceUID = "1.2.3.7"
+
+    for number in range(2):
+        write_enhanced(tmp_path / f"{number}.dcm", frames(number), change=same)
+    with pytest.raises(ScanError, match="other content"):
+        read_scan(tmp_path)
 
 
 @pytest.mark.reads("DICOM image: enhanced images of one series at the same places")
@@ -228,7 +252,7 @@ def test_whole_images_of_one_series_are_a_scan_each(tmp_path: Path) -> None:
     assert series_in(tmp_path) == files
     for number, file in enumerate(files):
         np.testing.assert_array_equal(in_file(read_scan(file).voxels), frames(number))
-    with pytest.raises(ScanError, match=r"holds 2 enhanced images of one series .*: name one of them"):
+    with raises("several-series"):
         read_scan(tmp_path)
 
 

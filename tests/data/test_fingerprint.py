@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from surveysites import CLASSES, SHAPE, survey_site, voxels
 
 from fedshift.data.fingerprint import bins, counts_only, fingerprint, rounded
+from fedshift.data.tallies import quantile, spread
 from fedshift.schema.errors import DataError
 from fedshift.schema.fingerprint import ALL, BINS, INSIDE, OUTSIDE, PLACES, Volumes
-from fedshift_survey.numbers import quantile, spread
 
 SEEDS = (1, 2, 3, 4)
 

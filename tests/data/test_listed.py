@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import unicodedata
 from collections.abc import Callable
@@ -17,10 +16,10 @@ from scanfiles import other_sequence, volume, write_described
 
 from data_prep.hippocampus import plan_volumes as plan_hippocampus
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
 from fedshift.data.check import check
-from fedshift.data.scansets import find_sets, gather
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import DataError
 
 CASES = 4
@@ -192,71 +191,72 @@ def without(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "level", "words", "kept"),
+    ("said", "level", "code", "naming", "kept"),
     [
         pytest.param(
-            {"training": pairs(shift=1)}, "warning", "labels that are called like others, P0.nii.gz with P1.nii.gz", 4,
+            {"training": pairs(shift=1)}, "warning", "list-crossed", "P0.nii.gz with P1.nii.gz", 4,
             id="crossed",
         ),
         pytest.param(
-            {"training": pairs(cases=3)}, "warning", r"does not list 1 file\(s\) beside .* \(P3.nii.gz\)", 3,
+            {"training": pairs(cases=3)}, "warning", "list-incomplete", "P3.nii.gz", 3,
             id="left out",
         ),
         pytest.param(
             {"training": [*pairs(), {"image": "imagesTr/P9.nii.gz", "label": "labelsTr/P9.nii.gz"}]}, "error",
-            "P9.nii.gz is listed in dataset.json but not there", 4,
+            "file-missing", "P9.nii.gz", 4,
             marks=pytest.mark.reads("list: files that are not there"),
         ),
         pytest.param(
             {"training": [*pairs(cases=3), {"image": "imagesTr/P3.nii.gz", "label": "labelsTr/P0.nii.gz"}]}, "error",
-            "P0.nii.gz is listed in dataset.json as the label of P0.nii.gz and of P3.nii.gz", 2,
+            "list-shared-label", "P0.nii.gz and of P3.nii.gz", 2,
             marks=pytest.mark.reads("list: a label of two images"),
         ),
         pytest.param(
             {"training": [*pairs(), {"image": "imagesTr/P0.nii.gz", "label": "labelsTr/P1.nii.gz"}]}, "error",
-            "P0.nii.gz is listed in dataset.json with the labels P0.nii.gz and P1.nii.gz", 3,
+            "list-two-labels", "P0.nii.gz and P1.nii.gz", 3,
             marks=pytest.mark.reads("list: an image with two labels"),
         ),
         pytest.param(
-            {"training": [*pairs(), pairs()[1]]}, "warning", "lists P1.nii.gz twice", 4,
+            {"training": [*pairs(), pairs()[1]]}, "warning", "list-twice", "P1.nii.gz", 4,
             marks=pytest.mark.reads("list: a pair that is listed twice"),
         ),
         pytest.param(
             {"training": [*pairs(cases=3), {"image": "imagesTr/P3.nii.gz", "label": "./imagesTr/P3.nii.gz"}]}, "error",
-            "as an image and as its own label", 3, marks=pytest.mark.reads("list: an image as its own label"),
+            "list-own-label", "P3.nii.gz", 3, marks=pytest.mark.reads("list: an image as its own label"),
         ),
         pytest.param(
-            {"training": pairs(), "numTraining": 9}, "warning", r"says numTraining 9, and lists 4 case\(s\)", 4,
+            {"training": pairs(), "numTraining": 9}, "warning", "list-count", "numTraining 9, and lists 4", 4,
             marks=pytest.mark.reads("list: another number of cases than numTraining"),
         ),
         pytest.param(
-            {"numTraining": 9}, "warning", r"says numTraining 9, and its folders have 4 case\(s\)", 4, id="no list"
+            {"numTraining": 9}, "warning", "list-count", "numTraining 9", 4, id="no list"
         ),
         pytest.param(
             {"training": pairs(), "test": ["./imagesTr/P1.nii.gz"]}, "warning",
-            r"1 image\(s\) for training and under test", 4,
+            "list-elsewhere", "test", 4,
             marks=pytest.mark.reads("list: images for training and for test"),
         ),
         pytest.param(
-            {"training": pairs(cases=2), "validation": pairs()[2:]}, "warning", r"2 case\(s\) under validation", 2,
+            {"training": pairs(cases=2), "validation": pairs()[2:]}, "warning", "list-elsewhere", "validation", 2,
             marks=pytest.mark.reads("list: cases for validation"),
         ),
         pytest.param(
-            {"file_ending": ".nrrd"}, "warning", "says file_ending .nrrd, and there are other files", 4,
+            {"file_ending": ".nrrd"}, "warning", "file-ending", ".nrrd", 4,
             marks=pytest.mark.reads("list: other files than file_ending"),
         ),
         pytest.param(
-            {"training": [["a", "b"], 3]}, "error", "cannot be parsed .it lists 3, which names no image", 0,
+            {"training": [["a", "b"], 3]}, "error", "description-broken", "dataset.json", 0,
             marks=pytest.mark.reads("list: entries that name no image"),
         ),
     ],
 )  # fmt: skip
 def test_what_contradicts_a_list_is_said(
-    said: dict[str, Any], level: str, words: str, kept: int, tmp_path: Path
+    said: dict[str, Any], level: str, code: str, naming: str, kept: int, tmp_path: Path
 ) -> None:
     folder = describe(write(tmp_path / "set"), **said)
     findings = check(folder)
-    assert [each for each in findings if each.level == level and re.search(words, each.sentence())], findings
+    found = [each for each in findings if (each.level, each.code) == (level, code)]
+    assert any(naming in finding.sentence() for finding in found), findings
     if level == "warning":
         assert not [finding for finding in findings if finding.level == "error"], findings
     else:
@@ -283,7 +283,7 @@ def test_folders_that_are_named_beside_a_list(tmp_path: Path) -> None:
     folder = describe(write(tmp_path / "set", shift=1), training=pairs(shift=1, cases=3))
     (found,) = gather(None, images=folder / "imagesTr", masks=folder / "labelsTr")
     assert [finding.level for finding in found.findings] == ["error"] * 3 + ["warning"]
-    assert all("by its name, and" in finding.message for finding in found.findings[:3])
+    assert all(finding.code == "list-differs" for finding in found.findings[:3])
     shutil.copytree(folder / "labelsTr", folder / "second")
     (other,) = gather(None, images=folder / "imagesTr", masks=folder / "second")
     assert [finding.level for finding in other.findings] == ["warning"], "whoever names another folder means it"

@@ -11,11 +11,11 @@ import SimpleITK as sitk
 from scanfiles import volume, write_described, write_pair
 
 from fedshift.data.check import check
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.data.other_formats import how_to_convert, in_other_formats, other_format
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import not_read, scans_in
 from fedshift.data.scans import read_scan
-from fedshift.data.scansets import find_sets, gather
 from fedshift.schema.errors import DataError
 
 NAMES = {

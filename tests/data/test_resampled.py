@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from volumesites import make_volume_site
@@ -18,7 +19,8 @@ from fedshift.data.check import check
 from fedshift.data.counts import about_counts
 from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
-from fedshift.data.voxels import Fixed, Normalise, intensity_range, normalised, places, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, intensity_range, places, resized_labels
+from fedshift.runtime.grids import Normalise, normalised, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 
@@ -115,7 +117,7 @@ def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_
     with (made / "labels.npy").open("r+b") as file:
         file.seek(300)
         file.write(b"\x01\x02\x02\x01")
-    with pytest.raises(DataError, match=r"labels.npy has changed.*delete the folder"):
+    with raises("arrays-changed", naming="labels.npy"):
         open_volumes(folder, preparation)
     (finding,) = (one for one in check(folder) if one.level == "error" and one.file == made)
     assert "labels.npy has changed since it was written" in finding.message
@@ -131,7 +133,7 @@ def test_a_mask_with_a_value_that_is_no_class_is_refused(tmp_path: Path) -> None
 
     folder = make_volume_site(tmp_path, "A")
     write(mask_file(folder, "case01"), np.full((12, 20, 24), 3, np.uint8), (2.0, 1.0, 1.0))
-    with pytest.raises(DataError, match="case01 has the value 3"):
+    with raises("mask-values", naming="case01"):
         open_volumes(folder, Preparation())
 
 

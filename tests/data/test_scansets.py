@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep.msd import plan_volumes
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
+from fedshift.data.cases import CaseTable, parse_sequences
 from fedshift.data.check import check
-from fedshift.data.pairing import ScanSet
-from fedshift.data.scansets import choose_sequences, find_sets, gather, parse_sequences
+from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
@@ -37,7 +38,7 @@ def describe(folder: Path, **changed: object) -> Path:
     return folder
 
 
-def files(found: ScanSet) -> dict[str, list[str]]:
+def files(found: CaseTable) -> dict[str, list[str]]:
     """Case -> its files below the set's folder, the mask last."""
     return {
         case.id: [str(file.relative_to(found.folder)) for file in (*case.images, case.mask)] for case in found.cases
@@ -54,7 +55,7 @@ def test_decathlon(tmp_path: Path) -> None:
     (folder / "dataset.json").unlink()
     (bare,) = find_sets(tmp_path)
     assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
-    assert choose_sequences(bare, ["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
+    assert bare.with_sequences(["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
 
 
 def test_scans_in_formats_that_are_not_read_are_a_warning_of_their_folder(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_nnunet(tmp_path: Path) -> None:
     assert found.labels.classes == ("background", "PZ", "TZ")
     wanted = ["imagesTr/case_2_0000.nii.gz", "imagesTr/case_2_0001.nii.gz", "labelsTr/case_2.nii.gz"]
     assert files(found)["case_2"] == wanted
-    adc = choose_sequences(found, ["adc"])
+    adc = found.with_sequences(["adc"])
     assert adc.sequences == ("ADC",) and adc.cases[2].images == (folder / "imagesTr" / "case_2_0001.nii.gz",)
 
 
@@ -108,7 +109,9 @@ def test_nnunet_that_lacks_a_whole_sequence(tmp_path: Path) -> None:
     for file in (folder / "imagesTr").glob("*_0001.nii.gz"):
         file.unlink()
     findings = check(folder)
-    assert len(findings) == 3 and all("has no sequence ADC" in finding.message for finding in findings)
+    assert len(findings) == 3 and all(
+        finding.code == "sequence-missing" and "ADC" in finding.message for finding in findings
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,9 +150,9 @@ def test_nnunet_1_lists_a_case_without_the_number_of_its_sequence(tmp_path: Path
     assert check(folder) == []
     (folder / "imagesTr" / "case_1_0001.nii.gz").unlink()
     (finding,) = check(folder)
-    assert "has no sequence ADC" in finding.message
+    assert finding.code == "sequence-missing" and "ADC" in finding.message
     describe(folder, training=[{"image": "./imagesTr/case_7.nii.gz"}])
-    assert any("is listed in dataset.json but not there" in finding.message for finding in check(folder))
+    assert "file-missing" in {finding.code for finding in check(folder)}
 
 
 @pytest.mark.parametrize("names", [["MRI"], ["T2", "ADC"]])
@@ -182,10 +185,10 @@ def test_more_volumes_than_the_command_names(tmp_path: Path) -> None:
         save(tmp_path / "masks" / f"P{k}.nii.gz", mask)
     found = check(tmp_path / "images", masks=tmp_path / "masks", sequences={"T2": "", "ADC": ""})
     assert [(each.level, each.file.name) for each in found] == [("error", "P1.nii.gz")], found
-    assert found[0].message == "has 3 volumes, and --sequence names 2 (T2, ADC)"
+    assert found[0].code == "volumes-extra" and "(T2, ADC)" in found[0].message
     images, masks, out = tmp_path / "images", tmp_path / "masks", tmp_path / "out"
     words = {"dataset": "x", "labels": {"ball": (1,)}, "sequences": {"T2": "", "ADC": ""}}
-    with pytest.raises(DataError, match=r"P1\.nii\.gz has 3 volumes, and --sequence names 2"):
+    with raises("cases-unmatched", naming="--sequence"):
         prepare_own(images, masks, "A", out, **words)  # type: ignore[arg-type]
 
 
@@ -197,10 +200,19 @@ def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: s
     assert finding.sentence().endswith(
         "dataset.json names several sequences nonorm: name all 2 in their order, as in --sequence NAME1,NAME2"
     )
-    with pytest.raises(DataError, match="names several sequences nonorm"):
+    with raises("sequence-twice", naming="dataset.json"):
         plan_volumes(folder)
     assert plan_volumes(folder, sequence=["T2,ADC"]).sequences == ("T2", "ADC")
     assert check(folder, sequences={"T2": "", "ADC": ""}) == []
+
+
+def test_one_volume_of_files_whose_volumes_nothing_names(tmp_path: Path) -> None:
+    folder = describe(write_described(tmp_path / "set", sequences=("T2", "ADC")), modality={})
+    (found,) = gather(folder, volume=2)
+    assert found.sequences == () and {case.channels for case in found.cases} == {(1,)}
+    assert check(folder, volume=2) == []
+    with pytest.raises(ConfigError, match="--volume 3"):
+        gather(folder, volume=3)
 
 
 @pytest.mark.reads("list: a folder for each case")
@@ -222,7 +234,7 @@ def test_a_folder_for_each_case(tmp_path: Path) -> None:
     assert found.sequences == ("T2", "ADC") and files(found)["P3"][:2] == ["P3/T2.nii.gz", "P3/ADC"]
     (tmp_path / "P2" / "adc.nii.gz").unlink()
     (finding,) = check(tmp_path, labels={"a": [1], "b": [2]})
-    assert finding.level == "error" and "is of case P2, which has no sequence ADC" in finding.message
+    assert finding.level == "error" and finding.code == "sequence-missing" and "P2" in finding.message
     assert check(tmp_path, labels={"a": [1], "b": [2]}, sequences={"T2": ""}) == []
 
 
@@ -240,7 +252,7 @@ def test_a_second_mask_in_a_case_folder_is_no_sequence(tmp_path: Path, name: str
     (found,) = find_sets(tmp_path)
     assert found.layout == "case folders" and [case.id for case in found.cases] == ["P1"][cases - 1 :]
     assert [finding.file.name for finding in found.findings] == ["P0", "P1"][:cases]
-    assert all(re.fullmatch(r"holds 2 masks \(.*\)", finding.message) for finding in found.findings)
+    assert all(finding.code == "masks-several" for finding in found.findings)
 
 
 def test_case_folders_may_be_called_like_masks(tmp_path: Path) -> None:
@@ -284,7 +296,7 @@ def test_bids_by_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert check(tmp_path, masks=masks, sequences=sequences) == []
     save(Path("sub-02/anat/sub-02_run-2_T2w.nii.gz"), volume(9)[0])
     (finding,) = check(Path("sub-*/anat/*_T2w.nii.gz"), masks=masks)
-    assert finding.level == "error" and "has the id sub-02" in finding.message
+    assert finding.level == "error" and finding.code == "case-twice" and "sub-02" in finding.message
 
 
 def test_bids_with_sessions_and_absolute_patterns(tmp_path: Path) -> None:
@@ -370,7 +382,7 @@ def test_a_pattern_names_the_scans_whose_format_is_not_read(tmp_path: Path) -> N
     assert [(finding.level, finding.file, finding.message) for finding in found.findings] == [
         ("warning", tmp_path / "scans" / "P1", "has scans that are not read: t2.mgz")
     ]
-    with pytest.raises(DataError, match=r"finds no scan .*: t2.mgz is not read, convert with nibabel"):
+    with raises("pattern-empty", naming="t2.mgz"):
         gather(tmp_path, images=Path("scans/*/t2.mgz"), masks=Path("drawn/*.nii.gz"))
 
 
@@ -422,22 +434,24 @@ def unnamed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "error", "words"),
+    ("change", "options", "words"),
     [
-        (None, {"sequences": {"T1": ""}}, ConfigError, "no sequence 'T1'.*Known: ADC, T2"),
-        (unnamed, {"sequences": {"T2": ""}}, ConfigError, "2 sequences without names: name all of them"),
+        (None, {"sequences": {"T1": ""}}, ("sequence-unknown", "'T1'")),
+        (unnamed, {"sequences": {"T2": ""}}, ("sequence-count", "set")),
         (
             None,
             {"images": Path(), "masks": Path(), "sequences": {"T2": "*.nii.gz"}},
-            ConfigError,
-            "takes the place of --images",
+            ("options-clash", "--images"),
         ),
-        (None, {"images": Path("imagesTr/*.mha"), "masks": Path("labelsTr/*.nii.gz")}, DataError, "finds no scan"),
+        (
+            None,
+            {"images": Path("imagesTr/*.mha"), "masks": Path("labelsTr/*.nii.gz")},
+            ("pattern-empty", "imagesTr"),
+        ),
         (
             None,
             {"images": Path("imagesTr/case_?.nii.gz"), "masks": Path("labelsTr/*.nii.gz")},
-            DataError,
-            r"has no \* that tells one case from another",
+            ("pattern-form", ""),
         ),
     ],
     ids=["not there", "no names", "two ways", "no scan", "no star"],
@@ -445,14 +459,13 @@ def unnamed(folder: Path) -> None:
 def test_what_is_asked_for_does_not_fit_the_files(
     change: Callable[[Path], None] | None,
     options: dict[str, Any],
-    error: type[Exception],
-    words: str,
+    words: tuple[str, str],
     tmp_path: Path,
 ) -> None:
     folder = write_described(tmp_path / "set", sequences=("T2", "ADC"))
     if change:
         change(folder)
-    with pytest.raises(error, match=words):
+    with raises(words[0], naming=words[1]):
         gather(folder, **options)
 
 
@@ -543,9 +556,9 @@ def in_two_folders(folder: Path, images: str, masks: str) -> None:
 def test_two_folders_that_do_not_say_which_has_the_masks(tmp_path: Path) -> None:
     in_two_folders(tmp_path, "mri", "drawn")
     (finding,) = check(tmp_path)
-    assert finding.message.startswith("holds two folders with the same names, drawn and mri, and nothing says which")
+    assert finding.code == "masks-unclear" and "drawn and mri" in finding.message
     assert f"--images {tmp_path / 'drawn'} --masks {tmp_path / 'mri'}" in finding.mend
-    with pytest.raises(DataError, match="nothing says which has the masks: name them"):
+    with raises("masks-unclear", naming="drawn"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path, labels={"ball": [1]})
 
 
@@ -554,7 +567,7 @@ def test_the_folder_of_one_case_is_no_folder_of_cases(tmp_path: Path) -> None:
     for name, content in (("T2", image), ("ADC", other_sequence(image)), ("mask", mask)):
         save(tmp_path / "P1" / f"{name}.nii.gz", content)
     (finding,) = check(tmp_path / "P1")
-    assert (finding.message, finding.mend) == ("looks like one case", "name the folder above it")
+    assert finding.code == "one-case"
     assert check(tmp_path, labels={"ball": [1]}) == []
 
 

@@ -11,14 +11,15 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import draw_segmentation, write_frames, write_slices
+from errors import raises
 from pydicom.uid import RLELossless
 
-from fedshift.data import deflated, segmentations
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data import dicom, segmentations
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import identify
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask
 from fedshift.data.labels import Labels, settle_labels
-from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.structures import Remark
 
@@ -201,7 +202,7 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(series: Path, scan: Scan, 
 @pytest.mark.reads("DICOM mask: a SEG or structure set wholly beside its image")
 def test_a_mask_of_another_place_is_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(-60, -57), spacing=(1, 1), thickness=3, between=3)
-    with pytest.raises(ScanError, match=r"has 'prostate' where its image has no voxels: name the image"):
+    with raises("mask-elsewhere", naming="'prostate'"):
         read_mask(path, scan, wanted())
 
 
@@ -227,7 +228,7 @@ def test_segments_may_overlap_unless_both_are_classes(series: Path, scan: Scan, 
     )
     assert slices(read_mask(path, scan, wanted())[0]) == [2, 3]
     assert slices(read_mask(path, scan, wanted("lesion"))[0]) == [3, 4]
-    with pytest.raises(ScanError, match=r"has 20 voxel\(s\) of 'lesion' that are of another class too"):
+    with raises("mask-overlap", naming="'lesion'"):
         read_mask(path, scan, wanted("prostate", "lesion"))
 
 
@@ -248,12 +249,12 @@ def test_a_deflated_file_is_not_inflated_beyond_a_limit(
     series: Path, scan: Scan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(6, 9), spacing=(1, 1), thickness=3, syntax=DEFLATED)
-    monkeypatch.setattr(deflated, "MOST_WHOLE", 1000)
-    with pytest.raises(ScanError, match=r"has more than .* bytes when it is inflated"):
+    monkeypatch.setattr(dicom, "MOST_WHOLE", 1000)
+    with raises("too-large", naming="s.dcm"):
         read_mask(path, scan, wanted())
     monkeypatch.undo()
     monkeypatch.setattr(segmentations, "MOST_PIXELS", 100)
-    with pytest.raises(ScanError, match="has 448 pixels, at most 100 are read"):
+    with raises("too-large", naming="448"):
         read_mask(path, scan, wanted())
 
 
@@ -277,7 +278,7 @@ def test_a_compression_without_decoder_is_named(series: Path, scan: Scan, tmp_pa
     content.save_as(path)
     # pydicom does not write the syntax that is meant
     path.write_bytes(path.read_bytes().replace(b"1.2.840.10008.1.2.4.95", b"1.2.840.10008.1.2.8.1\0"))
-    with pytest.raises(ScanError, match=r"is compressed \(Deflated Image Frame Compression\), and no decoder"):
+    with raises("mask-compression", naming="Compression"):
         read_mask(path, scan, wanted())
 
 
@@ -298,21 +299,21 @@ def _without_places(made: pydicom.Dataset) -> None:
     ("change", "words"),
     [
         pytest.param(
-            _tiled, "is of slides, as in microscopy", marks=pytest.mark.reads("DICOM mask: a SEG of slides, in tiles")
+            _tiled, ("mask-of-slides", "s.dcm"), marks=pytest.mark.reads("DICOM mask: a SEG of slides, in tiles")
         ),
-        (_crooked, "has a frame whose rows and columns are not at right angles"),
+        (_crooked, ("mask-frames", "s.dcm")),
         pytest.param(
             _without_places,
-            "cannot be read as a DICOM mask",
+            ("mask-unreadable", "DICOM"),
             marks=pytest.mark.reads("DICOM mask: a SEG whose frames lack their place"),
         ),
     ],
 )
 def test_what_has_no_place_in_the_scan_is_refused(
-    change: Any, words: str, series: Path, scan: Scan, tmp_path: Path
+    change: Any, words: tuple[str, str], series: Path, scan: Scan, tmp_path: Path
 ) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(6, 9), spacing=(1, 1), thickness=3, change=change)
-    with pytest.raises(ScanError, match=words):
+    with raises(words[0], naming=words[1]):
         read_mask(path, scan, wanted())
 
 

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import rotation, volume
 from slicerfiles import PROSTATE, segment, write_segments
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.named_masks import names_structures, read_named_mask, structures_in
 from fedshift.data.prepared import read_labels
-from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
 from fedshift.schema.manifest import read_manifest
@@ -98,7 +99,7 @@ def test_layers_are_read_and_two_classes_in_one_voxel_are_not(case: Case) -> Non
     for name, mask in (("prostate", case.ball), ("bladder", case.box), ("lesion", lesion)):
         read, _ = read_named_mask(path, case.scan, wanted(name))
         np.testing.assert_array_equal(read.voxels, case.in_ras(mask))
-    with pytest.raises(ScanError, match=r"voxel\(s\) of 'lesion' that are of another class too"):
+    with raises("mask-overlap", naming="'lesion'"):
         read_named_mask(path, case.scan, wanted("prostate", "lesion"))
 
 
@@ -152,47 +153,47 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(case: Case) -> None:
     mask, (remark,) = read_named_mask(path, case.scan, wanted())
     assert mask.voxels.sum() == 16 and remark.what.startswith("has 0.0269 of 0.0538 ml of 'prostate' beyond the image")
     path = case.write([box], [segment("prostate")], start=(-200, 3, 3))
-    with pytest.raises(ScanError, match="has 'prostate' where its image has no voxels"):
+    with raises("mask-elsewhere", naming="'prostate'"):
         read_named_mask(path, case.scan, wanted())
 
 
 @pytest.mark.parametrize(
     ("segments", "given", "words"),
     [
-        ([segment("bladder")], {}, r"has 'bladder', none of which is prostate: .*--label prostate='bladder'"),
+        ([segment("bladder")], {}, ("structure-missing", "'bladder'")),
         pytest.param(
             [segment("bladder")],
             {"prostate": (1,)},
-            r"calls its value 1 'bladder', and what is said of the values is that it is prostate",
+            ("structure-code", "'bladder'"),
             marks=pytest.mark.reads(".seg.nrrd: a name that is no class, and a value that is said to be one"),
         ),
         pytest.param(
             [segment("other", 2)],
             {},
-            r"has voxels of the value\(s\) 1, which none of its segments has",
+            ("mask-values", "mask.seg.nrrd"),
             marks=pytest.mark.reads(".seg.nrrd: values that no segment has"),
         ),
         pytest.param(
             [segment("prostate", 1), segment("bladder", 1)],
             {},
-            "gives value 1 to two segments, 'prostate' and 'bladder'",
+            ("segment-twice", "'bladder'"),
             marks=pytest.mark.reads(".seg.nrrd: two segments with one value, or one name"),
         ),
         (
             [segment("prostate", 1), segment("Prostate", 2)],
             {},
-            "has two structures that are prostate, 'prostate' and 'Prostate'",
+            ("structure-twice", "'prostate'"),
         ),
-        ([segment("prostate", 1, 3)], {}, "value 1 in layer 3, which cannot be"),
-        ([{"Name": "prostate", "LabelValue": "x"}], {}, "has no whole number for the value or layer"),
-        ([segment("bladder", tags=PROSTATE), segment("prostate", 2)], {}, "has two structures that are prostate"),
+        ([segment("prostate", 1, 3)], {}, ("segment-value", "layer 3")),
+        ([{"Name": "prostate", "LabelValue": "x"}], {}, ("segment-number", "mask.seg.nrrd")),
+        ([segment("bladder", tags=PROSTATE), segment("prostate", 2)], {}, ("structure-twice", "mask.seg.nrrd")),
     ],
 )
 def test_a_file_that_contradicts_itself_or_the_command_is_refused(
-    segments: list[dict[str, object]], given: dict[str, tuple[int, ...]], words: str, case: Case
+    segments: list[dict[str, object]], given: dict[str, tuple[int, ...]], words: tuple[str, str], case: Case
 ) -> None:
     path = case.write([case.ball], segments)
-    with pytest.raises(ScanError, match=words):
+    with raises(words[0], naming=words[1]):
         read_named_mask(path, case.scan, wanted(**given))
 
 
@@ -213,7 +214,7 @@ def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case)
 @pytest.mark.parametrize(("name", "taken"), [("Segment_1", True), ("Label 1", True), ("1", True), ("bladder", False)])
 def test_a_value_counts_where_the_name_says_nothing(name: str, taken: bool, case: Case) -> None:
     path = case.write([case.ball], [segment(name)])
-    with pytest.raises(ScanError, match="none of which is prostate"):
+    with raises("structure-missing", naming="mask.seg.nrrd"):
         read_named_mask(path, case.scan, wanted())
     if taken:
         mask, _ = read_named_mask(path, case.scan, wanted(prostate=(1,)))
@@ -234,7 +235,7 @@ def test_a_file_without_names_is_read_by_its_values(case: Case) -> None:
 def test_layers_without_names_are_refused(case: Case) -> None:
     path = case.write([case.ball, case.box], [])
     _, (finding,) = read_case(CaseFiles("c", (case.file,), path, labels=wanted()))
-    assert finding.message == "has 2 layers of segments, which may overlap, and names none of them"
+    assert finding.code == "mask-layers"
 
 
 def test_trust_voxels_takes_the_images_geometry(case: Case) -> None:

@@ -57,7 +57,7 @@ def test_shares_of_pictures_keep_copies_together_and_are_those_of_preparation() 
 
 @pytest.mark.parametrize("n", [2, 5, 6, 13])
 def test_every_case_is_tested_in_one_fold_and_selects_in_another(n: int) -> None:
-    cases = [SimpleNamespace(id=f"Case{k:02d}", split="train") for k in range(n)]
+    cases = [SimpleNamespace(id=f"Case{k:02d}", split="train", subject="") for k in range(n)]
     folds = [case_splits(cases, site="HK", fold=fold) for fold in range(1, FOLDS + 1)]
     for case in range(n):
         parts = [splits[case] for splits in folds]
@@ -88,12 +88,14 @@ def test_only_a_session_says_whose_scan_a_case_is(case: str, subject: str) -> No
 
 def test_sessions_of_a_subject_are_in_one_fold() -> None:
     cases = [
-        SimpleNamespace(id=f"sub-{k:02d}_ses-{session}", split="train") for session in (1, 2, 3) for k in range(11)
+        SimpleNamespace(id=f"sub-{k:02d}_ses-{session}", split="train", subject="")
+        for session in (1, 2, 3)
+        for k in range(11)
     ]
     folds = [case_splits(cases, site="HK", fold=fold) for fold in range(1, FOLDS + 1)]
     for splits in folds:
         assert splits[:11] == splits[11:22] == splits[22:]
     for parts in zip(*folds, strict=True):
         assert parts.count("test") == parts.count("val") == 1
-    single = [SimpleNamespace(id=f"Case{k:02d}", split="train") for k in range(11)]
+    single = [SimpleNamespace(id=f"Case{k:02d}", split="train", subject="") for k in range(11)]
     assert folds[1][:11] == case_splits(single, site="HK", fold=2), "a subject is dealt as a case is"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from fedshift.data.casefiles import CaseFiles, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import Labels
 from fedshift.data.stripes import gaps_along, in_words, stripes
 

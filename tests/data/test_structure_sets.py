@@ -10,13 +10,13 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import draw_structures, write_slices
+from errors import raises
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.prepared import read_labels
-from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.structures import Remark
 from fedshift.schema.manifest import read_manifest
@@ -157,9 +157,7 @@ def test_contours_between_slices(
 def test_contours_between_slices_that_are_far_apart(series: Path, scan: Scan, tmp_path: Path) -> None:
     places = np.arange(16.0, 50.0, 5.0)  # 16 to 46: seven contours, 35 mm
     path = structures(tmp_path / "rs.dcm", series, [circle(z) for z in places])
-    with pytest.raises(
-        ScanError, match=r"contours of 'prostate' between the slices of its image, 5 mm apart: add --int"
-    ):
+    with raises("contours-between-slices", naming="'prostate'"):
         read_mask(path, scan, wanted())
     mask, _ = read_mask(path, scan, wanted(), interpolate=True)
     assert ml(mask) == pytest.approx(3.5 * ML, abs=0.3 * ML)
@@ -194,7 +192,7 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(
 def test_contours_wholly_beside_the_image_are_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
     for number, outline in enumerate((circle(9.0, x=500.0), circle(-90.0))):
         path = structures(tmp_path / f"{number}.dcm", series, [outline])
-        with pytest.raises(ScanError, match=r"has 'prostate' where its image has no voxels"):
+        with raises("mask-elsewhere", naming="'prostate'"):
             read_mask(path, scan, wanted())
 
 
@@ -254,7 +252,7 @@ def test_contours_in_sagittal_planes(series: Path, scan: Scan, tmp_path: Path) -
 def test_contours_in_other_planes_are_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
     tilted = square(9, 4.5, 14.5)
     tilted[:2, 2] += 5
-    with pytest.raises(ScanError, match=r"has a contour of 'prostate' that does not lie in a slice of its image"):
+    with raises("contours-between-slices", naming="'prostate'"):
         read_mask(structures(tmp_path / "rs.dcm", series, [tilted]), scan, wanted())
 
 
@@ -262,7 +260,7 @@ def test_contours_in_other_planes_are_refused(series: Path, scan: Scan, tmp_path
 @pytest.mark.parametrize("kind", ["POINT", "OPEN_PLANAR", "OPEN_NONPLANAR"])
 def test_points_and_open_contours_are_refused(kind: str, series: Path, scan: Scan, tmp_path: Path) -> None:
     path = structures(tmp_path / "rs.dcm", series, [circle(9.0)], kind)
-    with pytest.raises(ScanError, match=r"outlines 'prostate' with something else than closed contours"):
+    with raises("contours-not-closed", naming="'prostate'"):
         read_mask(path, scan, wanted())
 
 

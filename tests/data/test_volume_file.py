@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from fedshift.data.casefiles import odd_size
+from fedshift.data.case_check import odd_size
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan, read_volumes, volumes_in
 from fedshift.data.volume_file import unclear_positions
@@ -67,8 +67,7 @@ def nrrd(
     return path
 
 
-def meta(path: Path, *fields: str, factor: float = 1) -> Path:
-    matrix = " ".join(map(str, TURN.T.ravel()))
+def meta(path: Path, *fields: str, factor: float = 1, matrix: str = " ".join(map(str, TURN.T.ravel()))) -> Path:
     lines = ["ObjectType = Image", "NDims = 3", "BinaryData = True", "BinaryDataByteOrderMSB = False"]
     lines += [f"TransformMatrix = {matrix}", "Offset = {} {} {}".format(*np.multiply(factor, (20, -30, 40)))]
     lines += ["ElementSpacing = {} {} {}".format(*np.multiply(factor, SIZES)), *fields]
@@ -230,6 +229,9 @@ REFUSED = [
     pytest.param(
         lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
         marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
+    ),
+    pytest.param(
+        lambda f: meta(f / "a.mha", "AnatomicalOrientation = LPS", matrix="1 0 0"), r"cannot be read", id="short matrix"
     ),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "um" "mm"'), r"sheared coordinate system",

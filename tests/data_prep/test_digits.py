@@ -26,6 +26,7 @@ from digitfiles import (
     write_svhn,
     write_usps,
 )
+from errors import raises
 from picturefiles import shown, write_16_bits
 from PIL import Image
 
@@ -119,7 +120,7 @@ def test_every_set_may_come_as_npz(site: str, tmp_path: Path) -> None:
 
 def test_sites_come_in_the_order_of_the_data_set(downloads: Path) -> None:
     assert list(plan(downloads, sites=["usps", "mnist"]).found) == ["mnist", "usps"]
-    with pytest.raises(DataError, match=r"'mnist-m'; did you mean 'mnistm'"):
+    with raises("site-unknown", naming="'mnistm'"):
         plan(downloads, sites=["mnist", "mnist-m"])
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import raises
 from scanfiles import write_described
 
 from data_prep.hippocampus import SCANNERS, plan_volumes
@@ -13,7 +14,6 @@ from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.scans import Scan
-from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
 CASES = 12
@@ -75,13 +75,13 @@ def test_the_seed_decides(source: Path, sites: dict[str, Path], tmp_path: Path) 
     for folder, unlike in zip(again, other, strict=True):
         assert (folder / "manifest.json").read_bytes() == (sites[folder.name] / "manifest.json").read_bytes()
         assert read_manifest(folder).cases != read_manifest(unlike).cases
-    with pytest.raises(ConfigError, match="--seed must be 0 or more, not -1"):
+    with raises("invalid-value", naming="--seed"):
         plan_volumes(source, simulate=True, seed=-1)
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "spleen", classes=("spleen",))
-    with pytest.raises(DataError, match="'fedshift data prepare msd'"):
+    with raises("other-data", naming="data prepare msd"):
         plan_volumes(folder)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import raises
 from scanfiles import write_described, write_liu
 
 from data_prep.msd import plan_volumes
@@ -11,7 +12,6 @@ from data_prep.volumes import write_volumes
 from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.prepared import read_images, read_labels
-from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
 
@@ -49,9 +49,9 @@ def test_masks_that_outline_some_of_the_classes(tmp_path: Path) -> None:
 
 
 def test_another_layout(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="one folder with imagesTr and labelsTr, it holds none"):
+    with raises("layout-unknown", naming="raw"):
         plan_volumes(write_liu(tmp_path / "raw"))
     source = write_described(tmp_path / "set")
     (source / "dataset.json").unlink()
-    with pytest.raises(ConfigError, match=r"has no labels in dataset\.json: name them"):
+    with raises("labels-missing", naming="dataset.json"):
         plan_volumes(source)

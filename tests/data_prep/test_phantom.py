@@ -180,7 +180,7 @@ def test_zones_and_a_second_sequence_beside_the_same_t2(root: Path, tmp_path: Pa
             assert shares.min() > 0.1, "both zones are there"
             stands_out = [image[gland > 0].mean() / image[gland == 0].mean() for image in (t2, adc)]
             assert stands_out[1] > 1.4 * stands_out[0], "fat is dark in ADC"
-        assert {finding.message for finding in check(folder)} == {"has no val case and no test case"}
+        assert {finding.code for finding in check(folder)} == {"split-empty"}
     make_phantom(tmp_path, seed=3, sites=["HK"], cases=1, sequences=2, matrices=(32,))
     assert (tmp_path / "prostate_sequences" / "HK" / "arrays" / "32").is_dir(), "slices of the first sequence"
 
@@ -219,14 +219,11 @@ def test_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def test_the_documented_shift_bites_and_the_page_shows_the_measured_numbers() -> None:
+def test_the_measured_shift_bites() -> None:
     result = json.loads((CHECKOUT / "benchmarks" / "results" / "phantom_shift.json").read_text(encoding="utf-8"))
-    page = (CHECKOUT / "docs" / "phantom.md").read_text(encoding="utf-8")
     assert result["kind"] == "phantom" and sorted(result["single"]) == sorted(SCANNERS)
     for rows in (result["single"], result["threshold"]):
         for trained_at, row in rows.items():
             assert np.mean([dice for site, dice in row.items() if site != trained_at]) < 0.80, trained_at
     assert max(result["threshold_bound"].values()) < 0.80
     assert np.mean(list(result["pooled"].values())) > 0.80
-    for row in (*result["single"].values(), result["pooled"]):
-        assert " | ".join(f"{100 * row[site]:.1f}" for site in SCANNERS) in page

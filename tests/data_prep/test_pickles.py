@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import raises
 from picklefiles import calling, python2_pickle
 
 from data_prep.pickles import read_pickle
@@ -169,5 +170,5 @@ RECONSTRUCT = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n"
     ],
 )
 def test_what_is_damaged_or_made_up_gets_a_sentence(content: bytes) -> None:
-    with pytest.raises(DataError, match=r"^a\.pkl is damaged or no pickle of plain values \(.*\)"):
+    with raises("file-damaged", naming="a.pkl"):
         read(content)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import raises
 from forbidding import forbid
 from picturefiles import TREE, write_picture, write_tree
 from PIL import Image
@@ -23,7 +24,7 @@ from data_prep.pictures import Dealing, Plan, write_pictures
 from data_prep.trees import find_pictures
 from fedshift.data.check import check
 from fedshift.data.images import open_images
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import Manifest, read_manifest
 
 
@@ -121,7 +122,7 @@ def test_a_given_split_is_kept_and_says_what_straddles(tree: Path, caplog: pytes
     assert "site here: 2 pictures straddle splits or sites" in caplog.text
     findings = check(tree.parent / "out")
     assert {finding.level for finding in findings} == {"warning"}
-    assert "has 2 picture(s) with copies in other splits or sites (papers: by class)" in findings[0].message
+    assert findings[0].code == "split-straddled" and "papers: by class" in findings[0].message
 
 
 def test_shrinking_averages_and_channels_come_first(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_every_damaged_file_is_named_and_nothing_is_written(tree: Path) -> None:
     (tree / "here" / "pen" / "text.png").write_text("not found", encoding="utf-8")
     (tree / "there" / "cup" / "empty.jpg").touch()
     Image.fromarray(np.full((9, 9), 0.5, np.float32)).save(tree / "there" / "pen" / "numbers.tif")
-    with pytest.raises(DataError, match=r"Things .* 4 of its pictures") as raised:
+    with raises("pictures-damaged", naming="Things") as raised:
         prepare(tree, sizes=[8])
     lines = str(raised.value).splitlines()[1:]
     for line, name in zip(lines, ("here/cup/cut.jpg", "here/pen/text.png", "there/cup/empty.jpg"), strict=False):
@@ -166,19 +167,19 @@ def test_damaged_files_can_be_left_out_and_are_counted(tree: Path, caplog: pytes
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("absent.jpg", r"absent\.jpg does not exist"), ("cut.png", r"cut\.png cannot be read")]
+    ("name", "words"), [("absent.jpg", ("file-missing", "absent.jpg")), ("cut.png", ("file-damaged", "cut.png"))]
 )
-def test_pictures_that_cannot_be_read_alone(name: str, words: str, tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_read_alone(name: str, words: tuple[str, str], tmp_path: Path) -> None:
     cut = write_picture(tmp_path / "cut.png", 3)
     cut.write_bytes(cut.read_bytes()[:300])
-    with pytest.raises(DataError, match=words):
+    with raises(words[0], naming=words[1]):
         read_picture(tmp_path / name)
 
 
 def test_a_picture_that_may_not_be_read_is_no_full_disk(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("frame_0001.png", "frame_0002.png"):
         forbid(tree / "here" / "cup" / name, monkeypatch)
-    with pytest.raises(DataError, match="2 of its pictures") as raised:
+    with raises("pictures-damaged", naming="frame_0001.png") as raised:
         prepare(tree)
     assert f"{tree}/here/cup/frame_0002.png cannot be read (Permission denied): check that" in str(raised.value)
 
@@ -188,7 +189,7 @@ def test_a_long_list_of_damaged_files_says_how_many_more(tree: Path) -> None:
         path.write_bytes(b"damaged")
     for name in ("a.png", "b.png"):
         (tree / "here" / "cup" / name).write_bytes(b"damaged")
-    with pytest.raises(DataError, match="22 of its pictures") as raised:
+    with raises("pictures-damaged", naming="22") as raised:
         prepare(tree)
     lines = str(raised.value).splitlines()
     assert len(lines) == 22 and lines[-1] == "  … and 2 others"
@@ -199,7 +200,7 @@ def test_a_site_that_only_tests_is_to_be_held_out(tree: Path) -> None:
     prepare(tree, dealing=dealing)
     found = check(tree.parent / "out")
     assert [finding.level for finding in found] == ["warning"] * 2
-    assert "here has pictures for testing only: hold this site out, it cannot train" in found[0].sentence()
+    assert found[0].code == "split-empty"
 
 
 def test_names_in_any_script_and_any_encoding(tree: Path) -> None:
@@ -225,19 +226,19 @@ def test_what_is_no_picture_is_passed_over(tree: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: shutil.rmtree(t), r"raw is not a folder"),
-        (lambda t: shutil.rmtree(t / "there"), r"raw has no folder there, it holds here: expected"),
-        (lambda t: shutil.rmtree(t / "there" / "pen"), r"pen: the class has no such folder, but cup"),
-        (lambda t: [f.unlink() for f in (t / "here" / "cup").iterdir()], r"cup: the class has no picture in it"),
+        (lambda t: shutil.rmtree(t), ("not-a-folder", "raw")),
+        (lambda t: shutil.rmtree(t / "there"), ("file-missing", "there, it holds here")),
+        (lambda t: shutil.rmtree(t / "there" / "pen"), ("class-missing", "pen")),
+        (lambda t: [f.unlink() for f in (t / "here" / "cup").iterdir()], ("class-missing", "cup")),
         (
             lambda t: shutil.copytree(t, t / "data") and shutil.rmtree(t / "here"),
-            "raw has no folder here.*did you mean .*data",
+            ("file-missing", "did you mean"),
         ),
     ],
 )
-def test_another_layout_is_described(tree: Path, spoil: object, message: str) -> None:
+def test_another_layout_is_described(tree: Path, spoil: object, message: tuple[str, str]) -> None:
     spoil(tree)  # type: ignore[operator]
-    with pytest.raises(DataError, match=message) as raised:
+    with raises(message[0], naming=message[1]) as raised:
         find_pictures(tree, TREE)
     assert "the download is described at nowhere" in str(raised.value)
 
@@ -256,17 +257,17 @@ def all_copies(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "options", "words"),
     [
-        (lambda tree: None, {"sizes": [4]}, "size 4 is out of range"),
-        (all_damaged, {"skip_damaged": True}, "site there has no picture that can be read, all 10 "),
-        (all_copies, {}, "site there has no picture that no other site has"),
+        (lambda tree: None, {"sizes": [4]}, ("invalid-value", "size 4")),
+        (all_damaged, {"skip_damaged": True}, ("pictures-damaged", "there")),
+        (all_copies, {}, ("picture-missing", "there")),
     ],
     ids=["a size", "all damaged", "all copies"],
 )
 def test_no_site_is_made_of(
-    spoil: Callable[[Path], object], options: dict[str, object], words: str, tree: Path
+    spoil: Callable[[Path], object], options: dict[str, object], words: tuple[str, str], tree: Path
 ) -> None:
     spoil(tree)
-    with pytest.raises(DataError, match=words):
+    with raises(words[0], naming=words[1]):
         prepare(tree, **options)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import prepare_prostate, volume, write_liu, write_pair
 
 from data_prep.prostate import PROMISE12_SITES, plan_volumes
@@ -175,12 +176,12 @@ def test_other_layouts_get_a_sentence(tmp_path: Path, make: object, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("site", "words"), [("RUNCM", "did you mean 'RUNMC'"), ("MSD", "no site MSD: it holds BIDMC, HK")]
+    ("site", "words"), [("RUNCM", ("site-unknown", "'RUNMC'")), ("MSD", ("site-unknown", "BIDMC, HK"))]
 )
-def test_a_site_that_is_not_in_the_download(site: str, words: str, tmp_path: Path) -> None:
+def test_a_site_that_is_not_in_the_download(site: str, words: tuple[str, str], tmp_path: Path) -> None:
     for name in ("BIDMC", "HK"):
         write_pair(tmp_path / "raw" / name, "Case00")
-    with pytest.raises(DataError, match=words):
+    with raises(words[0], naming=words[1]):
         prepare_prostate(tmp_path / "raw", tmp_path / "out", sites=[site])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cifarfiles import write_cifar
 from digitfiles import write_mnist
+from errors import raises
 from forbidding import forbid
 from picturefiles import TREE, write_tree
 
@@ -119,7 +120,7 @@ def test_bytes_that_are_no_text_half_way_are_said(
 def test_a_whole_file_is_read_and_an_absent_one_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\x00\xff")
     assert read_file(tmp_path / "a") == b"\x00\xff"
-    with pytest.raises(DataError, match="b does not exist"):
+    with raises("file-missing", naming="b"):
         read_file(tmp_path / "b")
 
 

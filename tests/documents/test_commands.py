@@ -28,7 +28,7 @@ from conftest import make_image_site, small_image_job
 from dicomstudies import draw_segmentation, write_slices
 from nvflare import cli as nvflare_cli
 from picturefiles import write_office, write_picture, write_tree
-from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
+from scanfiles import other_sequence, volume, write_described, write_dicom, zones
 
 from data_prep.pacs import PACS
 from fedshift import cli
@@ -69,7 +69,8 @@ RUN: dict[str, list[str]] = {
     r"fedshift data phantom --cases 6": ["--sites", "BIDMC,HK,UCL", "--matrix", "32"],
     r"fedshift survey prostate\b.*": ["--sites", "BIDMC,HK"],
     r"fedshift survey spleen": [],
-    r"fedshift job \S+ surveys/spleen/.*": ["--set", "schedule.rounds=1", "data.samples_per_case=1"],
+    r"fedshift survey organ": [],
+    r"fedshift job \S+ surveys/(spleen|organ)/.*": ["--set", "schedule.rounds=1", "data.samples_per_case=1"],
     r"fedshift job \S+ surveys/.*": [],
     r"fedshift data (check|prepare own) .*": [],
     r"fedshift data prepare (msd|hippocampus) .*": [],
@@ -80,7 +81,6 @@ RUN: dict[str, list[str]] = {
     r"fedshift job \S+ (our_prostate|clinics)\.yaml": SMALL_RECIPE[2:],
     r"fedshift (job|leave-one-out) \S+ shapes\b.*": SMALL_SHAPES,
     r"fedshift job \S+ pacs\b.*": [],
-    r"fedshift data prepare prostate .*": ["--out", "prepared"],  # beside the phantom, with which pages go on
     r"fedshift data prepare office_caltech .*": ["--out", "prepared", "--size", "32"],
     r"fedshift (leave-one-out|cross-site) .*\boffice_caltech\b.*": [*SMALL_PICTURES, "network.options.hidden=16"],
     r"fedshift pooled .*\bpacs\b.*": SMALL_PICTURES,
@@ -90,7 +90,6 @@ RUN: dict[str, list[str]] = {
     r"fedshift run jobs/(?!long)\S+": ["--in-process"],  # the same numbers, in seconds
     r"fedshift (report|predict|export|card) runs/.*": [],
     r"fedshift (watch runs/\S+ --text|status runs/\S+)": [],
-    r"fedshift (predict|export) MODEL .*": ["--site", "BIDMC"],  # the model that is there has FedRDN
     r"fedshift leaderboard .*": [],
     r"fedshift compare phantom_methods\.yaml.*": ["--only", "FedAvg", "FedFA"],
 }
@@ -113,14 +112,10 @@ PARSED: dict[str, str] = {
 
 MEANT: dict[str, dict[str, str]] = {
     r"fedshift compare .* --methods mine": {"mine": "fedprox+mixstyle"},
-    r"fedshift data check DIR": {"DIR": "promise12"},
-    r"fedshift data prepare own .* --images DIR .*": {"--images DIR": "--images scans", "--masks DIR": "--masks masks"},
-    r"fedshift data prepare prostate .*": {"DIR": "promise12"},
     r"fedshift data prepare office_caltech .*": {"DIR": "office"},
     r"nvflare simulator .*": {"-t 6": "-t 3"},  # it has three sites
     r"python -m monai\.bundle run .*": {"SCANS": "../SCANS", "MASKS": "../bundle_masks"},
-    r"fedshift predict MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt"},
-    r"fedshift export MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt", "DIR": "bundle"},
+    r"fedshift predict runs/fedavg_organ/.*": {"server/simulate_job/": ""},  # runs are in one process here
 }
 """What a command's words in capitals stand for, and what fits smaller data."""
 
@@ -464,13 +459,9 @@ def for_predictions(folder: Path, phantom: Path) -> None:
 
 
 def for_the_readme(folder: Path, phantom: Path) -> None:
-    """Scans, downloads in small, and what its last part goes on with."""
-    own_scans(folder, images="scans", masks="masks")
-    for_predictions(folder, phantom)
-    for number in (0, 12, 13, 24, 25, 37, 38, 49):  # some of each of PROMISE12's sites
-        write_pair(folder / "promise12", f"Case{number:02d}", seed=number, suffix=".mhd")
-    for_running(folder, phantom)
-    write_described(folder / "Task04_Hippocampus", classes=("Anterior", "Posterior"), cases=6)
+    """Scans of two hospitals, and a new one."""
+    for_a_new_task(folder, phantom)
+    SimpleITK.WriteImage(volume(99)[0], str(folder / "NEW_SCAN.nii.gz"))
 
 
 def for_pictures(folder: Path, phantom: Path) -> None:

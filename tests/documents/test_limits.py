@@ -11,7 +11,7 @@ import pytest
 import SimpleITK as sitk
 from scanfiles import volume, write_pair
 
-from data_prep.own import prepare_own
+from data_prep.own_scans import prepare_own
 from fedshift.data.scans import read_scan
 from fedshift.federation.resolve import practical, resolve
 from fedshift.schema.errors import FedshiftError

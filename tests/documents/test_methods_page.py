@@ -1,58 +1,34 @@
-"""docs/methods.md has every method with all its options, and links each to its file, its test and a job that runs."""
+"""What the page of methods is made from: every method's text, the meaning of its options, its test."""
 
 from __future__ import annotations
 
-import re
-import shlex
+import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from fedshift import cli
-from fedshift.cli import _parser
 from fedshift.methods import method_set
+from fedshift.schema.settings import settings
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "methods.md"
-
-
-def entry(name: str) -> str:
-    """The text of a method's entry."""
-    found = re.search(rf"\n### {name}\n(.*?)(?=\n###? |\Z)", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert found is not None, f"no entry '### {name}'"
-    return found.group(1)
+HOOKS = ROOT / "docs" / "hooks"
 
 
 @pytest.mark.parametrize("name", method_set.available())
-def test_a_method_has_a_row_and_an_entry_with_all_its_options(name: str) -> None:
-    assert f"\n| [{name}](#{name}) |" in PAGE.read_text(encoding="utf-8")
-    text = entry(name)
-    options = [option for option in method_set.find(name).Config.model_fields if option != "variant"]
-    missing = [option for option in options if f"`{option}" not in text]
-    assert not missing, f"options that the entry does not name: {missing}"
-    assert "**Paper**" in text
-    assert ("**Variants**" in text) is ("variant" in method_set.find(name).Config.model_fields)
+def test_a_method_tells_when_to_use_it_and_what_its_options_mean_and_has_a_test(name: str) -> None:
+    module = method_set.find(name)
+    assert "\nWhen: " in (module.__doc__ or "")
+    assert [setting.key for setting in settings(module.Config) if not setting.meaning] == []
+    assert (ROOT / "tests" / "methods" / f"test_{name}.py").is_file()
 
 
-@pytest.mark.parametrize("name", method_set.available())
-def test_an_entry_links_the_methods_file_its_test_and_a_job_with_it(name: str, tmp_path: Path) -> None:
-    line = re.findall(r"^- \*\*File\*\*: (.*)$", entry(name), flags=re.MULTILINE)[0]
-    targets = [(PAGE.parent / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", line)]
-    assert targets[0] == ROOT / "custom" / "fedshift" / "methods" / f"{name}.py"
-    assert targets[1] == ROOT / "tests" / "methods" / f"test_{name}.py"
-    assert all(target.is_file() for target in targets)
-    if len(targets) == 3:
-        assert name in yaml.safe_load(targets[2].read_text(encoding="utf-8"))["methods"]
-        return
-    words = shlex.split(re.findall(r"`fedshift ([^`]+)`", line)[0])
-    assert words[1] == name
-    if words[0] == "job":
-        assert cli.main([*words, "--out", str(tmp_path)]) == 0
-    else:
-        assert words[0] == "pooled" and method_set.find(name).Client.trains_on != "site"
-        _parser().parse_args(words)
+def test_a_docstring_becomes_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HOOKS))
+    from methods import markdown  # type: ignore[import-not-found]
 
-
-def test_every_entry_is_of_a_method() -> None:
-    assert sorted(re.findall(r"\n### (\w+)\n", PAGE.read_text(encoding="utf-8"))) == method_set.available()
+    text = "A formula::\n\n    x ← x < y\n\nChoices:\n\n- One, of ``a``\n  and b::\n\n      y\n\n- Two of x < y.\n"
+    assert list(markdown(text)) == [
+        *("A formula:", "", "```text", "x ← x < y", "```", "**Choices**:", ""),
+        *("- One, of `a`", "    and b:", "", "    ```text", "    y", "    ```", "- Two of x &lt; y."),
+    ]
+    assert "methods" in sys.modules

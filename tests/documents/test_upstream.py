@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.hooks import guard
+
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "upstream.md"
-FLARE = DOCUMENT.parents[1] / "custom" / "fedshift" / "flare"
+ARMOUR = DOCUMENT.parents[1] / "custom" / "flare_armour"
 BLOCK = re.compile(r"^## (.+?)$.*?^```python$(.+?)^```$.*?^```text$(.+?)^```$", re.M | re.S)
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 
@@ -33,7 +35,11 @@ def test_a_reproduction_prints_what_the_document_says(code: str, seen: str, tmp_
 
 
 def test_every_patch_is_in_the_document() -> None:
-    named = set(re.findall(r"flare/((?:patches|guard)/\w+\.py)\)", TEXT))
-    modules = [*FLARE.glob("patches/*.py"), *FLARE.glob("guard/*.py")]
-    patches = {f"{m.parent.name}/{m.name}" for m in modules if "PATCH = Patch(" in m.read_text(encoding="utf-8")}
-    assert named == patches
+    """By a section or a row of its own, or in the table that is made of those that protect."""
+    found = re.findall(r"\[(\w+)\]\(\.\./custom/(flare_armour/\w+(?:/\w+)?\.py)\)", TEXT)
+    assert all((ARMOUR.parent / path).is_file() for _, path in found)
+    named = {name for name, _ in found}
+    protects = {part.strip("`") for part, _ in guard.TABLES["<!-- what protects -->"][1]()}
+    modules = {path: path.read_text(encoding="utf-8") for path in ARMOUR.rglob("*.py")}
+    patches = {name for text in modules.values() for name in re.findall(r"\bPatch\(\s*name=\"(\w+)\"", text)}
+    assert (named - {"pieces"}) | protects == patches

@@ -10,9 +10,9 @@ from conftest import SHAPES, make_image_site
 
 from fedshift.cli import main
 from fedshift.federation.model_files import header_of, read_model_file
-from fedshift.reporting.report.findings import summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Findings
+from fedshift.reporting.report.summary import summary
 from fedshift.reporting.table import scores_table
 from fedshift.schema.results import LAST, Results, read_results
 

@@ -12,6 +12,8 @@ from surveysites import survey_site
 from volumesites import blob_job, make_volume_site
 
 from fedshift.data.fingerprint import case_fingerprints, fingerprint
+from fedshift.data.merged_fingerprint import merge
+from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.reference import reference_of, site_reference
 from fedshift.federation.resolve import resolve
@@ -25,8 +27,6 @@ from fedshift.schema.policy import Policy
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
-from fedshift_survey.merge import merge
-from fedshift_survey.shift import OF_A_SCAN, from_site
 
 SURE = [0.9, 0.8, None, 0.95]
 

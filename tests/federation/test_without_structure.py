@@ -12,6 +12,7 @@ from volumesites import blob_job, make_volume_site
 
 from fedshift.data.check import check
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.survey_answer import answer
 from fedshift.reporting.table import scores_table
 from fedshift.reporting.without_structure import said_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
@@ -19,7 +20,6 @@ from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.tasks.kinds import build_task
-from fedshift_survey.site import answer
 
 TAKEN = "data.empty=true"
 IN_3D = ("data.dims=3", "data.patch=[8, 16, 16]")

@@ -13,6 +13,7 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import write_enhanced, write_slices
+from errors import raises
 from matplotlib.path import Path as Polygon
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume, write_dicom
@@ -22,11 +23,10 @@ from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
 from fedshift.inference.dicom_rtstruct import write_structure_set
 from fedshift.inference.dicom_seg import write_segmentation
-from fedshift.inference.dicom_source import Origin, open_source, origin_of
+from fedshift.inference.dicom_source import Origin, open_source, origin_of_model
 from fedshift.inference.dicom_sr import write_report
 from fedshift.inference.masks import volume_ml, write_mask
 from fedshift.inference.model import open_model
-from fedshift.schema.errors import DataError
 from inference.conftest import brightness_model
 
 CLASSES = ("Anterior", "Posterior")
@@ -160,7 +160,7 @@ def test_codes_names_and_the_note_are_those_of_task_and_model(tmp_path: Path) ->
         assert algorithm.AlgorithmVersion == "0.1.0, model 0123456789abcdef"
     long = origin(simulated=True, task="t" * 128)
     assert len(long.description) == 64 and long.description.endswith(": research use, not for diagnosis")
-    of_prostate = origin_of(open_model(brightness_model(tmp_path / "model.pt")))
+    of_prostate = origin_of_model(open_model(brightness_model(tmp_path / "model.pt")))
     assert of_prostate.simulated and of_prostate.codes["prostate"].type.same_as == ("41216001", "SCT")
 
 
@@ -233,7 +233,7 @@ def test_a_source_that_no_result_can_refer_to_is_refused_without_a_value_of_its_
     with quiet():
         path = write_slices(tmp_path / "s", volume()[0], change=spoil)
     scan = read_scan(path)
-    with pytest.raises(DataError, match="no DICOM SEG can be made for this series") as error:
+    with raises("dicom-attributes", naming="DICOM SEG") as error:
         write_segmentation(
             uneven(scan), scan, tmp_path / "s.dcm", source=open_source(path), origin=origin(), classes=CLASSES
         )

@@ -11,28 +11,26 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
-import torch
 from dicomstudies import write_slices
+from errors import raises
 from scanfiles import rotation, volume, write_dicom
 
 from fedshift.data.scans import read_scan, read_volumes
 from fedshift.inference import masks
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.plausible import check_positions
-from fedshift.inference.slicewise import batches, segment, to_network, to_scan
-from fedshift.schema.errors import DataError
+from fedshift.runtime.grids import radiological, resize_images, restore
+from fedshift.runtime.segmentation import SliceSpec, segment
 
 from .conftest import BALL, bright, dice, write_ball
 
 CODES = [
     "".join(letters) for axes in itertools.permutations(("RL", "AP", "IS")) for letters in itertools.product(*axes)
 ]
-CPU = torch.device("cpu")
 
 
 def find(path: Path, *, matrix: int) -> np.ndarray:
-    voxels = read_scan(path).voxels
-    return segment(voxels, bright, matrix=matrix, context=3, scale=1.0, precision="fp32", device=CPU)
+    return segment(read_scan(path).voxels[None], None, bright, SliceSpec(matrix, context=3, scale=1.0))
 
 
 def centre(mask: np.ndarray) -> np.ndarray:
@@ -127,7 +125,7 @@ def test_a_mask_that_reads_otherwise_than_it_was_written_does_not_stay(
     write_ball(tmp_path / "scan.nii.gz")
     scan = read_scan(tmp_path / "scan.nii.gz")
     monkeypatch.setattr(masks, "read_scan", lambda path: scan)
-    with pytest.raises(DataError, match="does not match the geometry"):
+    with raises("mask-differs", naming="mask.nii.gz"):
         write_mask(scan.voxels > 500, scan, tmp_path / "mask.nii.gz", source=tmp_path / "scan.nii.gz")
     assert not (tmp_path / "mask.nii.gz").exists()
 
@@ -158,7 +156,7 @@ def test_a_nifti_mask_lies_where_every_reader_takes_the_scan_to_be(
     voxels, found = np.asarray(own.dataobj), np.asarray(mask.dataobj)
     assert dice(found > 0, voxels > 500) > 0.97, "voxel by voxel, as the file stores them"
     told = list(check_positions(path))
-    assert len(told) == (qform > 0 and sform == 2) and all("differ by up to 30 mm" in sentence for sentence in told)
+    assert len(told) == (qform > 0 and sform == 2) and all("30 mm" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_a_qform_that_is_no_rotation_is_told_and_copied(
     if told is None:
         assert remarks == []
     else:
-        assert len(remarks) == 1 and "has a qform that is no rotation" in remarks[0] and told in remarks[0]
+        assert len(remarks) == 1 and "qform" in remarks[0] and told in remarks[0]
     write_mask(scan.voxels > 300, scan, out, source=path)
     mask = nibabel.load(out)
     for key in masks.POSITION_FIELDS:
@@ -210,14 +208,7 @@ def test_the_mask_of_a_4d_file_is_one_volume_at_its_place(volumes: int, tmp_path
 
 
 def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:
-    voxels = np.random.default_rng(0).integers(0, 500, (5, 32, 32))
-    there = to_network(voxels, matrix=32)
-    back = to_scan(there, voxels.shape)
-    assert np.array_equal(back[:, ::-1, ::-1], there), "a radiologist's view, undone"
-
-
-def test_the_outermost_slices_are_their_own_neighbours() -> None:
-    stack = np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
-    x = torch.cat(list(batches(stack, context=3, scale=255)))
-    assert x[0, :, 0, 0].tolist() == [0, 0, 1] and x[33, :, 0, 0].tolist() == [32, 33, 34]
-    assert x[39, :, 0, 0].tolist() == [38, 39, 39]
+    voxels = np.random.default_rng(0).integers(0, 250, (5, 32, 32)).astype(np.uint8)
+    there = resize_images(radiological(voxels), 32)
+    assert np.array_equal(restore(there, 32, 32), there), "a radiologist's view"
+    assert np.array_equal(radiological(there), voxels), "undone"

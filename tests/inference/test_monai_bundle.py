@@ -18,12 +18,13 @@ import pytest
 import SimpleITK as sitk
 import torch
 from dicomstudies import write_slices
+from errors import raises
 from monai.data import MetaTensor
 from scanfiles import rotation, volume
 
 from fedshift.cli import main
-from fedshift.inference.bundle_config import BundleConfig
 from fedshift.inference.monai_bundle import open_bundle
+from fedshift.inference.monai_config import BundleConfig
 from fedshift.schema.errors import ConfigError
 
 from .conftest import BALL, write_ball
@@ -143,7 +144,7 @@ def test_masks_are_those_of_monai_on_the_scans_own_grid(
     write_ball(scan, direction=direction)
     assert predict(bundle, scan, "--out", tmp_path / "out", "--device", "cpu") == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert "bundle: Ball 0.2.0, prostate" in said and "not a medical device" in said
+    assert "Ball 0.2.0, prostate" in said and "medical device" in said
     found = np.asarray(nibabel.load(tmp_path / "out" / "scan_mask.nii.gz").dataobj)
     expected = as_monai_does(bundle, scan)
     assert 0 < expected.mean() < 1
@@ -199,8 +200,8 @@ TRANSFORMS = ("preprocessing", "transforms")
 AFTERWARDS = ("postprocessing", "transforms")
 MARK = "open('ran', 'w').close()"
 REFUSED = {
-    "expression": (at(*TRANSFORMS, 4, "a_max", value=f"${MARK}"), "is an expression ($open('ran', 'w').close())"),
-    "list by code": (at(*TRANSFORMS, value=f"${MARK} or @image_key"), "no code of a bundle is run"),
+    "expression": (at(*TRANSFORMS, 4, "a_max", value=f"${MARK}"), "a_max is an expression"),
+    "list by code": (at(*TRANSFORMS, value=f"${MARK} or @image_key"), "transforms"),
     "lambda": (at(*TRANSFORMS, 4, value={"_target_": "Lambdad", "keys": "image", "func": f"${MARK}"}), "is Lambdad"),
     "own script": (at("network_def", "_target_", value="scripts.net.Net"), "is 'scripts.net.Net'"),
     "any class": (at(*TRANSFORMS, 4, value={"_target_": "os.system", "command": "touch ran"}), "is os.system"),
@@ -245,7 +246,7 @@ def test_a_step_that_needs_scikit_image_is_refused_without_it(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "skimage", None)
     step = {"_target_": "RemoveSmallObjectsD", "keys": "pred"}
     bundle = write_bundle(tmp_path / "ball", change=at(*AFTERWARDS, 3, value=step))
-    with pytest.raises(ConfigError, match=r"is RemoveSmallObjectsD, which needs scikit-image: install it"):
+    with raises("bundle-config", naming=("RemoveSmallObjectsD", "scikit-image")):
         open_bundle(bundle, device="cpu")
 
 
@@ -305,7 +306,7 @@ def test_the_largest_component_of_probabilities_is_refused(tmp_path: Path) -> No
     def change(config: dict[str, Any]) -> None:
         config["postprocessing"]["transforms"].insert(2, LARGEST)
 
-    with pytest.raises(ConfigError, match="is not of one class for each voxel, after AsDiscreted"):
+    with raises("bundle-config", naming="AsDiscreted"):
         open_bundle(write_bundle(tmp_path / "ball", change=change), device="cpu")
 
 
@@ -328,7 +329,7 @@ def test_a_step_that_fails_on_a_scan_is_named(
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(bundle, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--device", "cpu") == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"fedshift: {bundle}: {step} fails on a scan of 50 x 45 x 13 voxels of 0.7 x 0.8 x 3 mm (")
+    assert all(name in said for name in (f"{bundle}: {step} ", "50 x 45 x 13", "0.7 x 0.8 x 3 mm"))
     assert "applying transform" not in said and not list((tmp_path / "out").iterdir())
 
 
@@ -348,15 +349,15 @@ def test_weights_are_tensors_only_and_scripts_are_left_alone(
     (bundle / "scripts" / "__init__.py").write_text(MARK, encoding="utf-8")
     assert any("scripts/ is not run" in note for note in open_bundle(bundle, device="cpu").notes)
     (bundle / "models" / "model.pt").write_bytes(pickle.dumps({"a": Runs()}))
-    with pytest.raises(ConfigError, match=r"is not a file of tensors|cannot be read"):
+    with pytest.raises(ConfigError, match=r"model\.pt"):
         open_bundle(bundle, device="cpu")
     (bundle / "models" / "model.pt").unlink()
     (bundle / "models" / "model.ts").write_bytes(b"code")
-    with pytest.raises(ConfigError, match=r"has no models/model\.pt"):
+    with pytest.raises(ConfigError, match=r"models/model\.pt"):
         open_bundle(bundle, device="cpu")
     assert not Path("ran").exists()
     assert predict(write_bundle(tmp_path / "other"), "scan.nii.gz", "--out", "out", "--site", "HK") == 2
-    assert "has no site's statistics" in capsys.readouterr().err
+    assert "--site-state [no-effect]" in capsys.readouterr().err
 
 
 def test_a_configuration_in_yaml_is_read_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -365,8 +366,8 @@ def test_a_configuration_in_yaml_is_read_and_a_damaged_one_is_refused(tmp_path: 
     config.rename(config.with_suffix(".yaml"))  # JSON is YAML
     assert BundleConfig(bundle).component("inferer").name == "SlidingWindowInferer"
     config.with_suffix(".yaml").write_text("a: [1,", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+    with raises("file-unreadable", naming="inference.yaml"):
         BundleConfig(bundle)
     config.with_suffix(".yaml").unlink()
-    with pytest.raises(ConfigError, match=r"is neither a model file nor a MONAI bundle"):
+    with raises("no-model", naming=str(bundle)):
         BundleConfig(bundle)

@@ -45,7 +45,7 @@ def test_nothing_is_said_of_a_usual_scan() -> None:
         ({"voxels": usual().voxels[:4]}, {}, "has a number of slices of 4"),
         ({"voxels": usual().voxels - 1000}, {}, "down to -1000: right for CT; for MRI"),
         ({"voxels": usual().voxels % 2}, {}, "is it a mask"),
-        ({}, {MODALITY: "CT"}, "has modality CT, but the model was trained on MR only"),
+        ({}, {MODALITY: "CT"}, "has modality CT"),
         ({}, {BODY_PART: "BRAIN"}, "has body part BRAIN"),
     ],
 )
@@ -62,7 +62,7 @@ def test_negative_intensities_of_ct_are_usual(monkeypatch: pytest.MonkeyPatch) -
     assert said in "".join(check_scan(ct, {MODALITY: "MR"}, target="liver"))
     assert list(check_scan(ct, {MODALITY: "CT"}, target="liver")) == []
     (other,) = check_scan(ct, {MODALITY: "CT"}, target="prostate")
-    assert other == "has modality CT, but the model was trained on MR only"
+    assert "modality CT" in other and "MR" in other
     expected = plausible.expected_of("prostate")
     assert expected is not None
     monkeypatch.setattr(plausible, "expected_of", lambda _: expected.model_copy(update={"modality": "CT"}))
@@ -79,7 +79,7 @@ def test_a_model_may_know_that_it_was_trained_on_negative_intensities(
 
     def signed() -> bool:
         model = open_model(path)
-        return ModelSegmenter(model, make_ready(model, Choice())).signed
+        return ModelSegmenter(make_ready(model, Choice())).signed
 
     assert not signed(), "the file does not tell"
     add_references(path, {"A": Reference(fingerprint=fingerprint(site), apart={})})

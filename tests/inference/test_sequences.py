@@ -10,13 +10,12 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import write_dicom
 
-from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import scans_in
 from fedshift.inference.masks import mask_path
-from fedshift.inference.sequences import case_of, files_of, first_files, in_case_folders, read_case, which_is_which
-from fedshift.schema.errors import ConfigError
+from fedshift.inference.sequences import ScanCase, find_case, find_cases, in_case_folders
 
 OF = ("T2", "ADC")
 ORIGIN = (5.0, -3.0, 20.0)
@@ -48,18 +47,24 @@ def describe(path: Path, *names: str, key: str = "channel_names") -> None:
     path.write_text(json.dumps({key: dict(enumerate(names)), "labels": {"background": 0}}), encoding="utf-8")
 
 
+def find_one(*images: Path, sequences: tuple[str, ...] = OF) -> ScanCase:
+    (case,) = find_cases(images, sequences)
+    return case
+
+
 def test_numbers_are_in_the_models_order(tmp_path: Path) -> None:
     files = numbered(tmp_path)
-    assert first_files(files[::-1], OF) == files[:1] and files_of(files[1], OF) == files
-    assert case_of(files[0], OF).name == "P1.nii.gz"
-    assert list(which_is_which(files[:1], OF)) == ["sequences: _0000 = T2, _0001 = ADC (the order of the model)"]
+    case = find_one(*files[::-1])
+    assert case.image == files[0] and case.files == tuple(files) and case.named.name == "P1.nii.gz"
+    assert "_0000 = T2, _0001 = ADC" in (case.assignment or "")
     describe(tmp_path / "dataset.json", "0000", "0001")
-    assert files_of(files[0], OF) == files, "numbers are no names"
+    assert find_one(files[0]).files == tuple(files), "numbers are no names"
 
 
 def test_one_sequence_is_any_file_and_nothing_is_said(tmp_path: Path) -> None:
     files = numbered(tmp_path)
-    assert first_files(files, ()) == files and not list(which_is_which(files, ()))
+    cases = find_cases(files, ())
+    assert [case.image for case in cases] == files and not any(case.assignment for case in cases)
     assert in_case_folders([tmp_path], ()) == [tmp_path]
 
 
@@ -68,36 +73,33 @@ def test_one_sequence_is_any_file_and_nothing_is_said(tmp_path: Path) -> None:
 def test_the_description_of_the_data_set_says_which_is_which(tmp_path: Path, beside: bool, key: str) -> None:
     files, described = numbered(tmp_path / "imagesTr", 3), tmp_path / ("" if beside else "imagesTr") / "dataset.json"
     describe(described, "adc", "DWI", "t2", key=key)
-    assert first_files(files, OF) == [files[2]], "the case is named by its file of the model's first sequence"
-    assert files_of(files[2], OF) == [files[2], files[0]]
-    assert case_of(files[2], OF).name == "P1.nii.gz"
-    scan, voxels = read_case(files[2], OF)
+    case = find_one(*files[::2])
+    assert case.image == files[2], "the case is named by its file of the model's first sequence"
+    assert case.files == (files[2], files[0]) and case.named.name == "P1.nii.gz"
+    scan, voxels = case.read_stacked()
     assert scan.voxels.min() == 2000 and voxels.min((1, 2, 3)).tolist() == [2000, 0]
-    assert list(which_is_which(files[2:], OF)) == [f"sequences: _0000 = adc, _0002 = t2 ({described})"]
+    assert case.assignment == f"sequences: _0000 = adc, _0002 = t2 ({described})"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "code", "naming"),
     [
-        (
-            {"0": "T2", "1": "DWI"},
-            "calls the sequences T2, DWI, and the model takes T2, ADC: give them the model's names",
-        ),
-        ({"0": "MRI", "1": "MRI"}, "calls the sequences MRI, MRI"),
-        ({"0": "T2", "1": "ADC", "2": "t2"}, "calls the sequences T2, ADC, t2"),
-        ({"first": "T2"}, "cannot be parsed"),
-        (["T2"], "cannot be parsed"),
+        ({"0": "T2", "1": "DWI"}, "sequence-names", ("T2, DWI", "T2, ADC")),
+        ({"0": "MRI", "1": "MRI"}, "sequence-names", "MRI, MRI"),
+        ({"0": "T2", "1": "ADC", "2": "t2"}, "sequence-names", "T2, ADC, t2"),
+        ({"first": "T2"}, "description-broken", "dataset.json"),
+        (["T2"], "description-broken", "dataset.json"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(tmp_path: Path, content: object, said: str) -> None:
+def test_names_that_do_not_fit_are_refused(tmp_path: Path, content: object, code: str, naming: tuple[str, ...]) -> None:
     (tmp_path / "dataset.json").write_text(json.dumps({"channel_names": content}), encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"dataset.json {said}"):
-        first_files(numbered(tmp_path), OF)
+    with raises(code, naming=naming):
+        find_cases(numbered(tmp_path), OF)
 
 
 def test_a_number_that_nothing_names_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"P1_0002.nii.gz: the model takes 2 files .* _0000 is T2, _0001 is ADC$"):
-        first_files(numbered(tmp_path, 3), OF)
+    with raises("sequence-unknown", naming=("P1_0002.nii.gz", "_0000 is T2, _0001 is ADC")):
+        find_cases(numbered(tmp_path, 3), OF)
 
 
 def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> None:
@@ -105,23 +107,24 @@ def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> No
     adc = [write(tmp_path / "P1" / "adc.nii.gz", 0), write(tmp_path / "p2" / "p2_ADC.nrrd", 2000)]
     write(tmp_path / "P1" / "mask.nii.gz", 7)
     write(tmp_path / "masks" / "P1_mask.nii.gz", 7)
-    found = first_files(scans_in(in_case_folders([tmp_path], OF)), OF)
-    assert found == t2 and [files_of(path, OF) for path in found] == [[t2[0], adc[0]], [t2[1], adc[1]]]
-    assert [mask_path(case_of(path, OF), Path("out")).name for path in found] == ["P1_mask.nii.gz", "p2_mask.nrrd"]
-    assert list(which_is_which(found, OF)) == ["sequences: T2, ADC, by the files' names in the case's folder"]
-    assert read_case(found[1], OF)[1].min((1, 2, 3)).tolist() == [3000, 2000]
-    assert first_files(scans_in(in_case_folders([tmp_path / "P1"], OF)), OF) == t2[:1], "the folder of one case"
+    cases = find_cases(scans_in(in_case_folders([tmp_path], OF)), OF)
+    assert [case.files for case in cases] == list(zip(t2, adc, strict=True))
+    assert [mask_path(case.named, Path("out")).name for case in cases] == ["P1_mask.nii.gz", "p2_mask.nrrd"]
+    assert all("T2, ADC" in (case.assignment or "") for case in cases)
+    assert cases[1].read_stacked()[1].min((1, 2, 3)).tolist() == [3000, 2000]
+    assert find_one(*scans_in(in_case_folders([tmp_path / "P1"], OF))).image == t2[0], "the folder of one case"
 
 
 @pytest.mark.parametrize("name", ["b_00.nii.gz", "b_0001.nii.gz", "b.nrrd"])
 def test_the_volumes_of_a_4d_file_are_in_the_models_order(tmp_path: Path, name: str) -> None:
     file = write_4d(tmp_path / name, 1000, 2000)
-    assert first_files(scans_in(in_case_folders([tmp_path], OF)), OF) == [file] and case_of(file, OF) == file
-    assert files_of(file, OF) == [file, file]
-    scan, voxels = read_case(file, OF)
+    case = find_one(*scans_in(in_case_folders([tmp_path], OF)))
+    assert case.files == (file, file) and case.named == file
+    scan, voxels = case.read_stacked()
     assert scan.voxels.shape == (3, 4, 5) and voxels.min((1, 2, 3)).tolist() == [1000, 2000]
-    said = "sequences: of 4D files volume 1 = T2, volume 2 = ADC (the order of the model)"
-    assert list(which_is_which([file, file], OF)) == [said]
+    assert "volume 1 = T2, volume 2 = ADC" in (case.assignment or "")
+    with raises("options-clash", naming="--volume"):
+        case.read(volume=1)
 
 
 @pytest.mark.parametrize("key", ["channel_names", "modality"])
@@ -130,100 +133,95 @@ def test_the_description_says_which_volume_is_which(tmp_path: Path, beside: bool
     file = write_4d(tmp_path / "imagesTs" / "b_00.nii.gz", 0, 1000, 2000)
     described = tmp_path / ("" if beside else "imagesTs") / "dataset.json"
     describe(described, "adc", "DWI", "t2", key=key)
-    assert read_case(file, OF)[1].min((1, 2, 3)).tolist() == [2000, 0]
-    said = f"sequences: of 4D files volume 1 = adc, volume 3 = t2 ({described})"
-    assert list(which_is_which(first_files([file], OF), OF)) == [said]
-    assert read_case(file, ("DWI",))[1].min((1, 2, 3)).tolist() == [1000], "also the one that a model takes"
-    assert list(which_is_which([file], ("DWI",))) == [f"sequences: of 4D files volume 2 = DWI ({described})"]
+    case, single = find_one(file), find_one(file, sequences=("DWI",))
+    assert case.read_stacked()[1].min((1, 2, 3)).tolist() == [2000, 0]
+    assert f"volume 1 = adc, volume 3 = t2 ({described})" in (case.assignment or "")
+    assert single.read_stacked()[1].min((1, 2, 3)).tolist() == [1000], "also the one that a model takes"
+    assert f"volume 2 = DWI ({described})" in (single.assignment or "")
     describe(described, "T2", "DWI", "b800", key=key)
-    with pytest.raises(ConfigError, match="calls the sequences T2, DWI, b800, and the model takes T2, ADC: give them"):
-        first_files([file], OF)
+    with raises("sequence-names", naming=("T2, DWI, b800", "T2, ADC")):
+        find_cases([file], OF)
 
 
 def test_another_number_of_volumes_than_sequences_is_refused(tmp_path: Path) -> None:
     file = write_4d(tmp_path / "b_00.nii.gz", 0, 1000, 2000)
-    assert first_files([file], OF) == [file], "the other scans are predicted"
-    with pytest.raises(ScanError, match=r"b_00.nii.gz has 3 volumes, and the model takes 2 \(T2, ADC\): save those"):
-        read_case(file, OF)
-    with pytest.raises(ScanError, match=r"has 3 volumes, and the model takes 1 \(T2\): save those"):
-        read_case(file, ("T2",))
-    with pytest.raises(ScanError, match="has 3 volumes, and the model takes one: save that one alone as a 3D file"):
-        read_case(file, ())
+    for sequences, listed in ((OF, "2 (T2, ADC)"), (("T2",), "1 (T2)"), ((), "--volume N")):
+        case = find_one(file, sequences=sequences)  # the other scans are predicted
+        with raises("volumes-count", naming=("b_00.nii.gz", "3 volumes", listed)):
+            case.read()
     describe(tmp_path / "dataset.json", "T2", "ADC")
-    with pytest.raises(ScanError, match=r"has 3 volumes, and .*dataset.json names 2 \(T2, ADC\): name every volume"):
-        read_case(file, OF)
+    with raises("volumes-count", naming=("3 volumes", "dataset.json", "2 (T2, ADC)")):
+        find_one(file).read()
 
 
 def test_a_4d_file_of_one_volume_is_a_scan_of_one_sequence(tmp_path: Path) -> None:
     file = write_4d(tmp_path / "b_00.nii.gz", 1000)
     assert nibabel.load(file).ndim == 4
     for sequences in ((), ("T2",)):
-        assert first_files([file], sequences) == [file] and not list(which_is_which([file], sequences))
-        assert read_case(file, sequences)[1].shape == (1, 3, 4, 5)
+        case = find_one(file, sequences=sequences)
+        assert case.assignment is None and case.read_stacked()[1].shape == (1, 3, 4, 5)
 
 
 def test_a_volume_that_is_the_same_everywhere_is_named(tmp_path: Path) -> None:
     image = sitk.ReadImage(str(write(tmp_path / "P1.nii.gz", 0)))
     file = tmp_path / "b.nii.gz"
     sitk.WriteImage(sitk.JoinSeries([image, 0 * image]), str(file))
-    with pytest.raises(ScanError, match=r"b.nii.gz has the same intensity everywhere of ADC: export"):
-        read_case(file, OF)
+    with raises("scan-empty", naming=("b.nii.gz", "ADC")):
+        find_one(file).read()
 
 
 def test_umlauts_that_a_mac_wrote_are_the_same_name(tmp_path: Path) -> None:
-    case, known = unicodedata.normalize("NFD", "Möller"), ("T2", "Höhe")
-    t2 = write(tmp_path / case / f"{case}_T2.nii.gz", 0)
-    other = write(
-        tmp_path / case / f"{unicodedata.normalize('NFC', case)}_{unicodedata.normalize('NFD', 'höhe')}.nii.gz", 1
-    )
-    assert files_of(t2, known) == [t2, other]
+    name = unicodedata.normalize("NFD", "Möller")
+    t2 = write(tmp_path / name / f"{name}_T2.nii.gz", 0)
+    composed, decomposed = unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", "höhe")
+    other = write(tmp_path / name / f"{composed}_{decomposed}.nii.gz", 1)
+    assert find_case(t2, ("T2", "Höhe")).files == (t2, other)
 
 
 def test_dicom_series_go_by_their_folders(tmp_path: Path) -> None:
     image = sitk.ReadImage(str(write(tmp_path / "image.nii.gz", 500)))
+    study = tmp_path / "study" / "0815"
     for name in ("ADC", "T2", "scout"):
-        write_dicom(tmp_path / "study" / "0815" / name, image)
-    study = tmp_path / "study"
-    found = first_files(scans_in(in_case_folders([study], OF)), OF)
-    assert found == [study / "0815" / "T2"]
-    assert files_of(found[0], OF) == [study / "0815" / "T2", study / "0815" / "ADC"]
-    assert mask_path(case_of(found[0], OF), Path("out")).name == "0815_mask.nii.gz"
+        write_dicom(study / name, image)
+    case = find_one(*scans_in(in_case_folders([tmp_path / "study"], OF)))
+    assert case.files == (study / "T2", study / "ADC") and case.is_dicom
+    assert mask_path(case.named, Path("out")).name == "0815_mask.nii.gz"
 
 
 def test_a_case_without_its_sequences_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "P1" / "T2.nii.gz", 0)
-    with pytest.raises(ConfigError, match=r"P1 holds no ADC, and the model takes one file each of T2, ADC$"):
-        first_files([tmp_path / "P1" / "T2.nii.gz"], OF)
+    t2 = write(tmp_path / "P1" / "T2.nii.gz", 0)
+    with raises("sequence-missing", naming=("P1", "ADC")):
+        find_cases([t2], OF)
     for name in ("ADC.nii.gz", "P1_adc.nrrd"):
         write(tmp_path / "P1" / name, 1)
-    with pytest.raises(ConfigError, match=r"P1 holds ADC.nii.gz, P1_adc.nrrd for ADC, and"):
-        first_files([tmp_path / "P1" / "T2.nii.gz"], OF)
+    with raises("sequence-twice", naming=("P1", "ADC.nii.gz", "P1_adc.nrrd")):
+        find_cases([t2], OF)
     (tmp_path / "P1" / "P1_adc.nrrd").unlink()
     other = write(tmp_path / "P2" / "other.nii.gz", 0)
-    with pytest.raises(ConfigError, match=f"{other}: .* or, in a folder for each case, are T2, ADC$"):
-        first_files(scans_in(in_case_folders([tmp_path], OF)), OF)
+    with raises("sequence-unknown", naming=(str(other), "T2, ADC")):
+        find_cases(scans_in(in_case_folders([tmp_path], OF)), OF)
 
 
 @pytest.mark.parametrize(
-    ("geometry", "said"),
+    ("geometry", "difference"),
     [
         ({"origin": (5.005, -3.0, 20.0)}, None),
-        ({"origin": (5.05, -3.0, 20.0)}, r"origin by up to 0.05 mm \(tolerance 0.01 mm\)"),
-        ({"spacing": (0.5, 0.6, 3.0)}, r"spacing by up to 0.1 mm"),
+        ({"origin": (5.05, -3.0, 20.0)}, "origin by up to 0.05 mm"),
+        ({"spacing": (0.5, 0.6, 3.0)}, "spacing by up to 0.1 mm"),
     ],
 )
-def test_grids_may_differ_by_what_preparation_allows(tmp_path: Path, geometry: dict, said: str | None) -> None:
+def test_grids_may_differ_by_what_preparation_allows(tmp_path: Path, geometry: dict, difference: str | None) -> None:
     first = write(tmp_path / "P1_0000.nii.gz", 0)
     write(tmp_path / "P1_0001.nii.gz", 1, **geometry)
-    if said is None:
-        assert read_case(first, OF)[1].shape == (2, 3, 4, 5)
+    if difference is None:
+        assert find_one(first).read_stacked()[1].shape == (2, 3, 4, 5)
         return
-    with pytest.raises(ScanError, match=f"P1_0001.nii.gz lies on another grid than .*P1_0000.nii.gz: .*{said}"):
-        read_case(first, OF)
+    with raises("sequence-grid", naming=("P1_0001.nii.gz", "P1_0000.nii.gz", difference)):
+        find_one(first).read()
 
 
 def test_another_number_of_voxels_is_said(tmp_path: Path) -> None:
     first = write(tmp_path / "P1_0000.nii.gz", 0)
     sitk.WriteImage(sitk.ReadImage(str(first))[:, :3], str(tmp_path / "P1_0001.nii.gz"))
-    with pytest.raises(ScanError, match="size, 5 x 3 x 3 voxels instead of 5 x 4 x 3"):
-        read_case(first, OF)
+    with raises("sequence-grid", naming=("5 x 3 x 3", "5 x 4 x 3")):
+        find_one(first).read()

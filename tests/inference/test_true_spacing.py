@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,16 @@ from volumesites import make_volume_site, write_task
 
 from fedshift.cli import main
 from fedshift.data.prepared import image_files
-from fedshift.data.resampled import open_volumes
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
-from fedshift.inference import bundle_patches
-from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.segment import ready_for
+from fedshift.inference.sequences import find_case
+from fedshift.runtime import segmentation
+from fedshift.runtime.monai_run import segment_files
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.results import LAST, Results
-from fedshift.tasks.segmentation import volumes
-from fedshift.tasks.segmentation.patch_task import Task as PatchTask
-from fedshift_survey.drift.own import folder_reference
+from fedshift_survey.drift.folder_reference import folder_reference
 
 from .conftest import brightness_model, save_model, write_ball
 
@@ -66,14 +63,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], 
 def grids(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Voxels along z, y, x of every volume that the network is asked for."""
     seen: list[tuple[int, ...]] = []
-    plain = volumes.network_volume
+    plain = segmentation.network_volume
 
     def watched(*of: Any, **options: Any) -> np.ndarray:
         made = plain(*of, **options)
         seen.append(made.shape[1:])
         return made
 
-    monkeypatch.setattr(volumes, "network_volume", watched)
+    monkeypatch.setattr(segmentation, "network_volume", watched)
     return seen
 
 
@@ -92,9 +89,8 @@ def test_a_prediction_is_on_the_grid_of_training(
 ) -> None:
     sites, file, _ = trained
     model, (case, scan) = open_model(file), case_to_test(sites["B"])
-    assert model.patches is not None and model.resamples_by_matrix
-    preparation = model.patches._data.preparation
-    assert tuple(open_volumes(sites["B"], preparation).shapes[0]) == OF_TRAINING
+    assert model.resamples_by_matrix
+    assert tuple(model.task.open(sites["B"], "B").volumes.shapes[0]) == OF_TRAINING
     masks = []
     for name, words, grid in (("plain", [], OF_MATRIX), ("true", ["--true-spacing"], OF_TRAINING)):
         out = tmp_path / name
@@ -106,7 +102,7 @@ def test_a_prediction_is_on_the_grid_of_training(
         said = capsys.readouterr().out
         for text in (said, row["warnings"]):
             assert (TOLD in text) == (not words)
-            assert ("add --true-spacing" in text) == ("as if its geometry had been lost" in text) == (not words)
+            assert ("--true-spacing" in text) == (not words)
     assert not np.array_equal(*masks)
 
 
@@ -143,19 +139,12 @@ def test_scores_are_those_that_the_site_has_measured(
 
 @pytest.mark.parametrize("true", [False, True])
 def test_statistics_are_of_windows_on_the_same_grid(
-    true: bool, trained: tuple[dict[str, Path], Path, Results], monkeypatch: pytest.MonkeyPatch
+    true: bool, trained: tuple[dict[str, Path], Path, Results], grids: list[tuple[int, ...]]
 ) -> None:
     sites, file, _ = trained
-    spacings: list[Sequence[float] | None] = []
-    plain = PatchTask.windows
-
-    def watched(task: PatchTask, voxels: np.ndarray, spacing: Sequence[float] | None) -> list[torch.Tensor]:
-        spacings.append(spacing)
-        return plain(task, voxels, spacing)
-
-    monkeypatch.setattr(PatchTask, "windows", watched)
-    ready_for(open_model(file), [case_to_test(sites["A"])[1]], Choice(own=True), device="cpu", true_spacing=true)
-    assert spacings == [(1.0, 1.0, 1.0) if true else None]
+    case = find_case(case_to_test(sites["A"])[1], ())
+    ready_for(open_model(file), [case], Choice(estimate=True), device="cpu", true_spacing=true)
+    assert grids == [OF_TRAINING if true else OF_MATRIX]
 
 
 def test_later_scans_are_compared_in_mm_and_a_prepared_site_says_it_itself(
@@ -219,10 +208,8 @@ def test_a_bundle_takes_the_same_word(tmp_path: Path, trained: tuple[dict[str, P
 
 def test_a_bundles_option_is_no_text() -> None:
     """``--true_spacing false`` on its command line is the text, which would count as true."""
-    module: dict[str, Any] = {"__name__": "patchwise"}
-    exec(compile(script(bundle_patches), "patchwise.py", "exec"), module)
-    with pytest.raises(ValueError, match="must be True or False, not 'false'"):
-        module["segment_files"](["a"], None, None, None, None, None, "false")
+    with pytest.raises(ValueError, match="'false'"):
+        segment_files(["a"], None, None, None, None, None, "false")  # type: ignore[arg-type]
 
 
 def test_models_that_know_no_voxel_size_are_told_to_do_without(
@@ -230,10 +217,10 @@ def test_models_that_know_no_voxel_size_are_told_to_do_without(
 ) -> None:
     pictures, slices = save_model(tmp_path / "p.pt", small_image_job("fedavg")), brightness_model(tmp_path / "s.pt")
     assert main(["predict", str(pictures), "a.png", "--out", str(tmp_path / "out"), "--true-spacing"]) == 2
-    assert "classifies pictures, which have no voxel size: leave out --true-spacing" in capsys.readouterr().err
+    assert "--true-spacing [no-effect]" in capsys.readouterr().err
     for model in (pictures, slices):
         assert main(["export", str(model), "--bundle", str(tmp_path / "bundle"), "--true-spacing"]) == 2
-        assert "does not resample by voxel sizes: leave out --true-spacing" in capsys.readouterr().err
+        assert "--true-spacing [no-effect]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and not (tmp_path / "bundle").exists()
 
     scan = tmp_path / "scan.nii.gz"
@@ -241,5 +228,5 @@ def test_models_that_know_no_voxel_size_are_told_to_do_without(
     for name, words in (("plain", []), ("true", ["--true-spacing"])):
         assert main(["predict", str(slices), str(scan), "--out", str(tmp_path / name), *words]) == 0
         said = capsys.readouterr().out
-        assert ("had been lost: its volume may be wrong; if the voxels are of this size" in said) == (not words)
+        assert ("--true-spacing" in said) == (not words)
         assert "data.matrix" not in said, "every scan is resampled by it"

@@ -42,7 +42,7 @@ def job_for(names: str, kind: str) -> JobSpec:
     try:
         return KINDS[kind](names, *options)
     except ConfigError as error:
-        if "optimizer.name=sgd" not in str(error):
+        if error.code != "method-needs" or "optimizer.name=sgd" not in str(error):
             raise
         return KINDS[kind](names, *options, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
 

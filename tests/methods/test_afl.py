@@ -17,6 +17,7 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import afl, fedrdn
+from fedshift.methods.shared.aggregation import project
 from fedshift.methods.shared.passes import mean_loss
 
 TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
@@ -24,7 +25,7 @@ TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("case", TABLE["projection"], ids=lambda c: str(c["input"]))
 def test_the_projection_is_exact(case: dict[str, list[float]]) -> None:
-    np.testing.assert_allclose(afl.project(np.array(case["input"])), case["exact_projection"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(project(np.array(case["input"])), case["exact_projection"], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", [c for c in TABLE["lambda_update"] if c["lambda_min"] == 0])
@@ -37,7 +38,7 @@ def test_no_other_point_of_the_set_is_nearer() -> None:
     rng = np.random.default_rng(0)
     for lowest, total in ((0.0, 1.0), (-1.0, 1.0), (-0.3, 0.2), (0.05, 0.6)):
         y = rng.normal(0, 2, 6)
-        nearest = afl.project(y, lowest=lowest, total=total)
+        nearest = project(y, lowest=lowest, total=total)
         assert nearest.sum() == pytest.approx(total) and nearest.min() >= lowest - 1e-12
         others = lowest + (total - 6 * lowest) * rng.dirichlet(np.ones(6) * 0.5, 5000)
         assert ((others - y) ** 2).sum(1).min() >= ((nearest - y) ** 2).sum()

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_context, small_job
+from conftest import make_context
+from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 from volumesites import blob_job
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.methods import augmentation, base
-from fedshift.schema.errors import ConfigError
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -46,13 +45,13 @@ def ramps(count: int, size: int) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("augmentation.level=moderate", "level moderate .* data.normalise volume .*percentile"),
-        ("augmentation.level=none augmentation.rotation=30 data.normalise=volume", "rotation .* data.normalise volume"),
-        ("augmentation.level=weak data.mirror=[0]", "left and right.*augmentation.flip=0"),
+        ("augmentation.level=moderate", "data.normalise"),
+        ("augmentation.level=none augmentation.rotation=30 data.normalise=volume", "data.normalise"),
+        ("augmentation.level=weak data.mirror=[0]", "augmentation.flip=0"),
     ],
 )
 def test_what_does_not_fit_volumes_is_refused(options: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with raises("method-needs", naming=words):
         blob_job(tmp_path, *options.split(), methods="augmentation")
     mended = [option.replace("mirror=[0]", "mirror=[0,1]") for option in options.split() if "normalise" not in option]
     assert "augmentation" in blob_job(tmp_path, *mended, "data.normalise=percentile", methods="augmentation").methods
@@ -269,14 +268,6 @@ def test_blur_comes_with_its_probability_and_leaves_the_rest_alone() -> None:
 
 
 # --- whole runs, learning, refusals -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_runs_on_slices(precision: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    options = ("augmentation.level=moderate", "augmentation.rotation=15", "augmentation.blur=0.5")
-    job = small_job("augmentation", *options, "schedule.rounds=1", f"schedule.precision={precision}")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.rounds[0].rejected == []
 
 
 def bars(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

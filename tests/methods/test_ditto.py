@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_context, small_image_job, small_job
+from errors import raises
 from torch import nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, ditto
-from fedshift.schema.errors import DataError
 from fedshift.schema.results import LAST
 
-from .learning import assert_learns, run
+from .learning import run
 
 ADAM = ("optimizer.name=adam", "optimizer.lr=0.003", "optimizer.keep=true", "optimizer.weight_decay=0.01")
 MOMENTUM = ("optimizer.momentum=0.5", "optimizer.keep=true")
@@ -108,9 +108,7 @@ def test_a_personal_model_that_diverged_is_not_kept() -> None:
     )
     for _ in range(9):
         client.gradients(ctx)
-    with pytest.raises(
-        DataError, match=r"site A, round 1: the personal model is not finite .* ditto\.lam or optimizer"
-    ):
+    with raises("not-finite", naming=("site A", "round 1", "ditto.lam")):
         client.end(None, ctx)  # type: ignore[arg-type]
     assert not any(value.any() for value in ctx.state.values()), "the last round's is still there"
 
@@ -124,10 +122,6 @@ def test_the_larger_lambda_the_nearer_to_the_global_model(three_image_sites: dic
         own = personal(folder, "A", 2)
         far.append(sum(float((own[key] - shared[key]).square().sum()) for key in own if key.endswith("weight")))
     assert far[2] < far[1] < far[0]
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("ditto", three_image_sites, tmp_path)
 
 
 def test_nothing_more_leaves_a_site(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

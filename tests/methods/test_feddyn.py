@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +13,6 @@ from conftest import Samples, Sent, make_context, server_context
 from torch import nn
 
 from fedshift.methods import base, feddyn
-
-from .learning import assert_learns
 
 SITES = ("A", "B", "C")
 CURVES = [np.diag([1.0, 0.2]), np.diag([0.3, 2.0]), np.array([[1.0, 0.4], [0.4, 0.5]])]
@@ -158,7 +155,3 @@ def test_running_statistics_are_a_mean_of_the_sites() -> None:
         weights = server.combine({"w": START, "var": np.float32([5.0])}, sent, server_context("w", round=number))
         assert weights["var"] == pytest.approx(0.2)
     assert "moved.var" not in server.state
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("feddyn", three_image_sites, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_image_job, small_job
+from conftest import golden, make_context, small_image_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
@@ -56,14 +56,3 @@ def test_without_perturbation_it_is_harmofl_bit_for_bit(three_image_sites: dict[
     assert torch.equal(one["methods"]["harmofl"]["amplitude"], other["methods"]["fedharmo"]["amplitude"])
     perturbed = content["fedavg+fedharmo"]["weights"]
     assert not all(torch.equal(one["weights"][key], perturbed[key]) for key in perturbed)
-
-
-AUTHORS_NORM = ("network.options.norm=batch_statistics", "network.options.bn_momentum=0.1")
-
-
-@pytest.mark.parametrize("options", [("schedule.precision=bf16",), AUTHORS_NORM])
-def test_it_runs_on_slices(options: tuple[str, ...], three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedharmo", "fedharmo.variant=released", "schedule.rounds=1", *options)
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.statistics is not None and results.statistics.rejected == []
-    assert results.rounds[0].rejected == []

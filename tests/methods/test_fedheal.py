@@ -144,7 +144,7 @@ def test_a_drawn_site_counts_as_much_whatever_the_number_of_others() -> None:
 def test_an_element_that_rises_is_kept_as_one_that_falls(tau: float) -> None:
     for earlier in range(1, 101):
         same_way = np.arange(earlier + 1)
-        rises = fedheal.kept(earlier - same_way, earlier, np.ones(earlier + 1), tau=tau)
-        falls = fedheal.kept(same_way, earlier, -np.ones(earlier + 1), tau=tau)
+        rises = fedheal.consistent_mask(earlier - same_way, earlier, np.ones(earlier + 1), tau=tau)
+        falls = fedheal.consistent_mask(same_way, earlier, -np.ones(earlier + 1), tau=tau)
         assert (rises == falls).all() and rises.tolist() == sorted(rises.tolist()), earlier
         assert rises.sum() == sum(100 * count > round(100 * tau) * earlier for count in same_way.tolist()), earlier

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from conftest import Samples, Sent, make_context, server_context
 from torch import Tensor, nn
 
 from fedshift.methods import base, fediir
-
-from .learning import assert_learns
 
 X = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 1, 0, 2, 2, 1])
@@ -118,7 +114,3 @@ def test_the_gradient_comes_nearer_to_the_mean_than_without() -> None:
             optimizer.step()
         far.append(objective_by_hand(numbers(net), mean, 1.0) - objective_by_hand(numbers(net), mean, 0.0))
     assert far[1] < 0.75 * far[0]
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("fediir", three_image_sites, tmp_path)

@@ -18,8 +18,6 @@ from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
-from .learning import assert_learns
-
 
 @pytest.mark.parametrize(
     ("steps", "share", "head"), [(11, 0.91, 10), (2, 0.5, 1), (2, 0.9, 1), (3, 0.1, 1), (10, 0.5, 5), (1, 0.5, 0)]
@@ -90,7 +88,3 @@ def test_every_site_ends_with_its_own_head_on_one_body(three_image_sites: dict[s
     assert all(head.keys() == {"head.weight", "head.bias"} for head in heads)
     assert not torch.equal(heads[0]["head.weight"], heads[1]["head.weight"])
     assert results.final is not None and set(results.final.personal) == set("ABC")
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("fedrep", three_image_sites, tmp_path)

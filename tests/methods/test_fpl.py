@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,8 +12,6 @@ from scipy.sparse import csgraph, csr_array
 from torch import Tensor, nn
 
 from fedshift.methods import base, fpl
-
-from .learning import assert_learns
 
 D, CLASSES = 5, 3
 
@@ -172,7 +169,3 @@ def test_a_prototype_of_one_image_is_refused() -> None:
     update.arrays["fpl"]["counts"][0] = 0
     fault = server.fault(update.arrays["fpl"], 10)
     assert fault is not None and fault[0] == "prototypes"
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("fpl", three_image_sites, tmp_path)

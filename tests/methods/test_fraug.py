@@ -20,6 +20,7 @@ from conftest import (
     server_context,
     small_image_job,
 )
+from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,7 +34,7 @@ from fedshift.methods import base, fraug
 from fedshift.methods.shared.auxiliary import Mlp
 from fedshift.methods.shared.head import head_of
 from fedshift.methods.shared.mmd import mmd
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
@@ -480,7 +481,7 @@ def test_generators_are_averaged_by_site_or_by_sample_count_and_one_sites_is_kep
 def test_a_generator_that_is_not_finite_is_an_error_before_anything_is_kept() -> None:
     client, ctx, _ = started(fraug.Config(lr_generator=1e30))
     local_training(client, ctx, some_batches(3))
-    with pytest.raises(DataError, match=r"site A, round 1: the generator or the RTNet is not finite.*lr_generator"):
+    with raises("not-finite", naming=("site A", "round 1", "fraug.lr_generator")):
         client.end(Samples(np.zeros((1, 1))), ctx)
 
 
@@ -613,5 +614,5 @@ def test_the_protocols_with_the_codes_augmentation(task: str, flip: float | None
         plain.task.optimizer,
         plain.task.network,
     )
-    with pytest.raises(ConfigError, match="needs the method augmentation"):
+    with pytest.raises(ConfigError):
         resolve(task, "fraug+fedrdn", protocol="fraug_augmented")

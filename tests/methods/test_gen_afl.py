@@ -9,6 +9,7 @@ import pytest
 from conftest import GOLDEN, Sent, server_context
 
 from fedshift.methods import afl, gen_afl
+from fedshift.methods.shared.aggregation import project
 
 TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
 
@@ -24,8 +25,8 @@ def test_the_projection_is_proposition_one() -> None:
     rng = np.random.default_rng(0)
     for lowest in (-1.0, -0.1, 0.05, 0.2):
         y, room = rng.normal(0, 2, 4), 1 - 4 * lowest
-        reduced = room * afl.project((y - lowest) / room) + lowest
-        np.testing.assert_allclose(afl.project(y, lowest=lowest), reduced, rtol=1e-12, atol=1e-12)
+        reduced = room * project((y - lowest) / room) + lowest
+        np.testing.assert_allclose(project(y, lowest=lowest), reduced, rtol=1e-12, atol=1e-12)
 
 
 def sent(site: str, w: float, loss: float, *, variance: float = 1.0, n: int = 1) -> Sent:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, golden, make_context, server_context, small_job
+from conftest import Samples, Sent, golden, make_context, server_context
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.methods import harmofl
 
 SHAPES = ["even", "rect", "odd"]
@@ -137,11 +134,3 @@ def test_a_model_works_at_a_site_with_another_contrast_that_it_never_saw() -> No
     assert own > 0.9 and shifted > 0.9
     own, shifted = accuracies(0, harmonised=False)
     assert own > 0.9 and shifted < 0.7
-
-
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_it_runs_on_slices(variant: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("harmofl", f"harmofl.variant={variant}", "schedule.rounds=1")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.statistics is not None and results.statistics.rejected == []
-    assert results.rounds[0].rejected == []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from conftest import small_image_job, small_job
+from errors import raises
 
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import (
+    Method,
     MethodSet,
     available,
     find,
@@ -15,9 +17,13 @@ from fedshift.methods.method_set import (
     pooled_references,
     require_federation,
 )
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.traits import NEEDS, TRAITS
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task
+
+
+def load_all() -> list[Method]:
+    return [next(m for m in load({name: {}}) if m.name == name) for name in available()]
 
 
 def set_of(job: JobSpec) -> MethodSet:
@@ -26,8 +32,8 @@ def set_of(job: JobSpec) -> MethodSet:
 
 def test_methods_are_found_by_file_name_and_a_wrong_name_gets_the_nearest() -> None:
     assert {"fedavg", "fedfa", "fraug"} <= set(available())
-    assert not {"base", "chain", "method_set", "shared"} & set(available())
-    with pytest.raises(ConfigError, match=r"there is no method 'fedfaa'.*fedfa"):
+    assert not {"base", "chain", "method_set", "shared", "traits"} & set(available())
+    with raises("unknown-method", naming=("'fedfaa'", "'fedfa'")):
         find("fedfaa")
 
 
@@ -89,17 +95,14 @@ def test_a_site_that_keeps_its_whole_network_sends_none() -> None:
     assert not methods.sends_parameters and methods.withheld == set(methods.net.state_dict())
 
 
-def test_every_method_is_asked_about_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = small_image_job("fedrdn+mixup")
-    asked = []
-    for name in ("fedavg", "fedrdn", "mixup"):
-        client = getattr(find(name), "Client", None) or type(load({name: {}})[0].client())
-        monkeypatch.setattr(
-            client, "check_beside", lambda self, other, half, net: asked.append((type(self).__module__, other))
-        )
-    set_of(job).check()
-    assert {other for _, other in asked} == {"fedavg", "fedrdn", "mixup"} and len(asked) == 6
-    assert ("fedshift.methods.mixup", "mixup") not in asked
+def test_what_halves_declare_is_in_the_tables() -> None:
+    """A word that is not would be asked for in vain; and it says something of another method, or an option."""
+    for method in load_all():
+        half = method.client()
+        assert {rule.what for rule in half.needs} <= NEEDS.keys()
+        assert {rule.what for rule in half.traits} <= {trait for trait, shown in TRAITS.items() if shown is None}
+        assert {rule.what for rule in half.clashes} <= TRAITS.keys() and all(rule.why for rule in half.clashes)
+        assert {name for rule in half.idle for name in rule.what.split()} <= type(method.config).model_fields.keys()
 
 
 def test_a_spec_keeps_words_that_are_no_size_of_the_task() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_job
+from conftest import golden, make_context
 from torch import nn
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.methods import mixstyle
 from fedshift.tasks.networks.digits_cnn import DigitsCnn
 from fedshift.tasks.networks.mnist_cnn import MnistCnn
@@ -79,13 +76,6 @@ def test_it_fires_with_probability_p_in_training_only() -> None:
     x = torch.rand(6, 3, 8, 8)
     net(x), net(x)
     assert torch.equal(seen[-1], seen[-2])
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_runs_beside_fedfa_on_the_same_stages(precision: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+mixstyle", "schedule.rounds=1", f"schedule.precision={precision}")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.rounds[0].rejected == []
 
 
 def test_a_batch_of_one_and_a_single_pixel_stay_finite() -> None:

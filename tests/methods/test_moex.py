@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_job
+from conftest import golden, make_context
 from torch.nn import functional
 
-from fedshift.federation.in_process import run_in_process
 from fedshift.methods import base, moex
 from fedshift.tasks.networks.digits_cnn import DigitsCnn
 
@@ -89,11 +86,3 @@ def test_it_fires_with_probability_p() -> None:
     fired = [batch.y.is_floating_point() for batch in batches]
     assert 30 < sum(fired) < 70
     assert (ctx.scratch["partner"] is not None) == fired[-1], "a batch without exchange leaves no draw"
-
-
-@pytest.mark.parametrize("loss", ["ce_dice", "dice"])
-def test_it_runs_beside_mixup_fedfa_and_sam_on_masks(loss: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+moex+mixup+fedsam", f"loss={loss}", "schedule.rounds=1", "schedule.precision=bf16")
-    results = run_in_process(job, three_sites, tmp_path).results
-    assert results.rounds[0].rejected == []
-    assert all(0 < site.train_loss < 1 for site in results.rounds[0].sites.values())

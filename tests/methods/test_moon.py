@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +12,6 @@ from torch.nn import functional
 
 from fedshift.methods import base, moon
 from fedshift.methods.shared.passes import Replayed
-
-from .learning import assert_learns
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1, 1, 0])
 
@@ -120,7 +117,3 @@ def test_embeddings_are_nearer_to_the_received_models_and_farther_from_the_previ
         )
         lead[mu] = near - far
     assert lead[1.0] > lead[0.0] + 0.1
-
-
-def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert_learns("moon", three_image_sites, tmp_path)

@@ -7,7 +7,8 @@ from bench.made import made
 
 from fedshift.reporting.known_scores import SCORES, known_score, needs_voxel_size
 from fedshift.reporting.report.wording import metric
-from fedshift_bench.measures import measure
+from fedshift_bench.columns import measure
+from fedshift_bench.footnotes import notes
 
 
 def test_scores_of_lengths_and_volumes_need_the_voxel_size() -> None:
@@ -36,5 +37,5 @@ def test_what_a_score_means_is_said_once_and_not_for_each_class() -> None:
 def test_a_table_says_where_the_voxel_size_is_unknown(name: str) -> None:
     comparison = made({("X",): [{"A": 0.5, "B": 0.3}]}, metric=name)
     comparison.cells[0].data["B"].unknown_spacing = True
-    told = [note for note in comparison.notes if "Voxel sizes are unknown at B: " in note]
+    told = [note for note in notes(comparison) if "Voxel sizes are unknown at B: " in note]
     assert bool(told) == needs_voxel_size(name)

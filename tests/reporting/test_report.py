@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.made import made
 from conftest import small_job
 from rich.console import Console
 from scipy import stats
@@ -23,8 +22,8 @@ from fedshift.federation.image_free import record_guess
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.report import distributions
-from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
+from fedshift.reporting.report.summary import mean_with_interval
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import OneSided
@@ -32,7 +31,6 @@ from fedshift.schema.manifest import PhantomOptions, manifest_sha256
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.tasks.device import processor
-from fedshift_bench.record import write_comparison
 from reporting.reports import HOSTILE, Page, evaluated, html_of, record, scan_sites, words_of, written
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -737,21 +735,6 @@ def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
     assert labels(plain, seeded) == [f"{name}, seed 0", f"{name}, seed 3"]
     assert labels(plain, strong) == [f"{name}, fedfa.p 0.5", f"{name}, fedfa.p 0.9"]
     assert labels(plain, run("d")) == [f"{name}, a", f"{name}, d"], "the same settings: the folders differ"
-
-
-@pytest.mark.parametrize("share", ["folder", "file"])
-def test_the_folder_of_a_comparison_is_reported(share: str, tmp_path: Path) -> None:
-    sites = [{"A": 0.5, "B": 0.7}, {"A": 0.54, "B": 0.72}]
-    cells = {("FedAvg",): sites, ("FedFA with all",): [*sites[:1], None]}
-    order = {"tests": [("FedFA with all", "FedAvg")], "claims": [("FedFA with all", "FedAvg")]}
-    comparison = made(cells, scale="full", what=f"About {HOSTILE}", **order)
-    path = write_comparison(comparison, tmp_path)
-    html = html_of(path if share == "file" else tmp_path)
-    text = Page(html).text
-    assert "Made by hand" in text and "FedFA with all" in text and "61.5 ± 2.1" in text
-    assert "undecided (a test needs 3 seeds): FedFA with all above FedAvg" in text
-    assert "3 of 4 cells are done" in text and "1 of 4 cells are missing" in text
-    assert "fedshift job" in text and "<script>" not in html
 
 
 def test_simulated_scanners_are_said_in_the_report_and_below_the_table(tmp_path: Path) -> None:

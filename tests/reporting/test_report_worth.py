@@ -13,8 +13,8 @@ import pytest
 from fedshift import cli
 from fedshift.federation.resolve import resolve
 from fedshift.reporting.report import page
+from fedshift.reporting.report.benefit import answer
 from fedshift.reporting.report.runs import Run, read
-from fedshift.reporting.report.worth import answer
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.protocol_results import HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import Results, deciding_settings
@@ -50,30 +50,30 @@ def results() -> Results:
 def test_a_better_model_is_said_to_be_better_with_interval_and_p(results: Results) -> None:
     assert results.final is not None
     told_of = results.final.against_local["BIDMC"]
-    plain = answer("BIDMC", told_of).replace("\u00a0", " ")
+    plain = answer("BIDMC", told_of).text.replace("\u00a0", " ")
     assert plain.startswith(
         "The federated model is better for BIDMC than the one that it trained alone: on the same 12 "
     )
     assert "Dice is 3.4 points higher (73.6 % against 70.2 %; 95 % interval 2.2 to 4.6 points, p = 0.001)." in plain
     swapped = compared(ALONE, [a + b for a, b in zip(ALONE, GAINS, strict=True)])
-    assert answer("HK", swapped).startswith("The federated model is worse for HK")
+    assert answer("HK", swapped).text.startswith("The federated model is worse for HK")
 
 
 def test_a_difference_below_a_tenth_of_a_point_is_not_printed_as_none() -> None:
     tiny = compared([case - 0.0002 - 0.00001 * (number % 3) for number, case in enumerate(ALONE)], ALONE)
-    plain = answer("HK", tiny).replace("\u00a0", " ")
+    plain = answer("HK", tiny).text.replace("\u00a0", " ")
     assert tiny.verdict == "worse" and "0.021 points lower" in plain
     assert "interval -0.021 to -0.021 points" in plain or "interval -0.022 to -0.02" in plain
 
 
 def test_few_cases_are_not_enough_to_tell_and_the_sentence_says_how_many_would(results: Results) -> None:
     assert results.final is not None
-    few = answer("HK", results.final.against_local["HK"])
+    few = answer("HK", results.final.against_local["HK"]).text
     assert few.startswith("From 4 test cases, fewer than the 6 that a test needs, it cannot be told whether")
     assert "about 100 cases would tell a difference of this size." in few and "interval" not in few
-    two = answer("HK", compared([0.5, 0.6], [0.4, 0.5]))
+    two = answer("HK", compared([0.5, 0.6], [0.4, 0.5])).text
     assert "from fewer than 3 cases it cannot be estimated how many would tell" in two
-    same = answer("HK", compared([0.5] * 8, [0.5] * 8))
+    same = answer("HK", compared([0.5] * 8, [0.5] * 8)).text
     assert "its Dice is the same" in same and "no number of cases" in same and "p = 1.000" in same
 
 
@@ -81,10 +81,10 @@ def test_a_subject_with_several_scans_is_said_and_counted_once() -> None:
     pair = np.array([a + b for a, b in zip(ALONE, GAINS, strict=True)]), np.array(ALONE)
     options = {"score": "dice", "is_binary": False, "round_": 2, "seed": 0, "share_cases": False}
     few = compare(*pair, subjects=[f"sub-{number // 3}" for number in range(12)], **options)
-    said = answer("HK", few)
+    said = answer("HK", few).text
     assert said.startswith("From 12 test cases of 4 subjects, fewer than the 6 that a test needs, it cannot be told")
     assert f"about {few.needed} subjects would tell" in said
-    two = answer("HK", compare(*pair, subjects=["sub-1", "sub-2"] * 6, **options))
+    two = answer("HK", compare(*pair, subjects=["sub-1", "sub-2"] * 6, **options)).text
     assert "from fewer than 3 subjects it cannot be estimated how many would tell" in two
 
 
@@ -96,7 +96,7 @@ def test_the_first_sentence_of_each_sites_page_is_the_answer(results: Results, t
     for site, found in results.final.against_local.items():
         after = text.rpartition(f"Is the federation worth it for {site}? ")[2]
         tone = "✓ Good. " if site == "BIDMC" else "■ Result. "
-        assert after.startswith(tone + answer(site, found).replace("\u00a0", " "))
+        assert after.startswith(tone + answer(site, found).text.replace("\u00a0", " "))
     assert text.count("Is the federation worth it for") == 4  # in the contents and above the answer
     assert "The federated model against those that the sites trained alone: better at BIDMC; undecided at HK." in text
     assert "The site's policy withholds the scores of single cases." in text

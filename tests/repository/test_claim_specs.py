@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedshift_bench.cells import make_cells
-from fedshift_bench.kept import Kept
+from fedshift_bench.finished import FinishedCells
+from fedshift_bench.paired_tests import FEWEST
 from fedshift_bench.record import FILE_NAME, read_comparison
-from fedshift_bench.significance import FEWEST
 from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -27,20 +27,6 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
     assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * len(spec.rows)
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for kind in ("claims", "recipes") for path in (BENCHMARKS / "results" / kind).glob(f"*/{FILE_NAME}")),
-    ids=lambda path: path.parent.name,
-)
-def test_committed_cells_have_all_run_or_say_why_not_and_are_of_no_phantom(path: Path) -> None:
-    comparison = read_comparison(path)
-    (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
-    spec, _ = read_spec(spec_path)
-    assert (list(spec.tests), list(spec.claims)) == (comparison.tests, comparison.claims) and not comparison.is_phantom
-    for cell in comparison.cells:
-        assert cell.state == "done" or (cell.state == "failed" and cell.reason), cell.labels
-
-
 @pytest.mark.parametrize("folder", ["prostate", "prostate_unseen_first", "hippocampus"])
 def test_finished_cells_of_a_recipe_need_not_run_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -51,7 +37,7 @@ def test_finished_cells_of_a_recipe_need_not_run_again(
     comparison = read_comparison(BENCHMARKS / "results" / "recipes" / folder / FILE_NAME)
     (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
     spec, _ = read_spec(spec_path)
-    kept = Kept([comparison])
+    kept = FinishedCells([comparison])
     assert {cell.name for cell in comparison.cells} == {
-        cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)
+        cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.find(cell) is not None
     }

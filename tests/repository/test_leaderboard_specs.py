@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedshift.methods import method_set
+from fedshift_bench.all_methods import expand
 from fedshift_bench.cells import make_cells
-from fedshift_bench.every import expand
-from fedshift_bench.record import FILE_NAME, read_comparison
 from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -47,12 +46,3 @@ def test_every_row_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cells = make_cells(found.spec, folder=path.parent)
     assert len(cells) == 3 * len(found.spec.rows)
     assert {cell.plan.job.task.schedule.precision for cell in cells} == {"fp32"}, "the same on every processor"
-
-
-@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "leaderboard").glob(f"*/{FILE_NAME}")), ids=str)
-def test_committed_cells_are_of_a_spec_and_of_no_phantom(path: Path) -> None:
-    comparison = read_comparison(path)
-    spec, scale = read_spec(BENCHMARKS / "leaderboard" / f"{comparison.name}.yaml", comparison.scale)
-    assert path.parent.name == f"{spec.name}_{scale}" and not comparison.is_phantom
-    done = [cell for cell in comparison.cells if cell.state == "done"]
-    assert done and all(cell.key and cell.version and cell.source for cell in done)

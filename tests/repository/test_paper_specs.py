@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from fedshift import cli
-from fedshift.federation import effect, resolve
+from fedshift.federation import resolve
 from fedshift.methods import method_set
 from fedshift_bench import cells as comparison_cells
-from fedshift_bench import estimate
-from fedshift_bench.cells import Cell, WorkItem, make_cells
+from fedshift_bench import compare, estimate
+from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.collect import Collector
+from fedshift_bench.paired_tests import Paired, printed_p
 from fedshift_bench.published import COLUMNS
-from fedshift_bench.significance import Paired, printed_p
 from fedshift_bench.spec import Spec, read_spec
 from fedshift_bench.store import Store
 
@@ -203,7 +203,7 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
     monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
     monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
-    monkeypatch.setattr(effect, "without_effect", lambda job: [])
+    monkeypatch.setattr(compare, "without_effect", lambda job: [])
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out
@@ -233,13 +233,7 @@ def test_what_shows_a_tables_runs_has_the_very_cells_of_the_table(
 
     def keys(name: str) -> dict[frozenset[str], str]:
         _, cells = cells_of(BENCHMARKS / "papers" / f"{name}.yaml", scale)
-        return {
-            frozenset(cell.labels.values()): WorkItem(
-                kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}
-            ).key
-            for cell in cells
-            if cell.seed == 0
-        }
+        return {frozenset(cell.labels.values()): cell.work_on({}).key for cell in cells if cell.seed == 0}
 
     own, others = keys(shows), keys(table)
     alone = {labels for labels in own if labels & SHARED[shows, table]}
@@ -287,17 +281,3 @@ def test_a_printed_average_fits_its_columns_or_a_note_says_that_it_does_not(path
             step = 10.0 ** -len(printed.partition(".")[2])
             fits = abs(mean - float(printed)) <= step + 1e-9
             assert fits is ("the columns' mean is" not in note), (place, printed, mean)
-
-
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_the_quick_scale_takes_less_than_an_hour(
-    path: Path, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
-) -> None:
-    """By the committed estimate, of as many different runs as the spec has now."""
-    estimates = json.loads((BENCHMARKS / "results" / "performance" / "quick_tables.json").read_text(encoding="utf-8"))
-    _, cells = cells_of(path, "quick")
-    runs = {
-        WorkItem(kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}).key for cell in cells
-    }
-    assert estimates["tables"][path.stem]["runs"] == len(runs)
-    assert estimates["tables"][path.stem]["minutes"] < 60

@@ -24,7 +24,7 @@ from fedshift_bench.record import Comparison
 from fedshift_bench.tables import long_csv
 from fedshift_survey.cli import drift
 from fedshift_survey.drift.compare import Compared, Limits
-from fedshift_survey.drift.verdict import Month
+from fedshift_survey.drift.conclusion import Month
 
 if TYPE_CHECKING:
     from fedshift.inference.model import Model

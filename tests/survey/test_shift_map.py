@@ -12,10 +12,10 @@ from rich.console import Console
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import counts_only, fingerprint
+from fedshift.data.shift import ASPECTS, SPACING, shift_map
 from fedshift.reporting.report import page
 from fedshift.reporting.report.section import Table, Tables
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.shift import ASPECTS, SPACING, shift_map
 from fedshift_survey.shift_map import MAX_SITES, chapter
 from fedshift_survey.shift_table import intensity_rows, map_tables, pair_table, sites_table, suggestion_lines
 from fedshift_survey.suggestions import suggestions

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from conftest import SHAPES, make_image_site, small_image_job
+from errors import raises
 from rich.console import Console
 from torch import Tensor
 
@@ -129,41 +130,41 @@ def test_half_precision_becomes_what_the_network_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "words"),
+    ("net", "names"),
     [
-        ({"stem": "small"}, r"conv1\.weight is 64 x 3 x 7 x 7, the network's 64 x 3 x 3 x 3: .*network\.options"),
-        ({"in_channels": 1}, r"conv1\.weight is 64 x 3 x 7 x 7, the network's 64 x 1 x 7 x 7: .*data\.channels"),
-        ({"name": "lenet5"}, r"no conv1\.bias; .* network resnet18"),
-        ({"name": "alexnet", "hidden": 8}, r"no layer1\.conv1\.weight; .* network resnet18"),
+        ({"stem": "small"}, ("conv1.weight", "64 x 3 x 7 x 7", "64 x 3 x 3 x 3", "network.options")),
+        ({"in_channels": 1}, ("conv1.weight", "64 x 1 x 7 x 7", "data.channels")),
+        ({"name": "lenet5"}, ("conv1.bias", "resnet18")),
+        ({"name": "alexnet", "hidden": 8}, ("layer1.conv1.weight", "resnet18")),
     ],
     ids=str,
 )
-def test_a_network_that_the_file_does_not_fit_is_refused(net: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^a\.pth .*{words}"):
+def test_a_network_that_the_file_does_not_fit_is_refused(net: dict[str, Any], names: tuple[str, ...]) -> None:
+    with raises("weights-unfit", naming=("a.pth", *names)):
         pretrained.take(make(**net), imagenet(), where="a.pth")
 
 
-NO_FLOATS = r"bn1\.bias is not an array of float32"
+NO_FLOATS = "weights-format", "bn1.bias"
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "code", "name"),
     [
-        ({"layer1__0__conv1__weight": None}, r"has no layer1\.0\.conv1\.weight: name a file that was made for it"),
+        ({"layer1__0__conv1__weight": None}, "weights-unfit", "layer1.0.conv1.weight"),
         # a ResNet-34 has all that a ResNet-18 has, and more
-        ({"layer1__2__conv1__weight": torch.ones(64, 64, 3, 3)}, r"the network has no layer1\.2\.conv1\.weight"),
-        ({"bn1__bias": torch.ones(3)}, r"its bn1\.bias is 3, the network's 64"),
-        ({"bn1__running_mean": None}, r"has no bn1\.running_mean"),
-        ({"bn1__bias": torch.full((64,), torch.nan)}, r"bn1\.bias is not finite"),
-        ({"bn1__bias": torch.ones(64, dtype=torch.int64)}, NO_FLOATS),
-        ({"bn1__bias": torch.ones(64, dtype=torch.complex64)}, NO_FLOATS),
-        ({"bn1__bias": torch.ones(64).to_sparse()}, NO_FLOATS),
-        ({"bn1__bias": torch.ones(64, device="meta")}, NO_FLOATS),
-        ({"bn1__num_batches_tracked": torch.tensor(0.5)}, r"bn1\.num_batches_tracked is not an array of int64"),
+        ({"layer1__2__conv1__weight": torch.ones(64, 64, 3, 3)}, "weights-unfit", "layer1.2.conv1.weight"),
+        ({"bn1__bias": torch.ones(3)}, "weights-unfit", "bn1.bias"),
+        ({"bn1__running_mean": None}, "weights-unfit", "bn1.running_mean"),
+        ({"bn1__bias": torch.full((64,), torch.nan)}, "not-finite", "bn1.bias"),
+        ({"bn1__bias": torch.ones(64, dtype=torch.int64)}, *NO_FLOATS),
+        ({"bn1__bias": torch.ones(64, dtype=torch.complex64)}, *NO_FLOATS),
+        ({"bn1__bias": torch.ones(64).to_sparse()}, *NO_FLOATS),
+        ({"bn1__bias": torch.ones(64, device="meta")}, *NO_FLOATS),
+        ({"bn1__num_batches_tracked": torch.tensor(0.5)}, "weights-format", "bn1.num_batches_tracked"),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(changes: dict[str, Tensor | None], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_arrays_that_do_not_fit_are_named(changes: dict[str, Tensor | None], code: str, name: str) -> None:
+    with raises(code, naming=name):
         pretrained.take(make(), other(imagenet(), **changes), where="a.pth")
 
 
@@ -182,7 +183,7 @@ class _Code:
 )
 def test_code_in_a_file_is_not_run(save: Callable[[Any, Path], object], tmp_path: Path) -> None:
     save({"conv1.weight": _Code(tmp_path / "ran")}, tmp_path / "bad.pth")
-    with pytest.raises(ConfigError, match=r"bad.pth is not a file of tensors"):
+    with raises("weights-format", naming="bad.pth"):
         pretrained.read(tmp_path / "bad.pth")
     assert not (tmp_path / "ran").exists()
     run, arguments = _Code(tmp_path / "ran").__reduce__()
@@ -190,14 +191,11 @@ def test_code_in_a_file_is_not_run(save: Callable[[Any, Path], object], tmp_path
     assert (tmp_path / "ran").exists(), "what was not run leaves this behind"
 
 
-NO_STATE = "does not hold named tensors"
-
-
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code"),
     [
         *(
-            (content, NO_STATE)
+            (content, "weights-format")
             for content in (
                 torch.ones(2),
                 {},
@@ -208,12 +206,12 @@ NO_STATE = "does not hold named tensors"
             )
         ),
         *(
-            (broken, "(cannot be read|is not a file of tensors)")
+            (broken, "")
             for broken in (b"", slice(5000), slice(1 << 20), slice(-100), b"some words\n", b"\x80\x02}", b"PK\x03\x04")
         ),
     ],
 )
-def test_files_that_hold_no_state_are_refused(content: Any, words: str, tmp_path: Path) -> None:
+def test_files_that_hold_no_state_are_refused(content: Any, code: str, tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     if isinstance(content, slice):  # of a whole file
         path.write_bytes(saved(imagenet(), path).read_bytes()[content])
@@ -221,8 +219,9 @@ def test_files_that_hold_no_state_are_refused(content: Any, words: str, tmp_path
         path.write_bytes(content)
     else:
         saved(content, path)
-    with pytest.raises(ConfigError, match=rf"a\.pth {words}"):
+    with pytest.raises(ConfigError, match=r"a\.pth ") as error:
         pretrained.read(path)
+    assert error.value.code in ((code,) if code else ("weights-format", "file-unreadable"))
 
 
 # --- where it is ----------------------------------------------------------------------------------
@@ -235,29 +234,29 @@ def test_a_file_is_known_by_its_name_and_hash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "code"),
     [
-        ("none.pth", r"none\.pth cannot be read"),
-        *((name, "rename it") for name in ("my weights (1).pth", ".hidden.pth", "poids-été.pth", "a" * 130)),
+        ("none.pth", "file-unreadable"),
+        *((name, "file-name") for name in ("my weights (1).pth", ".hidden.pth", "poids-été.pth", "a" * 130)),
     ],
 )
-def test_a_file_that_no_job_can_name(name: str, words: str, tmp_path: Path) -> None:
+def test_a_file_that_no_job_can_name(name: str, code: str, tmp_path: Path) -> None:
     if "none" not in name:
         (tmp_path / name).write_bytes(b"abc")
-    with pytest.raises(ConfigError, match=words):
+    with raises(code, naming=name):
         pretrained.identify(tmp_path / name)
 
 
 @pytest.mark.parametrize("file", ["../a.pth", "/a.pth", "a/b.pth", "..", ""])
 def test_a_job_names_no_path(file: str) -> None:
-    with pytest.raises(ConfigError, match="'file' string should"):
+    with raises("invalid-value", naming="'file'"):
         WeightsSpec.parse({"file": file, "sha256": 64 * "0"}, where="job")
 
 
 def test_it_is_kept_once_and_found_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     spec = pretrained.identify(path)
-    with pytest.raises(ConfigError, match=rf"a\.pth \(sha256 {spec.sha256[:12]}…\).* not on this machine: .*{home}"):
+    with raises("weights-missing", naming=("a.pth", spec.sha256[:12], str(home))):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     assert kept == home / f"{spec.sha256[:12]}-a.pth" == pretrained.find(spec)
@@ -277,11 +276,11 @@ def test_another_file_of_that_name_is_no_starting_point(home: Path, tmp_path: Pa
     spec = pretrained.identify(path)
     home.mkdir(parents=True)
     (home / "a.pth").write_bytes(b"another")
-    with pytest.raises(ConfigError, match=rf"{home}/a.pth has sha256 {hashlib.sha256(b'another').hexdigest()[:12]}…"):
+    with raises("weights-missing", naming=(f"{home}/a.pth", hashlib.sha256(b"another").hexdigest()[:12])):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     kept.write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match="has sha256"):
+    with raises("weights-missing", naming="a.pth"):
         pretrained.find(spec)
     pretrained.keep(path, spec)
     assert pretrained.find(spec) == kept, "mended by naming the file again"
@@ -291,7 +290,7 @@ def test_another_file_of_that_name_is_no_starting_point(home: Path, tmp_path: Pa
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(path / "below"))
-    with pytest.raises(ConfigError, match=r"cannot be copied to .*set FEDSHIFT_WEIGHTS"):
+    with raises("file-unwritable", naming="FEDSHIFT_WEIGHTS"):
         pretrained.keep(path, pretrained.identify(path))
 
 
@@ -356,7 +355,7 @@ def test_a_run_goes_on_without_the_file(home: Path, three_image_sites: dict[str,
     run_in_process(job, three_image_sites, tmp_path / "cut", resume=True)
     assert read_results(tmp_path / "cut").job.initial_weights.startswith("start.pth")
     assert same(tmp_path / "cut", tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"the job starts from start.pth"):
+    with raises("weights-missing", naming="start.pth"):
         run_in_process(job, three_image_sites, tmp_path / "anew")
 
 
@@ -453,10 +452,10 @@ def test_a_bundle_gives_the_layers_that_fit_and_the_rest_is_named(
 
 
 def test_a_model_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no array .* by name and shape"):
+    with raises("weights-unfit"):
         pretrained.take_what_fits(small_net(1), {"other.weight": torch.ones(3)}, where="file.pt")
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no models/model\.pt"):
+    with raises("weights-missing", naming="models/model.pt"):
         pretrained.file_of(tmp_path)

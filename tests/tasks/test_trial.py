@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from errors import raises
 from torch import nn
 
-from fedshift.schema.errors import ConfigError
 from fedshift.tasks import networks, trial
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def built(name: str, *, dims: int = 3) -> nn.Module:
 def test_the_papers_unet_names_the_stages_that_a_trial_finds() -> None:
     net = built("unet", dims=2)
     found = trial.find_stages(net, trial.trial_size(2))
-    assert [(one.of(net).module, one.channels, one.where) for one in found] == [
+    assert [(one.in_net(net).module, one.channels, one.where) for one in found] == [
         (stage.module, stage.channels, stage.where) for stage in net.stages
     ]
 
@@ -61,7 +61,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_the_nearest(
 ) -> None:
     net = built(name)
     by = lambda sides: " x ".join(map(str, sides))  # noqa: E731
-    with pytest.raises(ConfigError, match=f"{by(patch)} cannot be halved .* nearest that fits is {by(near)}: set data"):
+    with raises("patch-size", naming=(by(patch), by(near))):
         trial.check_patch(net, patch, name=name)
     trial.check_patch(net, near, name=name)
     net.train()(torch.randn(2, 1, *near))

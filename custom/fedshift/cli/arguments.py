@@ -139,7 +139,8 @@ def check_paths(args: argparse.Namespace) -> None:
         odd = next((part for part in value.parts if part != part.strip()), None)
         if odd is not None:
             raise ConfigError(
-                f"{name} is {str(value)!r}, in which {odd!r} begins or ends with a space: write it without the space"
+                "invalid-value",
+                f"{name} is {str(value)!r}, in which {odd!r} begins or ends with a space: write it without the space",
             )
 
 
@@ -163,10 +164,12 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from None
+        raise ConfigError(
+            "folder-unwritable", f"{folder} cannot be made ({error.strerror}): name another folder with --out"
+        ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
-        raise ConfigError(f"{folder} cannot be written ({reason}): name another folder with --out")
+        raise ConfigError("folder-unwritable", f"{folder} cannot be written ({reason}): name another folder with --out")
 
 
 def add_volume(parser: Any) -> None:

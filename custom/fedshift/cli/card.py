@@ -39,14 +39,18 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.schema.files import write_text
 
     if args.out.is_dir() or args.out.suffix != ".html":
-        raise ConfigError(f"--out {args.out}: name a file that ends in .html; a file with .json is written beside it")
+        raise ConfigError(
+            "invalid-value", f"--out {args.out}: name a file that ends in .html; a file with .json is written beside it"
+        )
     described = card.describe(args.model, args.results)
     page.write(page.render(page.with_ids([card.chapter(described)])), args.out)
     record = args.out.with_suffix(".json")
     try:
         write_text(record, json.dumps(card.record(described), indent=1))
     except OSError as error:
-        raise ConfigError(f"{record} cannot be written ({error.strerror}): name another file with --out") from None
+        raise ConfigError(
+            "file-unwritable", f"{record} cannot be written ({error.strerror}): name another file with --out"
+        ) from None
     print(f"model card: {args.out}, {record}")
     if described.run is None:
         print("without test scores: there is no results.json beside the model; name the run's folder to have them")

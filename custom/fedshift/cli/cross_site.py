@@ -54,7 +54,9 @@ def cross_site(args: argparse.Namespace) -> int:
     if (folder / CrossSite.FILE_NAME).is_file():
         record = CrossSite.read(folder)
         if args.keep_models and not all(own_model(folder, site).is_file() for site in job.task.sites):
-            raise ConfigError(f"{folder} has its table already, made without --keep-models: give another --workspace")
+            raise ConfigError(
+                "run-exists", f"{folder} has its table already, made without --keep-models: give another --workspace"
+            )
     else:
         keep = args.keep_models
         with shown(folder, job, phantom=is_phantom(data)) as show:

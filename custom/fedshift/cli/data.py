@@ -11,9 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
-from fedshift.cli import own, phantom
+from fedshift.cli import own_scans, phantom
 from fedshift.cli.arguments import add_bits, add_empty, add_interpolate, add_trust_voxels
 from fedshift.cli.parser import Parser
 from fedshift.cli.prepared import (
@@ -22,6 +20,7 @@ from fedshift.cli.prepared import (
     console,
     default_root,
     print_export,
+    print_findings,
     print_next,
     print_site,
     progress,
@@ -74,7 +73,7 @@ def add_parsers(subparsers: Any) -> None:
 def _add_parsers(subparsers: Any) -> None:
     prepare = subparsers.add_parser("prepare", help="convert scans or images to a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="DATASET", parser_class=_DataSetParser)
-    own.add_parser(kinds)
+    own_scans.add_parser(kinds)
     for file in sorted(resources.files("data_prep").iterdir(), key=lambda file: file.name):
         text = file.read_text(encoding="utf-8") if file.name.endswith(".py") else ""
         if re.search(r"^def plan(?:_volumes)?\(", text, re.MULTILINE):
@@ -94,7 +93,7 @@ def _add_parsers(subparsers: Any) -> None:
         action="store_true",
         help="how a scan, series or mask is read, and why not if it is not; DIR may be a file, --masks its mask",
     )
-    own.add_meaning(look)
+    own_scans.add_meaning(look)
     add_trust_voxels(look)
     add_interpolate(look)
     add_empty(look)
@@ -172,10 +171,11 @@ def _check(args: argparse.Namespace) -> int:
         from fedshift.cli import explain
 
         return explain.run(args)
-    from fedshift.data.check import Counts, check
+    from fedshift.data.case_notes import Counts
+    from fedshift.data.check import check
 
     counts = Counts()
-    task = own.named_by(args.task) if args.task else own.NamedTask("")
+    task = own_scans.named_by(args.task) if args.task else own_scans.NamedTask("")
     with progress(None) as on_case:
         findings = check(
             args.dir,
@@ -189,11 +189,9 @@ def _check(args: argparse.Namespace) -> int:
             empty=args.empty or task.empty,
             progress=on_case,
             counts=counts,
-            **own.meaning(args),
+            **own_scans.meaning(args),
         )
-    for finding in findings:
-        colour = "red" if finding.level == "error" else "yellow"
-        console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
+    print_findings(findings)
     errors = sum(finding.level == "error" for finding in findings)
     summary = f"{errors} error(s), {len(findings) - errors} warning(s)"
     asked = "; prepare will ask for --label" if counts.unnamed else ""

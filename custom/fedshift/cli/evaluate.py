@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli import own
+from fedshift.cli import own_scans
 from fedshift.cli.arguments import add_empty, add_interpolate, add_trust_voxels, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
@@ -32,7 +32,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
-    own.add_meaning(parser)
+    own_scans.add_meaning(parser)
     add_trust_voxels(parser)
     add_interpolate(parser)
     add_empty(parser)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
     from rich.console import Console
 
-    from fedshift.data.scansets import gather
+    from fedshift.data.layouts.find import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
@@ -63,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
         EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
     model = open_model(args.model)
     if not model.is_segmentation:
-        raise ConfigError(f"{model.path} classifies pictures: 'fedshift evaluate' scores segmentation models")
+        said = f"{model.path} classifies pictures: 'fedshift evaluate' scores segmentation models"
+        raise ConfigError("wrong-task", said)
     written = next((args.out / name for name in (TABLE, SUMMARY) if (args.out / name).exists()), None)
     if written is not None and not args.force:
-        raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
-    meaning = own.meaning(args)
+        said = f"{written} already exists: name another folder with --out, or replace it with --force"
+        raise ConfigError("output-exists", said)
+    meaning = own_scans.meaning(args)
     sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"], volume=args.volume)
     cases = scoring.labelled_cases(
         model,
@@ -80,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
     )
     for line in describe(model):
         print(line)
-    for finding in (finding for found in sets for finding in found.findings):
+    for finding in (finding for folder in sets for finding in folder.findings):
         print(f"warning: {finding.sentence()}")
-    true = args.true_spacing
-    ready = scoring.ready_for(model, cases, choice(args), device=args.device, true_spacing=true)
+    ready = scoring.ready_for(model, cases, choice(args), device=args.device, true_spacing=args.true_spacing)
     print_statistics(ready)
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
     make_folder(args.out)
     scored = []
-    for case in scoring.score_cases(model, ready, cases, tolerance=tolerance, true_spacing=true):
+    for case in scoring.score_cases(ready, cases, tolerance=tolerance, true_spacing=args.true_spacing):
         scored.append(case)
         for warning in case.warnings:
             print(f"warning: {warning}")
@@ -99,11 +100,11 @@ def run(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True, highlight=False)
     if summary.cases:
         console.print(_table(summary, classes))
-    for name, of in summary.one_sided.items():
-        print(one_sided_sentence(name, of, n=len(summary.cases)))
+    for name, counts in summary.one_sided.items():
+        print(one_sided_sentence(name, counts, n=len(summary.cases)))
     means = {name: spread.mean for name, spread in summary.scores.items()}
-    told = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
-    for said in without_structure.said_of(told):
+    evaluation = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
+    for said in without_structure.said_of(evaluation):
         print(f"{said}; the other scores are over the cases that have it")
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _said(case: Scored) -> str:
     """Dice of the classes that a case has, and what is found of those that it lacks."""
-    has = [f"{name} {of['dice']:.3f}" for name, of in case.scores.items() if name not in case.lacks]
+    has = [f"{name} {scores['dice']:.3f}" for name, scores in case.scores.items() if name not in case.lacks]
     lacks = [f"no {name}, {case.scores[name]['false_positives']:.2f} ml found" for name in case.lacks]
     return "; ".join([*([f"Dice {', '.join(has)}"] if has else []), *lacks])
 
@@ -133,12 +134,12 @@ def _table(summary: Summary, classes: Sequence[str]) -> Table:
     from fedshift.reporting.report.wording import counted
     from fedshift.tasks.evaluation.spread import ENOUGH
 
-    n, found = len(summary.cases), summary.scores
-    told, over = counted(n, "case"), "cases"
+    n = len(summary.cases)
+    title, over = counted(n, "case"), "cases"
     if summary.subjects < n:
-        told, over = f"{n} scans of {counted(summary.subjects, 'subject')}", "subjects"
+        title, over = f"{n} scans of {counted(summary.subjects, 'subject')}", "subjects"
     interval = "95 % interval" if summary.subjects >= ENOUGH else f"no interval: fewer than {ENOUGH} {over}"
-    table = Table(title=f"{told}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
+    table = Table(title=f"{title}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
     table.add_column("class")
     shown = [score for score in COLUMNS if score != "false_positives" or summary.lacking]
     for score in shown:
@@ -147,15 +148,12 @@ def _table(summary: Summary, classes: Sequence[str]) -> Table:
     for label, suffix in {**rows, ("mean" if rows else classes[0]): ""}.items():
         cells = []
         for score in shown:
-            of, factor = found.get(f"{score}{suffix}"), SCORES[score].factor
-            span = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
-            cells.append("-" if of is None else f"{factor * of.mean:.1f}{span}")
+            spread, factor = summary.scores.get(f"{score}{suffix}"), SCORES[score].factor
+            ends = None if spread is None else spread.interval
+            span = "" if ends is None else f" ({' to '.join(f'{factor * end:.1f}' for end in ends)})"
+            cells.append("-" if spread is None else f"{factor * spread.mean:.1f}{span}")
         table.add_row(label, *cells)
     return table
-
-
-def _span(interval: tuple[float, float], factor: float) -> str:
-    return " to ".join(f"{factor * end:.1f}" for end in interval)
 
 
 def _record(
@@ -201,11 +199,12 @@ def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
             table = CsvWriter(file, ["case", "class", *COLUMNS, "one_sided", "error"])
             for case in scored:
-                for name, of in case.scores.items():
-                    values = (f"{of[score]:.6g}" if score in of else "" for score in COLUMNS)
+                for name, scores in case.scores.items():
+                    values = (f"{scores[score]:.6g}" if score in scores else "" for score in COLUMNS)
                     table.row([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
                     table.row([case.id, "", *("" for _ in COLUMNS), "", case.error])
         record.write(out)
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None
+        said = f"{out} cannot be written ({error.strerror}): name another folder with --out"
+        raise ConfigError("folder-unwritable", said) from None

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.cli.display import console
+from fedshift.cli.prepared import print_findings
 from fedshift.data.explain import Explained, How, explain
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import one_line, printable
@@ -21,26 +22,26 @@ def run(args: argparse.Namespace) -> int:
     """
     for option in ("task", "label", "sequence", "annotated"):
         if getattr(args, option):
-            raise ConfigError(f"--explain shows a file as it is, whatever the task: leave out --{option}")
+            raise ConfigError(
+                "options-clash", f"--explain shows a file as it is, whatever the task: leave out --{option}"
+            )
     how = How(args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty)
     failed = False
-    for one in explain(args.dir, args.masks, how):
-        console.print(_table(one), markup=False)
-        for finding in one.findings:
-            failed = failed or finding.level == "error"
-            colour = "red" if finding.level == "error" else "yellow"
-            console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
+    for result in explain(args.dir, args.masks, how):
+        console.print(_table(result), markup=False)
+        print_findings(result.findings)
+        failed = failed or any(finding.level == "error" for finding in result.findings)
     return int(failed)
 
 
-def _table(one: Explained) -> Table:
-    table = Table(title=escape(printable(str(one.path))), title_justify="left", show_header=False)
-    said = {} if one.reading is None else one.reading.model_dump()
-    remarks = said.pop("remarks", ())
-    for name, value in {**said, **one.outcome}.items():
+def _table(result: Explained) -> Table:
+    table = Table(title=escape(printable(str(result.path))), title_justify="left", show_header=False)
+    record = {} if result.reading is None else result.reading.model_dump()
+    remarks = record.pop("remarks", ())
+    for name, value in {**record, **result.outcome}.items():
         table.add_row(name.replace("_", " "), escape(one_line(value)))
     for remark in remarks:
         table.add_row("remark", escape(one_line(remark)))
-    if one.reading is None:
+    if result.reading is None:
         table.add_row("not read", "see below")
     return table

@@ -32,34 +32,36 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift export``."""
     from fedshift.inference import classify, export, segment
     from fedshift.inference.model import open_model
-    from fedshift.inference.sequences import first_files
+    from fedshift.inference.sequences import find_cases
     from fedshift.schema.errors import ConfigError
 
     if not (args.bundle or args.onnx or args.torch_export):
-        raise ConfigError("name what to write: --bundle DIR, --onnx FILE or --torch-export FILE")
+        raise ConfigError("option-missing", "name what to write: --bundle DIR, --onnx FILE or --torch-export FILE")
     model, chosen = open_model(args.model), choice(args)
-    if chosen.own and not args.images:
-        raise ConfigError("--statistics own needs images to estimate them from: name some with --images")
-    if args.images and not chosen.own:
-        raise ConfigError("--images is for --statistics own: add it, or leave out --images")
-    if args.true_spacing and model.patches is None:
-        raise ConfigError(f"{model.path} does not resample by voxel sizes: leave out --true-spacing")
+    if chosen.estimate and not args.images:
+        said = "--statistics own needs images to estimate them from: name some with --images"
+        raise ConfigError("option-missing", said)
+    if args.images and not chosen.estimate:
+        raise ConfigError("no-effect", "--images is for --statistics own: add it, or leave out --images")
+    if args.true_spacing and not model.uses_spacing:
+        raise ConfigError("no-effect", f"{model.path} does not resample by voxel sizes: leave out --true-spacing")
     if args.true_spacing and not (args.bundle or args.images):
-        raise ConfigError("--true-spacing is for --bundle and --images: leave it out")
-    images = first_files(args.images, model.sequences)
+        raise ConfigError("no-effect", "--true-spacing is for --bundle and --images: leave it out")
+    images = args.images
     if model.is_segmentation:
-        ready = segment.ready_for(model, images, chosen, device=args.device, true_spacing=args.true_spacing)
+        cases = find_cases(images, model.sequences)
+        ready = segment.ready_for(model, cases, chosen, device=args.device, true_spacing=args.true_spacing)
     else:
         ready = classify.ready_for(model, images, chosen, depth=classify.depth_of(images), device=args.device)
     for line in describe(model):
         print(line)
     print_statistics(ready)
     if args.bundle:
-        from fedshift.inference.bundle import write_bundle
+        from fedshift.inference.bundle_export import write_bundle
 
-        write_bundle(model, ready, args.bundle, true_spacing=args.true_spacing)
+        write_bundle(ready, args.bundle, true_spacing=args.true_spacing)
         print(f"{args.bundle}: run it there with 'python -m monai.bundle run --config_file configs/inference.json'")
     for path, write in ((args.onnx, export.write_onnx), (args.torch_export, export.write_torch_export)):
         if path:
-            print(f"{path}: differs by at most {write(model, ready, path):.2g} from the model")
+            print(f"{path}: differs by at most {write(ready, path):.2g} from the model")
     return 0

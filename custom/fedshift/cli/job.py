@@ -131,9 +131,13 @@ def _choose(args: argparse.Namespace) -> None:
     from fedshift.schema.errors import ConfigError
 
     if args.task is not None:
-        raise ConfigError(f"--practical chooses the methods: leave out {args.methods!r}, or --practical")
+        raise ConfigError(
+            "options-clash", f"--practical chooses the methods: leave out {args.methods!r}, or --practical"
+        )
     if args.protocol is not None:
-        raise ConfigError(f"--practical takes the task's default settings: leave out --protocol {args.protocol}")
+        raise ConfigError(
+            "options-clash", f"--practical takes the task's default settings: leave out --protocol {args.protocol}"
+        )
     chosen = practical(args.methods)
     args.task, args.methods = args.methods, "+".join(chosen.methods)
     print(f"methods: {args.methods}: {chosen.because}")
@@ -142,7 +146,7 @@ def _choose(args: argparse.Namespace) -> None:
 
 def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
-    from fedshift.cli.earlier import require_no_run_inside
+    from fedshift.cli.previous_run import require_no_run_inside
     from fedshift.federation.effect import without_effect
     from fedshift.federation.prepared_here import misfits
     from fedshift.flare.export import write_job

@@ -46,17 +46,19 @@ def leave_one_out(args: argparse.Namespace) -> int:
     from fedshift.schema.results import FILE_NAME
 
     if args.parallel is not None and not args.flare:
-        raise ConfigError("--parallel is for FLARE's simulator: add --flare")
+        raise ConfigError("options-clash", "--parallel is for FLARE's simulator: add --flare")
     whole = resolve_job(args, held_out=[])
     start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
     if args.flare and start is run_pooled:
-        raise ConfigError(f"{args.methods} trains where all images are, which no federation can: leave out --flare")
+        raise ConfigError(
+            "no-federation", f"{args.methods} trains where all images are, which no federation can: leave out --flare"
+        )
     from fedshift.tasks.device import own_device
 
     device = own_device()
     turns = whole.task.sites
     if len(turns) < 2:
-        raise ConfigError(f"only site {turns[0]} is there: leave-one-out needs at least two")
+        raise ConfigError("too-few-sites", f"only site {turns[0]} is there: leave-one-out needs at least two")
     data = find_sites(whole)
     protocols.require_training_samples(data)
     jobs = {

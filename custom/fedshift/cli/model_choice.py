@@ -31,8 +31,8 @@ def choice(args: argparse.Namespace) -> Choice:
     """Whose statistics and personal parts the command line asks for."""
     from fedshift.inference.model import Choice
 
-    own = args.statistics == "own"
-    return Choice(site=args.site or (None if own else args.statistics), own=own, state=args.site_state)
+    estimate = args.statistics == "own"
+    return Choice(site=args.site or (None if estimate else args.statistics), estimate=estimate, state=args.site_state)
 
 
 def describe(model: Model) -> Iterator[str]:

@@ -7,9 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from fedshift.cli.prepared import console, progress
 from fedshift.data.locate import DATA, phantom_home
 from fedshift.schema.names import comma_separated
 
@@ -42,17 +40,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         matrices = [int(part) for part in args.matrix.split(",")]
     except ValueError:
-        raise ConfigError(f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128") from None
+        raise ConfigError(
+            "invalid-value", f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128"
+        ) from None
     if args.seed < 0:
-        raise ConfigError(f"--seed must be 0 or more, not {args.seed}")
+        raise ConfigError("invalid-value", f"--seed must be 0 or more, not {args.seed}")
     root = (args.out or phantom_home()).absolute()
     total = len(SCANNERS if args.sites is None else args.sites) * (CASES if args.cases is None else args.cases)
-    console = Console()
     started = time.monotonic()
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("phantom", total=total)
-        begun = iter(range(total))
+    with progress(total) as on_case:
         make_phantom(
             root,
             seed=args.seed,
@@ -61,13 +57,11 @@ def run(args: argparse.Namespace) -> int:
             matrices=matrices,
             zones=args.zones,
             sequences=args.sequences,
-            progress=lambda what: bar.update(task, description=what, completed=next(begun, total)),
+            progress=on_case,
         )
-    console.print(
-        f"Phantom (simulated, no patients): {total} cases in {time.monotonic() - started:.0f} s, "
-        f"in {root / dataset_of(zones=args.zones, sequences=args.sequences)}",
-        soft_wrap=True,
-    )
+    dataset = dataset_of(zones=args.zones, sequences=args.sequences)
+    seconds = f"{time.monotonic() - started:.0f} s"
+    console.print(f"Phantom (simulated, no patients): {total} cases in {seconds}, in {root / dataset}", markup=False)
     if root != phantom_home().absolute():
         print("For runs to find these data:")
         print(f"export {DATA}={shlex.quote(str(root))}")

@@ -33,6 +33,7 @@ def train_pooled(args: argparse.Namespace) -> int:
     if method_set.pooled_reference(job.methods) is None:
         known = method_set.pooled_references()
         raise ConfigError(
-            f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
+            "not-a-reference",
+            f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'",
         )
     return in_one_process(job, args, run_pooled)

@@ -8,7 +8,6 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,14 @@ if TYPE_CHECKING:
     from fedshift.inference.model import Model
     from fedshift.inference.monai_bundle import Bundle
     from fedshift.inference.segment import Segmented
+    from fedshift.inference.sequences import ScanCase
 
 TABLE = "predictions.csv"
 PARTIAL = "predictions.partial.csv"
 """The table of a call that is under way, was interrupted, or failed for some of its images."""
 RECORD, PARTIAL_RECORD = "predictions.json", "predictions.partial.json"
 """The same for programs; written when the call ends."""
+NOTE = "research use only; not a medical device"
 Row = tuple[Mapping[str, object], Mapping[str, object]]
 """Of an image: its row in the table, and its entry in the record."""
 
@@ -73,66 +74,25 @@ def add_parsers(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
-    from fedshift.data.scan_folders import not_read, scans_in
     from fedshift.data.scans import require_text
-    from fedshift.inference.sequences import first_files, in_case_folders, which_is_which
+    from fedshift.inference.monai_bundle import Bundle, describe_bundle
     from fedshift.schema.errors import ConfigError
-    from fedshift.schema.names import printable
 
-    opened, images = _open(args), list(dict.fromkeys(args.images))
+    model, images, table = _open(args), list(dict.fromkeys(args.images)), args.out / TABLE
     for image in images:
         require_text(image)
-    table = args.out / TABLE
     if table.exists() and not args.force:
-        raise ConfigError(f"{table} already exists: name another folder with --out, or replace it with --force")
-    for line in opened.lines:
+        said = f"{table} already exists: name another folder with --out, or replace it with --force"
+        raise ConfigError("output-exists", said)
+    for line in describe_bundle(model) if isinstance(model, Bundle) else describe(model):
         print(line)
-    if opened.is_segmentation:
-        for line in not_read(images):
-            print(printable(line))
-        images = first_files(scans_in(in_case_folders(images, opened.sequences)), opened.sequences)
-        for line in which_is_which(images, opened.sequences):
-            print(printable(line))
-        if args.bits is not None:
-            raise ConfigError(f"{args.model} segments scans, whose values are taken as they are: leave out --bits")
-    rows = (_segment if opened.is_segmentation else _classify)(opened, images, args)
-    return _write_rows(rows, args.out, n=len(images), about=_about(opened))
+    if not isinstance(model, Bundle) and not model.is_segmentation:
+        return _write_rows(_classify(model, images, args), args.out, n=len(images), about=_about(model))
+    cases = _cases(model, images, args)
+    return _write_rows(_segment(model, cases, args), args.out, n=len(cases), about=_about(model))
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model file, or a bundle; exactly one of the two."""
-
-    model: Model | None = None
-    bundle: Bundle | None = None
-
-    @property
-    def lines(self) -> Iterator[str]:
-        """What is said of it first."""
-        if self.bundle is not None:
-            from fedshift.inference import monai_bundle
-
-            return monai_bundle.describe(self.bundle)
-        return describe(self.file)
-
-    @property
-    def is_segmentation(self) -> bool:
-        """Whether it segments volumes."""
-        return self.bundle is not None or self.file.is_segmentation
-
-    @property
-    def sequences(self) -> tuple[str, ...]:
-        """Of a case."""
-        return self.file.sequences if self.bundle is None else self.bundle.sequences
-
-    @property
-    def file(self) -> Model:
-        """The model file."""
-        assert self.model is not None
-        return self.model
-
-
-def _open(args: argparse.Namespace) -> Opened:
+def _open(args: argparse.Namespace) -> Model | Bundle:
     """Read what the command line names.
 
     Raises:
@@ -143,73 +103,80 @@ def _open(args: argparse.Namespace) -> Opened:
     from fedshift.schema.errors import ConfigError
 
     if not is_bundle(args.model):
-        return Opened(model=open_model(args.model))
+        return open_model(args.model)
     if choice(args) != Choice():
-        raise ConfigError(
-            f"{args.model} is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
-        )
-    return Opened(bundle=open_bundle(args.model, device=args.device))
+        said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
+        raise ConfigError("no-effect", f"{args.model} {said}")
+    return open_bundle(args.model, device=args.device)
 
 
-def _segment(opened: Opened, images: Sequence[Path], args: argparse.Namespace) -> Iterator[Row]:
-    from fedshift.inference import segment
+# --- scans ------------------------------------------------------------------------------------------------
+
+
+def _cases(model: Model | Bundle, images: Sequence[Path], args: argparse.Namespace) -> list[ScanCase]:
+    """The cases in what the command line names; prints what is not read, and which file is which sequence."""
+    from fedshift.data.scan_folders import not_read, scans_in
+    from fedshift.inference.sequences import find_cases, in_case_folders
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.names import printable
 
-    replace = {image.resolve() for image in images} if args.force else _predicted_before(args.out)
-    places_of = partial(
-        segment.output_paths, images, args.out, overlay=args.overlay, replace=replace, sequences=opened.sequences
-    )
-    places, origin = places_of(formats=args.format), None
-    if any(place.keys() - {"mask", "overlay"} for place in places.values()):
+    for line in not_read(images):
+        print(printable(line))
+    cases = find_cases(scans_in(in_case_folders(images, model.sequences)), model.sequences)
+    for line in dict.fromkeys(case.assignment for case in cases if case.assignment):
+        print(printable(line))
+    if args.bits is not None:
+        said = f"{args.model} segments scans, whose values are taken as they are: leave out --bits"
+        raise ConfigError("no-effect", said)
+    return cases
+
+
+def _segment(model: Model | Bundle, cases: Sequence[ScanCase], args: argparse.Namespace) -> Iterator[Row]:
+    from fedshift.inference import outputs, segment
+    from fedshift.inference.monai_bundle import Bundle
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
+
+    replace = {case.image.resolve() for case in cases} if args.force else _predicted_before(args.out)
+    paths_for = partial(outputs.output_paths, cases, args.out, overlay=args.overlay, replace=replace)
+    paths, origin = paths_for(formats=args.format), None
+    if any(results.keys() - {"mask", "overlay"} for results in paths):
         try:
-            origin = _origin(opened, args.codes)
+            origin = _origin(model, args.codes)
         except ConfigError as error:
             if args.format or args.codes:
                 raise
             print(f"masks only: {error}")
-            places = places_of(formats=["mask"])
-    of: segment.Segmenter
-    if opened.bundle is not None:
-        of, statistics = opened.bundle, "the bundle's own"
+            paths = paths_for(formats=["mask"])
+    options = {"true_spacing": args.true_spacing, "volume": args.volume}
+    segmenter: segment.Segmenter
+    if isinstance(model, Bundle):
+        segmenter, statistics = model, "the bundle's own"
     else:
-        ready = segment.ready_for(
-            opened.file,
-            images,
-            choice(args),
-            device=args.device,
-            true_spacing=args.true_spacing,
-            volume=args.volume,
-        )
-        of, statistics = segment.ModelSegmenter(opened.file, ready), ready.statistics
+        ready = segment.ready_for(model, cases, choice(args), device=args.device, **options)
+        segmenter, statistics = segment.ModelSegmenter(ready), ready.statistics
         print_statistics(ready)
     make_folder(args.out)
-    for done in segment.segment_scans(of, places, origin=origin, true_spacing=args.true_spacing, volume=args.volume):
+    for done in segment.segment_cases(segmenter, cases, paths, origin=origin, **options):
         if done.error is None:
             written = ", ".join(map(str, done.written.values()))
-            print(printable(f"{done.image}: {done.all.volume_ml:.1f} ml, {written or 'nothing written'}"))
+            print(printable(f"{done.image}: {done.total.volume_ml:.1f} ml, {written or 'nothing written'}"))
         for remark in done.remarks:
             print(f"  warning: {remark}")
-        yield _row(done, of.classes, statistics), _entry(done, statistics)
+        yield _row(done, segmenter.classes, statistics), _entry(done, statistics)
 
 
 def _row(done: Segmented, classes: Sequence[str], statistics: str) -> dict[str, object]:
     """The columns of one scan; of each class where there are several."""
-    found = {"": done.all} | ({f" {name}": done.classes.get(name) for name in classes} if len(classes) > 1 else {})
-    row: dict[str, object] = {
-        "file": done.image,
-        "volume_ml": "",
-        "voxels": "",
-        "probability": "",
-        "statistics": statistics,
-    }
-    row |= {f"{column}{name}": "" for column in ("volume_ml", "probability") for name in found if name}
-    if done.error is None:
-        row["voxels"] = done.all.voxels
-        for name, of in found.items():
-            assert of is not None
-            row[f"volume_ml{name}"] = f"{of.volume_ml:.3f}"
-            row[f"probability{name}"] = "" if of.probability is None else f"{of.probability:.4f}"
+    results = {"": done.total} | ({f" {name}": done.classes.get(name) for name in classes} if len(classes) > 1 else {})
+    columns = ("volume_ml", "voxels", "probability")
+    row: dict[str, object] = {"file": done.image, **dict.fromkeys(columns, ""), "statistics": statistics}
+    row |= {f"{column}{name}": "" for column in ("volume_ml", "probability") for name in results if name}
+    for name, result in results.items() if done.error is None else ():
+        assert result is not None
+        row[f"volume_ml{name}"] = f"{result.volume_ml:.3f}"
+        row[f"probability{name}"] = "" if result.probability is None else f"{result.probability:.4f}"
+        row["voxels"] = done.total.voxels
     return row | {"warnings": " | ".join(done.remarks), "error": done.error or ""}
 
 
@@ -219,86 +186,63 @@ def _entry(done: Segmented, statistics: str) -> dict[str, object]:
         "written": {name: path.name for name, path in done.written.items()},
         "classes": {
             name: {
-                "volume_ml": round(of.volume_ml, 3),
-                "voxels": of.voxels,
-                "probability": None if of.probability is None else round(of.probability, 4),
+                "volume_ml": round(result.volume_ml, 3),
+                "voxels": result.voxels,
+                "probability": None if result.probability is None else round(result.probability, 4),
             }
-            for name, of in done.classes.items()
+            for name, result in done.classes.items()
         },
         "statistics": statistics,
-        "reading": {name: said.model_dump(mode="json") for name, said in done.reading.items()},
+        "reading": {name: reading.model_dump(mode="json") for name, reading in done.reading.items()},
         "warnings": list(done.remarks),
         "error": done.error,
     }
 
 
-def _origin(opened: Opened, file: Path | None) -> Origin:
+def _origin(model: Model | Bundle, file: Path | None) -> Origin:
     """What DICOM results say of the model; ``file`` has codes in place of those of its task."""
     from fedshift.inference import dicom_source
+    from fedshift.inference.monai_bundle import Bundle
     from fedshift.schema.codes import parse_codes
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.job import read_yaml
 
     codes = None if file is None else parse_codes(read_yaml(file), where=str(file))
     if codes is not None and not codes:
-        raise ConfigError(f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)")
-    bundle = opened.bundle
-    if bundle is None:
-        return dicom_source.origin_of(opened.file, codes)
+        said = f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)"
+        raise ConfigError("codes-missing", said)
+    if not isinstance(model, Bundle):
+        return dicom_source.origin_of_model(model, codes)
     return dicom_source.origin(
-        bundle.weights,
-        program=f"MONAI bundle {bundle.version}",
-        task=bundle.name,
-        classes=("background", *bundle.classes),
+        model.weights,
+        program=f"MONAI bundle {model.version}",
+        task=model.name,
+        classes=("background", *model.classes),
         codes=codes or {},
     )
 
 
-def _about(opened: Opened) -> dict[str, object]:
-    """What the record says of the model."""
-    import fedshift
-
-    about: dict[str, object] = {
-        "schema": 1,
-        "fedshift": fedshift.__version__,
-        "note": "research use only; not a medical device",
-    }
-    if opened.bundle is not None:
-        return {**about, "bundle": {"name": opened.bundle.name, "version": opened.bundle.version}}
-    header = opened.file.header
-    return {
-        **about,
-        "model": {
-            "file": opened.file.path.name,
-            "task": header.job.task.name,
-            "methods": list(header.job.methods),
-            "round": header.round,
-            "trained_on": header.kind,
-        },
-    }
+# --- pictures ---------------------------------------------------------------------------------------------
 
 
-def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) -> Iterator[Row]:
+def _classify(model: Model, images: Sequence[Path], args: argparse.Namespace) -> Iterator[Row]:
     from fedshift.inference import classify
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.names import printable
 
-    model = opened.file
-    if args.overlay:
-        raise ConfigError(f"{model.path} classifies pictures, which have no outline: leave out --overlay")
-    if args.format or args.codes:
-        raise ConfigError(
-            f"{model.path} classifies pictures, of which no mask is written: leave out --format and --codes"
-        )
-    if args.volume:
-        raise ConfigError(f"{model.path} classifies pictures, which have no volumes: leave out --volume")
-    if args.true_spacing:
-        raise ConfigError(f"{model.path} classifies pictures, which have no voxel size: leave out --true-spacing")
+    for given, what, options in (
+        (args.overlay, "which have no outline", "--overlay"),
+        (args.format or args.codes, "of which no mask is written", "--format and --codes"),
+        (args.volume, "which have no volumes", "--volume"),
+        (args.true_spacing, "which have no voxel size", "--true-spacing"),
+    ):
+        if given:
+            raise ConfigError("no-effect", f"{model.path} classifies pictures, {what}: leave out {options}")
     depth = classify.depth_of(images, args.bits)
     ready = classify.ready_for(model, images, choice(args), depth=depth, device=args.device)
     print_statistics(ready)
     make_folder(args.out)
-    for done in classify.classify(model, ready, images, depth=depth):
+    for done in classify.classify(ready, images, depth=depth):
         row: dict[str, object] = {"file": done.image, "class": "", "probability": "", "statistics": ready.statistics}
         entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
         if done.error is None:
@@ -311,6 +255,30 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         yield row | {"error": done.error or ""}, entry
     if depth.said is not None:
         print(f"pictures: {depth.said} (--bits says otherwise)")
+
+
+# --- the table and the record -----------------------------------------------------------------------------
+
+
+def _about(model: Model | Bundle) -> dict[str, object]:
+    """What the record says of the model."""
+    import fedshift
+    from fedshift.inference.monai_bundle import Bundle
+
+    about: dict[str, object] = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE}
+    if isinstance(model, Bundle):
+        return {**about, "bundle": {"name": model.name, "version": model.version}}
+    header = model.header
+    return {
+        **about,
+        "model": {
+            "file": model.path.name,
+            "task": header.job.task.name,
+            "methods": list(header.job.methods),
+            "round": header.round,
+            "trained_on": header.kind,
+        },
+    }
 
 
 def _predicted_before(out: Path) -> set[Path]:
@@ -335,14 +303,15 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     from fedshift.schema.files import write_text
     from fedshift.schema.names import printable
 
-    failed, partial = 0, out / PARTIAL
+    failed, partial_table = 0, out / PARTIAL
     first = next(rows)  # raises whatever forbids all predictions, before anything is written
     try:
-        opened = partial.open("w", newline="", encoding="utf-8")
-        for earlier in (TABLE, RECORD, PARTIAL_RECORD):
-            (out / earlier).unlink(missing_ok=True)
+        opened = partial_table.open("w", newline="", encoding="utf-8")
+        for name in (TABLE, RECORD, PARTIAL_RECORD):
+            (out / name).unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{partial} cannot be written ({error.strerror}): name another folder with --out") from None
+        said = f"{partial_table} cannot be written ({error.strerror}): name another folder with --out"
+        raise ConfigError("folder-unwritable", said) from None
     entries = []
     with opened as file:
         columns = list(first[0])
@@ -354,13 +323,13 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
             if row["error"]:
                 failed += 1
                 print(f"fedshift: {printable(str(row['error']))}", file=sys.stderr)
-    if failed < n:
+    if failed == n:
+        partial_table.unlink()
+    else:
         if not failed:
-            partial.replace(out / TABLE)
+            partial_table.replace(out / TABLE)
         write_text(out / (PARTIAL_RECORD if failed else RECORD), json.dumps({**about, "images": entries}, indent=1))
         print(f"table: {out / (PARTIAL if failed else TABLE)}")
-    else:
-        partial.unlink()
     if failed:
         print(f"{failed} of {n} images failed: correct them and repeat the command into the same folder")
     return int(failed > 0)

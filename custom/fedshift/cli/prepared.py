@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedshift.cli.arguments import add_empty, add_trust_voxels
 from fedshift.data.locate import DATA, data_home
+
+if TYPE_CHECKING:
+    from fedshift.data.cases import Finding
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -40,6 +43,14 @@ def add_volumes(parser: Any) -> None:
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out cases with an error, list them, and count them"
     )
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """Print findings, a line each, with the codes that they can be looked up by."""
+    for finding in findings:
+        colour = "red" if finding.level == "error" else "yellow"
+        said = escape(f"{finding.sentence()} [{finding.code}]")
+        console.print(f"[{colour}]{finding.level}[/{colour}] {said}")
 
 
 def print_site(folder: Path) -> None:

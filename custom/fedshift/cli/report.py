@@ -60,17 +60,20 @@ def write(args: argparse.Namespace) -> int:
 
     given = [read(path) for path in args.runs]
     if args.out.is_dir():
-        raise ConfigError(f"{args.out} is a folder: name a file with --out, such as {args.out / 'report.html'}")
+        raise ConfigError(
+            "not-a-file", f"{args.out} is a folder: name a file with --out, such as {args.out / 'report.html'}"
+        )
     pictures = None
     if args.site_data and not args.images:
-        raise ConfigError("--site-data is for the images of a report: add --images, or leave it out")
+        raise ConfigError("options-clash", "--site-data is for the images of a report: add --images, or leave it out")
     if args.images:
         if args.most_sites < 1:
-            raise ConfigError(f"--most-sites must be at least 1, not {args.most_sites}")
+            raise ConfigError("invalid-value", f"--most-sites must be at least 1, not {args.most_sites}")
         if not any(isinstance(one, Run) or (isinstance(one, Transfer) and own_models(one)) for one in given):
             raise ConfigError(
+                "no-model",
                 "--images needs models, and what was named holds scores only: name a run, or make a cross-site table "
-                "with --keep-models"
+                "with --keep-models",
             )
         from fedshift.reporting.report.images import sections
 
@@ -81,15 +84,17 @@ def write(args: argparse.Namespace) -> int:
             return list(sections(one, folders=folders, most_sites=args.most_sites, tell=told))
 
     if args.site is not None and args.images:
-        raise ConfigError("--site makes a page without images: leave out --images or --site")
+        raise ConfigError("options-clash", "--site makes a page without images: leave out --images or --site")
     if args.own is not None:
         if args.site is None:
-            raise ConfigError("--own is for one site's page: add --site")
-        from fedshift.reporting.report.worth import with_own_cases
+            raise ConfigError("options-clash", "--own is for one site's page: add --site")
+        from fedshift.reporting.report.benefit import with_own_cases
 
         runs = [one for one in given if isinstance(one, Run)]
         if len(runs) != 1:
-            raise ConfigError(f"--own is of one run, and {len(runs)} are given: name the run that it is of")
+            raise ConfigError(
+                "several-runs", f"--own is of one run, and {len(runs)} are given: name the run that it is of"
+            )
         given = [with_own_cases(one, args.site, args.own) if isinstance(one, Run) else one for one in given]
     html = page.render(page.chapters(given, pictures=pictures, site=args.site))
     page.write(html, args.out)
@@ -109,6 +114,8 @@ def _folders(given: list[str]) -> dict[str, Path] | None:
     for text in given:
         site, sign, folder = text.partition("=")
         if not sign or not site or not folder:
-            raise ConfigError(f"--site-data takes SITE=DIR, such as BIDMC=/data/prostate/BIDMC, not {text!r}")
+            raise ConfigError(
+                "invalid-value", f"--site-data takes SITE=DIR, such as BIDMC=/data/prostate/BIDMC, not {text!r}"
+            )
         folders[site] = Path(folder).absolute()
     return folders or None

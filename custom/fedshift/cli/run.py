@@ -40,7 +40,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """``fedshift run``."""
-    from fedshift.cli.earlier import require_free
+    from fedshift.cli.previous_run import require_free
     from fedshift.data.local_sites import find_sites
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import require_unlocked
@@ -56,7 +56,9 @@ def execute(args: argparse.Namespace) -> int:
         from fedshift.federation.in_process import run_in_process
 
         if args.parallel is not None:
-            raise ConfigError("--parallel is for FLARE's simulator: leave out --in-process or --parallel")
+            raise ConfigError(
+                "options-clash", "--parallel is for FLARE's simulator: leave out --in-process or --parallel"
+            )
         return in_one_process(job, args, run_in_process)
     workspace = args.workspace or Path("runs") / job.name
     require_unlocked(workspace)
@@ -86,7 +88,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Coordinator]) -> int:
     """Run a job with ``run`` (`run_in_process` or `run_pooled`) in this process."""
-    from fedshift.cli.earlier import require_free
+    from fedshift.cli.previous_run import require_free
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import lock_run, require_unlocked
@@ -191,4 +193,4 @@ def in_simulator(
             )
     except RunFailed as failure:
         log = RunFolders(workspace.absolute()).log
-        raise RunFailed(f"{failure} (log: {log})") from None
+        raise RunFailed("run-failed", f"{failure} (log: {log})") from None

@@ -108,7 +108,7 @@ def _decrypt(args: argparse.Namespace) -> int:
 
     kit = open_kit(args.kit)
     if kit.role == "server":
-        raise ConfigError(f"{args.kit} is the server's kit, whose keys decrypt nothing: name a site's")
+        raise ConfigError("wrong-kit", f"{args.kit} is the server's kit, whose keys decrypt nothing: name a site's")
     round_ = decrypt_model(args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS))
     print(f"{args.out}: the model of round {round_}")
     return 0
@@ -123,19 +123,24 @@ def _init(args: argparse.Namespace) -> int:
 
     if is_root() and not args.allow_root:
         raise ConfigError(
+            "root",
             "a party that runs as root puts the whole machine at risk: run this, and start the kit, as a user of its "
-            "own (or say --allow-root)"
+            "own (or say --allow-root)",
         )
     kit = open_kit(args.kit)
     if kit.role == "server" and args.data:
-        raise ConfigError(f"{args.kit} is the server's kit, which has no data: leave out --data")
+        raise ConfigError("wrong-kit", f"{args.kit} is the server's kit, which has no data: leave out --data")
     if kit.role == "site" and not args.data:
-        raise ConfigError(f"{args.kit} is the kit of site {kit.name}: name its prepared data with --data DIR")
+        raise ConfigError(
+            "no-data", f"{args.kit} is the kit of site {kit.name}: name its prepared data with --data DIR"
+        )
     data: dict[str, Path] = {}
     for folder in args.data:
         manifest = _own_data(kit, folder.absolute(), phantom=args.phantom)
         if manifest.dataset in data:
-            raise ConfigError(f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them")
+            raise ConfigError(
+                "other-data", f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them"
+            )
         data[manifest.dataset] = folder.absolute()
     files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code)
     written = lay(files, kit.local, force=args.force)
@@ -153,17 +158,23 @@ def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
     from fedshift.schema.manifest import FILE_NAME, read_manifest
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name the site's prepared one, such as DATA/prostate/{kit.name}")
+        raise ConfigError(
+            "not-a-folder", f"{folder} is no folder: name the site's prepared one, such as DATA/prostate/{kit.name}"
+        )
     if not (folder / FILE_NAME).is_file():
         below = (folder / kit.name, *sorted(other / kit.name for other in folder.iterdir()))
         meant = [str(other) for other in below if (other / FILE_NAME).is_file()]
         if meant:
-            raise ConfigError(f"{folder} holds no {FILE_NAME}: did you mean {' or '.join(meant)}?")
+            raise ConfigError("not-prepared", f"{folder} holds no {FILE_NAME}: did you mean {' or '.join(meant)}?")
     manifest = read_manifest(folder)
     if manifest.site != kit.name:
-        raise ConfigError(f"{folder} holds data of site {manifest.site}, the kit is of site {kit.name}: name its own")
+        raise ConfigError(
+            "other-data", f"{folder} holds data of site {manifest.site}, the kit is of site {kit.name}: name its own"
+        )
     if manifest.kind == "phantom" and not phantom:
-        raise ConfigError(f"{folder} holds simulated data (kind: phantom): name real ones, or say --phantom")
+        raise ConfigError(
+            "phantom-data", f"{folder} holds simulated data (kind: phantom): name real ones, or say --phantom"
+        )
     return manifest
 
 
@@ -374,9 +385,9 @@ def _dry_run(args: argparse.Namespace) -> int:
 
     kit, job = open_kit(args.kit), read_job_folder(args.job)
     if kit.role == "server":
-        raise ConfigError(f"{args.kit} is the server's kit: a dry run is a site's")
+        raise ConfigError("wrong-kit", f"{args.kit} is the server's kit: a dry run is a site's")
     if args.steps < 1:
-        raise ConfigError(f"--steps {args.steps} must be at least 1")
+        raise ConfigError("invalid-value", f"--steps {args.steps} must be at least 1")
     data = find_site(job.task.dataset, kit.name, local=kit.local, simulator=False)
     if read_manifest(data).kind == "phantom":
         print("the data are the phantom: simulated scans, not patients")

@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     if kit.role == "server":
         return _seen(kit, as_json=args.json, forget=args.forget)
     if args.forget is not None:
-        raise ConfigError(f"--forget is for the server's kit, which keeps what it has seen of ledgers, not {args.kit}")
+        raise ConfigError(
+            "wrong-kit", f"--forget is for the server's kit, which keeps what it has seen of ledgers, not {args.kit}"
+        )
     ledger, policy = Ledger(kit.local), read_settings(kit.local).privacy
     account, budget = ledger.read(), None if policy is None else policy.budget
     content = summary(account, budget)

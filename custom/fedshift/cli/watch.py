@@ -54,7 +54,7 @@ def show(args: argparse.Namespace) -> int:
     from fedshift.schema.errors import ConfigError
 
     if args.text and (args.port or args.open):
-        raise ConfigError("--port and --open are for the page: leave out --text or them")
+        raise ConfigError("options-clash", "--port and --open are for the page: leave out --text or them")
     source, interval = open_source(args.run, args.job)
     try:
         return _lines(source, interval) if args.text else _page(source, interval, args)
@@ -74,7 +74,7 @@ def tell(args: argparse.Namespace) -> int:
     finally:
         source.close()
     if moment.progress is None and moment.problem:
-        raise ConfigError(moment.problem)
+        raise ConfigError("no-run", moment.problem)
     print(line(moment))
     return int(moment.failed)
 
@@ -92,7 +92,9 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
     from fedshift.schema.errors import ConfigError
 
     if not path.is_dir():
-        raise ConfigError(f"{path} is no folder: name the workspace of a run, such as runs/fedfa_prostate, or a kit")
+        raise ConfigError(
+            "not-a-folder", f"{path} is no folder: name the workspace of a run, such as runs/fedfa_prostate, or a kit"
+        )
     startup = path / "startup"
     if (startup / "fed_admin.json").is_file():
         from fedshift.flare.kit import console_user
@@ -100,21 +102,27 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
 
         return WatchedJob(path, user=console_user(path) or "", job_id=job_id), ASKED
     if (startup / "fed_client.json").is_file():
-        raise ConfigError(f"{path} is a site's kit, and sites see no others: name the coordinator's or the server's")
+        raise ConfigError(
+            "wrong-kit", f"{path} is a site's kit, and sites see no others: name the coordinator's or the server's"
+        )
     if (startup / "fed_server.json").is_file():
         jobs = [found.parent for found in path.glob(f"{job_id or '*'}/{FILE_NAME}")]
         if not jobs:
-            raise ConfigError(f"{path} holds no {FILE_NAME} of {'a job' if job_id is None else f'job {job_id}'}")
+            raise ConfigError(
+                "no-run", f"{path} holds no {FILE_NAME} of {'a job' if job_id is None else f'job {job_id}'}"
+            )
         newest = max(jobs, key=lambda folder: (folder / FILE_NAME).stat().st_mtime)
         return RunFile([newest], where=f"{newest}"), HERE
     if job_id is not None:
-        raise ConfigError(f"--job is for kits, and {path} is none: leave it out, or name the kit")
+        raise ConfigError("options-clash", f"--job is for kits, and {path} is none: leave it out, or name the kit")
     folders = RunFolders(path)
     if not (path / FILE_NAME).is_file() and not folders.server.parent.is_dir() and not folders.log.is_file():
         inside = sorted(found.parent for found in path.glob(f"**/{FILE_NAME}"))
         if inside:
-            raise ConfigError(f"{path} holds {len(inside)} runs: name one of them, such as {inside[0]}")
-        raise ConfigError(f"{path} holds no run: name the workspace that 'fedshift run' has begun to write, or a kit")
+            raise ConfigError("several-runs", f"{path} holds {len(inside)} runs: name one of them, such as {inside[0]}")
+        raise ConfigError(
+            "no-run", f"{path} holds no run: name the workspace that 'fedshift run' has begun to write, or a kit"
+        )
     return RunFile([path, folders.server], where=f"{path}", was_killed=partial(was_killed, path)), HERE
 
 

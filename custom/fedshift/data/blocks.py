@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 
@@ -55,7 +57,8 @@ def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
         return written
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}"
+            "folder-unwritable",
+            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}",
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -87,12 +90,14 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
     path = folder / FILE_NAME
     try:
         if known is not None and _sha256(path) != known:
-            raise DataError(f"{path} has changed since the site was prepared: {fix}")
+            raise DataError("arrays-changed", f"{path} has changed since the site was prepared: {fix}")
         files = _read(path)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing, so the arrays beside it cannot be verified: {fix}") from None
+        raise DataError(
+            "file-missing", f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DataError(f"{path} is damaged: {fix}") from None
+        raise DataError("file-damaged", f"{path} is damaged: {fix}") from None
     for name, hashes in files.items():
         # A length that differs changes the number of the last block or its hash.
         numbers = range(len(hashes))
@@ -102,7 +107,7 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
                 file.seek(number * BLOCK)
                 if hashlib.sha256(file.read(BLOCK)).hexdigest() != hashes[number]:
                     where = f"{folder / name} has changed since it was written, at byte {number * BLOCK}"
-                    raise DataError(f"{where} or after it: {fix}")
+                    raise DataError("arrays-changed", f"{where} or after it: {fix}")
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:
@@ -119,3 +124,23 @@ def _digests(path: Path) -> list[bytes]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape.
+
+    Raises:
+        DataError: it is missing, damaged, or another one.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError("file-missing", f"{path} is missing: {fix}") from None
+    except PermissionError as error:
+        what = f"{path} cannot be read ({error.strerror}): fix that and start again"
+        raise DataError("file-unreadable", what) from None
+    except (ValueError, OSError, EOFError):
+        raise DataError("arrays-damaged", f"{path} is truncated or damaged: {fix}") from None
+    if shape is not None and (array.dtype != np.uint8 or array.shape != shape):
+        raise DataError("array-shape", f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: {fix}")
+    return np.asarray(array)

@@ -7,7 +7,7 @@ from math import ceil, prod
 from typing import Any, get_args
 
 from fedshift.data.splits import case_splits, split_by_content
-from fedshift.data.voxels import shape_at
+from fedshift.runtime.grids import shape_at
 from fedshift.schema.manifest import Manifest, Split
 
 FOREGROUND = 0.6

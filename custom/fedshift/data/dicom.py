@@ -19,18 +19,21 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.data.deflated import DEFLATED
 from fedshift.data.dicom_classes import is_multiframe, is_no_scan
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 
 MAGIC, START = b"DICM", 132
 """The word before the first element, and where that begins."""
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
+DEFLATED = "1.2.840.10008.1.2.1.99"
 COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
 """Transfer syntaxes: of uncompressed pixels, of a whole file that is compressed, and what those of compressed pixels
 begin with."""
 MOST_INFLATED, MOST_OF_A_HEAD = 2**30, 2**24
 """Bytes of a deflated slice, and of those in which a deflated file says what it is: a small one may hold very many."""
+MOST_WHOLE = 1 << 32
+"""Bytes of any file that is read, when it is inflated."""
+STEP = 1 << 20
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""
 OPEN = 0xFFFFFFFF
@@ -142,6 +145,39 @@ def identify(path: Path) -> Identity | None:
     return Identity(*(found.get(tag, b"").strip(b" \0").decode("ascii", "replace") for tag in tags))
 
 
+def is_too_large(path: Path) -> bool:
+    """Whether a deflated file (PS3.5, A.5) has more than `MOST_WHOLE` bytes in it; nothing of it is kept."""
+    with path.open("rb") as file:
+        start = file.read(STEP)
+        end = _start_of_deflated(start)
+        if end is None:
+            return False
+        unpack, length, packed = zlib.decompressobj(-zlib.MAX_WBITS), 0, start[end:]
+        try:
+            while packed and not unpack.eof and length <= MOST_WHOLE:
+                length += len(unpack.decompress(packed, STEP))
+                packed = unpack.unconsumed_tail or file.read(STEP)
+        except zlib.error:  # whoever reads it says that it is damaged
+            return False
+    return length > MOST_WHOLE
+
+
+def _start_of_deflated(content: bytes) -> int | None:
+    """Where the deflated part of a file begins, after the elements of group 2; None if it has none."""
+    if content[START - len(MAGIC) : START] != MAGIC:
+        return None
+    at, found = START, {SYNTAX: b""}
+    try:
+        while struct.unpack_from("<H", content, at)[0] == 2:
+            tag, start, length = _head(content, at, explicit=True, order="<")
+            at = start + length
+            if tag == SYNTAX:
+                found[SYNTAX] = content[start:at]
+    except struct.error:
+        return None
+    return at if _syntax(found) == DEFLATED else None
+
+
 def read_slice(content: bytes) -> Slice:
     """Read and check the bytes of a file with one slice.
 
@@ -189,11 +225,7 @@ def _syntax(found: Mapping[int, bytes]) -> str:
 
 
 def _elements(content: bytes, found: dict[int, bytes], *, last: int) -> None:
-    """Add the values of the `WANTED` elements up to ``last`` to ``found``; compressed pixels are empty.
-
-    Raises:
-        SliceFault: the file is damaged; what was found before that is in ``found``.
-    """
+    """Add the values of the `WANTED` elements up to ``last`` to ``found``; compressed pixels are empty."""
     if content[START - len(MAGIC) : START] != MAGIC:
         raise SliceFault("that is no DICOM file")
     at, explicit, order, is_head = START, True, "<", True
@@ -230,11 +262,7 @@ def _encoding(syntax: str) -> tuple[bool, str]:
 
 
 def _inflate(content: bytes, *, whole: bool) -> bytes:
-    """What a deflated file holds, or, if the ``whole`` is not wanted, the beginning of it.
-
-    Raises:
-        SliceFault: it is damaged, or holds too much.
-    """
+    """What a deflated file holds, or, if the ``whole`` is not wanted, the beginning of it."""
     reader = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         inflated = reader.decompress(content, MOST_INFLATED if whole else MOST_OF_A_HEAD)

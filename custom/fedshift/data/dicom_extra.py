@@ -21,7 +21,9 @@ def need_highdicom(what: str) -> None:
     try:
         importlib.import_module("highdicom")
     except ImportError:
-        raise ConfigError(f"{what} needs highdicom, which is not installed: pip install 'fedshift[dicom]'") from None
+        raise ConfigError(
+            "not-installed", f"{what} needs highdicom, which is not installed: pip install 'fedshift[dicom]'"
+        ) from None
 
 
 @contextmanager

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from pydicom.datadict import keyword_for_tag
 
-from fedshift.data.deflated import MOST_WHOLE, is_too_large
-from fedshift.data.dicom import FARTHEST, LARGEST, SMALLEST, SliceFault, identify, read_slice
+from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, SliceFault, identify, is_too_large, read_slice
 from fedshift.data.dicom_extra import UNREADABLE, quiet
-from fedshift.data.dicom_pixels import syntax_of
-from fedshift.data.dicom_values import ValueFault, Values, values_of
+from fedshift.data.dicom_pixels import ValueFault, Values, syntax_of, values_of
 
 MARKS: Mapping[str, str] = {
     "TemporalPositionIdentifier": "time points",

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.data import segmentations, structure_sets
-from fedshift.data.deflated import MOST_WHOLE, is_too_large
-from fedshift.data.dicom import identify
+from fedshift.data.dicom import MOST_WHOLE, identify, is_too_large
 from fedshift.data.dicom_classes import SEGMENTATIONS, STRUCTURE_SET, is_mask
 from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import Labels
@@ -67,7 +66,7 @@ def references(path: Path) -> References:
             images = tuple(dict.fromkeys(_images(content)))
             return References(series, images, _frame(content))
         except UNREADABLE:
-            raise ScanError(path, "does not say of which image it is", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "does not say of which image it is", AGAIN) from None
 
 
 def structures_in(path: Path) -> tuple[str, ...]:
@@ -84,7 +83,7 @@ def structures_in(path: Path) -> tuple[str, ...]:
             labels = [segment.get("SegmentLabel", "") for segment in segments if segment.get("SegmentNumber") != 0]
             return tuple(one_line(name) for name in (*labels, *(roi.get("ROIName", "") for roi in rois)))
         except UNREADABLE:
-            raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None
 
 
 def read_mask(
@@ -96,7 +95,7 @@ def read_mask(
         path: a SEG or an RT Structure Set.
         image: the image that it belongs to.
         labels: what is wanted, see `fedshift.data.structures.paint`.
-        interpolate: fill slices between two contours, see `fedshift.data.contour_planes`.
+        interpolate: fill slices between two contours, see `fedshift.data.contours`.
 
     Raises:
         ScanError: it cannot be read, does not lie on the image, or its structures are not the classes.
@@ -112,10 +111,12 @@ def read_mask(
                 found = segmentations.segments(content, image, path)
                 record = segmentations.reading_of(content)
             mask, remarks = paint(found, image, labels, path, record)
-            if any(one.get("SegmentAlgorithmType") == "AUTOMATIC" for one in content.get("SegmentSequence", [])):
+            if any(
+                segment.get("SegmentAlgorithmType") == "AUTOMATIC" for segment in content.get("SegmentSequence", [])
+            ):
                 remarks.append(Remark("says that a program drew it, and nobody by hand"))
         except UNREADABLE:
-            raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
+            raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None
     return mask, remarks
 
 
@@ -153,10 +154,10 @@ def _open(path: Path, *, pixels: bool = True) -> Any:
 
     if is_too_large(path):
         what = f"has more than {MOST_WHOLE:,} bytes when it is inflated"
-        raise ScanError(path, what, "export fewer segments")
+        raise ScanError("too-large", path, what, "export fewer segments")
     content = pydicom.dcmread(path, stop_before_pixels=not pixels)
     if content.SOPClassUID not in (*SEGMENTATIONS, STRUCTURE_SET):
-        raise ScanError(path, "is no DICOM SEG or RT Structure Set", "name the mask")
+        raise ScanError("not-a-mask", path, "is no DICOM SEG or RT Structure Set", "name the mask")
     return content
 
 

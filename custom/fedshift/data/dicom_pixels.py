@@ -1,12 +1,19 @@
-"""The stored values of DICOM pixels, whatever they are compressed with.
+"""The pixels of DICOM images: their stored values, whatever they are compressed with, and the intensities of these.
 
 pydicom gives pixels that are not compressed, and those of run lengths (RLE); GDCM, which is in SimpleITK, decodes
 JPEG, JPEG-LS and JPEG 2000 one frame at a time, from a file that holds nothing else of the scan.
+
+Intensities come of stored values by the modality transform alone (PS3.3, C.11.1).
+That is a table (modality LUT) or rescale slope and intercept, in a classic slice and in a frame of an enhanced image
+alike. Real world values stand beside it and are not used, except in a parametric map, which has nothing else. What is
+meant for display changes nothing where intensities have units, such as Hounsfield units; in MRI, which has none, a
+scan that says that its lowest value is white is turned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +21,7 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom_values import Values, stored_value
+from fedshift.data.dicom_classes import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES
 
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 TAGS = (
@@ -30,6 +37,11 @@ DECODED = (
 """Transfer syntaxes that GDCM decodes: JPEG baseline, extended and lossless (57, 70), JPEG-LS, JPEG 2000, HTJ2K."""
 RUN_LENGTHS = "1.2.840.10008.1.2.5"
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")
+"""Rescale types that name no unit (PS3.3, C.11.1.1.2)."""
+LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
+"""Transfer syntaxes that always lose something; of others an attribute says so."""
+GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 class PixelFault(Exception):
@@ -85,11 +97,7 @@ def _arrays(decoder: Any, header: Any, numbers: Sequence[int]) -> Iterator[np.nd
 
 
 def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
-    """Decode one frame; ``file`` is written for that.
-
-    Raises:
-        PixelFault: it is damaged, or no frame of its kind.
-    """
+    """Decode one frame; ``file`` is written for that."""
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.encaps import encapsulate
 
@@ -109,3 +117,199 @@ def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
     if decoded.shape != (1, made.Rows, made.Columns) or not np.issubdtype(decoded.dtype, np.integer):
         raise PixelFault(f"cannot be decoded as {syntax_of(header).name}, it is damaged")
     return np.asarray(decoded[0])
+
+
+class ValueFault(Exception):
+    """Why a frame has no intensities, as the rest of a sentence about it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A modality LUT: the intensity of each stored value from ``first`` on; those outside get the nearest."""
+
+    first: int
+    entries: np.ndarray
+
+
+@dataclass(frozen=True)
+class Values:
+    """How the stored values of one frame become intensities."""
+
+    photometric: str
+    bits_allocated: int
+    bits_stored: int
+    high_bit: int
+    signed: bool
+    slope: float = 1.0
+    intercept: float = 0.0
+    table: Table | None = None
+    scaled: bool = False
+    """Whether it says any of the three."""
+    turned: bool = False
+    """Whether the lowest stored value is white, and is made the highest."""
+    units: str = ""
+    padding: tuple[int, int] | None = None
+    """The stored values, from and to, of pixels that are no part of a CT image (PS3.3, C.7.5.1.1.2)."""
+    remarks: tuple[str, ...] = ()
+
+
+def stored_value(bits: np.ndarray, values: Values) -> np.ndarray:
+    """The stored values in the allocated bits of whole numbers (PS3.5, 8.1.1): others may hold an overlay, or anything.
+
+    Args:
+        bits: of any whole type, unsigned or not.
+        values: of the frame.
+
+    Returns:
+        int64 of the same shape.
+    """
+    shifted = bits.astype(np.int64) >> (values.high_bit + 1 - values.bits_stored)
+    masked = shifted & ((1 << values.bits_stored) - 1)
+    sign = 1 << (values.bits_stored - 1)
+    return (masked ^ sign) - sign if values.signed else masked
+
+
+def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
+    """Intensities of stored values: whole numbers (int64) where the transform gives no others, otherwise float64."""
+    if values.turned:
+        stored = (-1 if values.signed else (1 << values.bits_stored) - 1) - stored
+    if values.table is not None:
+        at = np.clip(stored - values.table.first, 0, len(values.table.entries) - 1)
+        return np.asarray(values.table.entries[at])
+    slope, intercept = values.slope, values.intercept
+    whole = slope == round(slope) and intercept == round(intercept) and max(abs(slope), abs(intercept)) < 2**31
+    if whole and np.issubdtype(stored.dtype, np.integer):
+        return np.asarray(stored * int(slope) + int(intercept))
+    return np.asarray(stored * slope + intercept)
+
+
+def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = ()) -> Values:
+    """How a frame says that its stored values become intensities.
+
+    Args:
+        header: the file's dataset.
+        transform: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file
+            says it itself.
+        world: the items of its real world value mapping.
+
+    Raises:
+        ValueFault: it is in colour, or its bits or its transform are none.
+    """
+    photometric = str(header.get("PhotometricInterpretation", "MONOCHROME2")).strip()
+    if photometric not in GREY or int(header.get("SamplesPerPixel", 1)) != 1:
+        several = ", with several values per pixel" if int(header.get("SamplesPerPixel", 1)) != 1 else ""
+        raise ValueFault(f"is in colour ({photometric}{several}) and not in grey")
+    allocated = int(header.BitsAllocated)
+    floats = "BitsStored" not in header and allocated in (32, 64)
+    stored = allocated if floats else int(header.BitsStored)
+    high = stored - 1 if floats else int(header.get("HighBit", stored - 1))
+    if allocated not in (8, 16, 32, 64) or not 1 <= stored <= high + 1 <= allocated:
+        raise ValueFault(f"has pixels of {stored} of {allocated} bits, the highest {high}")
+    signed = bool(header.get("PixelRepresentation", 0))
+    of_class = str(header.get("SOPClassUID", ""))
+    source = header if transform is None else transform
+    slope, intercept, scaled = _rescale(source)
+    remarks: list[str] = []
+    mapped = {
+        (float(mapping.RealWorldValueSlope), float(mapping.RealWorldValueIntercept))
+        for mapping in world
+        if _linear(mapping)
+    }
+    if of_class == PARAMETRIC_MAP and transform is None:
+        if len(mapped) > 1 or len(mapped) < len(world):
+            raise ValueFault("has several real world values for one pixel, or a table of them")
+        slope, intercept = next(iter(mapped), (slope, intercept))
+        scaled = scaled or bool(mapped)
+    elif world and mapped != {(slope, intercept)}:
+        remarks.append(
+            "has real world values beside its rescale slope and intercept, of which only the latter are used"
+        )
+    if header.file_meta.TransferSyntaxUID in LOSSY or header.get("LossyImageCompression") == "01":
+        remarks.append("was compressed with loss: its intensities are not those of the scanner")
+    table = _table(header, signed=signed) if header.get("ModalityLUTSequence") else None
+    if table is not None and scaled:
+        raise ValueFault("has a modality LUT and a rescale slope, of which a file has one")
+    units = _units(header, source, world if of_class == PARAMETRIC_MAP else ())
+    inverted = photometric == "MONOCHROME1" or str(header.get("PresentationLUTShape", "")).strip() == "INVERSE"
+    if of_class in CT_IMAGES:
+        if not scaled and table is None:
+            remarks.append("is CT and has no rescale slope: its stored values are taken for Hounsfield units")
+        elif units != "HU":
+            remarks.append(f"is CT in {units or 'values without a unit'} and not in Hounsfield units")
+    return Values(
+        photometric=photometric if photometric == "MONOCHROME1" or not inverted else f"{photometric}, INVERSE",
+        bits_allocated=allocated,
+        bits_stored=stored,
+        high_bit=high,
+        signed=signed,
+        slope=slope,
+        intercept=intercept,
+        table=table,
+        scaled=scaled or table is not None,
+        turned=inverted and not units and not floats,
+        units=units,
+        padding=_padding(header, stored=stored, signed=signed) if of_class in CT_IMAGES else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _rescale(source: Any) -> tuple[float, float, bool]:
+    said = source.get("RescaleSlope"), source.get("RescaleIntercept")
+    slope = 1.0 if said[0] is None else float(said[0])
+    intercept = 0.0 if said[1] is None else float(said[1])
+    if not (np.isfinite([slope, intercept]).all() and slope):
+        raise ValueFault("has a rescale slope or intercept that is no number, or a slope of 0")
+    return slope, intercept, said != (None, None)
+
+
+def _linear(mapping: Any) -> bool:
+    return "RealWorldValueSlope" in mapping and "RealWorldValueIntercept" in mapping
+
+
+def _table(header: Any, *, signed: bool) -> Table:
+    item = header.ModalityLUTSequence[0]
+    count, first, _ = (int(number) for number in item.LUTDescriptor)
+    count = count or 2**16
+    data = item.LUTData
+    if isinstance(data, bytes):
+        little = header.original_encoding[1] is not False
+        kind = np.dtype("u1") if len(data) < 2 * count else np.dtype("<u2" if little else ">u2")
+        entries = np.frombuffer(data[: len(data) // kind.itemsize * kind.itemsize], kind)
+    else:
+        entries = np.atleast_1d(np.asarray(data))
+    if len(entries) < count:
+        raise ValueFault("has a modality LUT with fewer entries than it says")
+    if signed and first >= 2**15:  # written as an unsigned number
+        first -= 2**16
+    return Table(first, entries[:count].astype(np.int64))
+
+
+def _units(header: Any, source: Any, world: Sequence[Any]) -> str:
+    """Units of the intensities; "" where they have none, as in MRI."""
+    of_class = str(header.get("SOPClassUID", ""))
+    named = str(source.get("RescaleType", "") or "").strip()
+    if header.get("ModalityLUTSequence"):
+        named = str(header.ModalityLUTSequence[0].get("ModalityLUTType", "") or "").strip()
+    if of_class in PET_IMAGES:
+        return str(header.get("Units", "") or "").strip() or named or "units of PET that it does not name"
+    if of_class in CT_IMAGES:
+        return named if named.upper() != "UNSPECIFIED" and named else "HU"
+    codes = [code for mapping in world for code in mapping.get("MeasurementUnitsCodeSequence", [])]
+    if codes:
+        return str(codes[0].get("CodeValue", "") or "")
+    return "" if named.upper() in NO_UNIT else named
+
+
+def _padding(header: Any, *, stored: int, signed: bool) -> tuple[int, int] | None:
+    first = header.get("PixelPaddingValue")
+    if not isinstance(first, int):
+        return None
+    last = header.get("PixelPaddingRangeLimit")
+    sign = 1 << (stored - 1)
+
+    def whole(number: int) -> int:  # which may be written as an unsigned number of a signed one
+        masked = number & ((1 << stored) - 1)
+        return (masked ^ sign) - sign if signed else masked
+
+    ends = whole(first), whole(last if isinstance(last, int) else first)
+    return min(ends), max(ends)

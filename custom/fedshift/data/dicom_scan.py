@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +11,7 @@ import numpy as np
 
 from fedshift.data.dicom_extra import UNREADABLE, quiet
 from fedshift.data.dicom_frames import Frame, FrameFault, Part, frames_in
-from fedshift.data.dicom_pixels import PixelFault, stored_frames
-from fedshift.data.dicom_values import intensities
+from fedshift.data.dicom_pixels import PixelFault, intensities, stored_frames
 from fedshift.data.dicom_volumes import Box, Stack, box_of, stack_of
 from fedshift.schema.reading import Reading
 
@@ -61,15 +60,17 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
         except FrameFault as fault:
             said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
             raise DicomFault(f"{said} {fault}") from None
-    parts = [part for _, _, part in found if part is not None]
+    parts = {file: part for file, _, part in found if part is not None}
     if parts:
         _refuse_incomplete(parts)
-        found.sort(key=lambda one: (one[2].uid, one[2].number) if one[2] else ("", 0))
+        found.sort(key=lambda each: (each[2].uid, each[2].number) if each[2] else ("", 0))
     frames = [frame for _, of_file, _ in found for frame in of_file]
     stack = stack_of(frames, volume)
     if all(frame.is_classic for frame in frames):
         return stack, DicomSource(tuple(frame.file for frame in stack.frames), ())
-    begins = dict(zip((file for file, _, _ in found), np.cumsum([0, *(len(one) for _, one, _ in found)]), strict=False))
+    begins = dict(
+        zip((file for file, _, _ in found), np.cumsum([0, *(len(each) for _, each, _ in found)]), strict=False)
+    )
     numbers = tuple(int(begins[frame.file]) + frame.number for frame in stack.frames)
     return stack, DicomSource(tuple(begins), numbers)
 
@@ -98,7 +99,7 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
         wanted = [frames[place] for place in places]
         try:
             with quiet():
-                decoded = stored_frames(file, [one.number for one in wanted], [one.values for one in wanted])
+                decoded = stored_frames(file, [each.number for each in wanted], [each.values for each in wanted])
                 for place, stored in zip(places, decoded, strict=True):
                     values = frames[place].values
                     slices[place] = _smallest(intensities(stored, values))
@@ -115,19 +116,15 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
     return DicomVolume(_smallest(np.stack(slices)), box, source, _reading(stack, box, filled))
 
 
-def _refuse_incomplete(parts: Sequence[Part]) -> None:
-    """Refuse a concatenation of which parts are missing.
-
-    Raises:
-        DicomFault: one is.
-    """
-    for uid in dict.fromkeys(part.uid for part in parts):
-        numbers = sorted(part.number for part in parts if part.uid == uid)
-        total = max([*numbers, *(part.total for part in parts if part.uid == uid and part.total is not None)])
-        if numbers != list(range(1, total + 1)):
-            shown = ", ".join(map(str, numbers))
-            what = f"has part {shown} of an enhanced image that was split into {total} files, and not the others"
-            raise DicomFault(what)
+def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:
+    """Refuse a concatenation of which parts are missing."""
+    for uid in dict.fromkeys(part.uid for part in parts.values()):
+        files = {part.number: file.name for file, part in parts.items() if part.uid == uid}
+        total = max([*files, *(part.total for part in parts.values() if part.uid == uid and part.total is not None)])
+        count = sum(part.uid == uid for part in parts.values())
+        if count > len(files) or set(files) != set(range(1, total + 1)):
+            shown = ", ".join(f"{number} ({name})" for number, name in sorted(files.items()))
+            raise DicomFault(f"has part {shown} of an enhanced image in {total} files, and not the others")
 
 
 def _smallest(voxels: np.ndarray) -> np.ndarray:
@@ -145,8 +142,8 @@ def _fill(slices: list[np.ndarray], padded: dict[int, np.ndarray]) -> str | None
     """Give pixels that are no part of the image the lowest intensity of those that are; what was done, in words."""
     if not padded:
         return None
-    inside = [one[~padded[place]] if place in padded else one for place, one in enumerate(slices)]
-    lowest = min((one.min() for one in inside if one.size), default=None)
+    inside = [each[~padded[place]] if place in padded else each for place, each in enumerate(slices)]
+    lowest = min((each.min() for each in inside if each.size), default=None)
     if lowest is None:
         return None
     for place, outside in padded.items():
@@ -164,7 +161,7 @@ def _reading(stack: Stack, box: Box, filled: str | None) -> Reading:
         photometric += ", turned" if turned == len(every) else f", turned in {turned} of {len(every)} slices"
     elif any(values.photometric != "MONOCHROME2" for values in every):
         photometric += ", not turned"
-    bits = {f"{one.bits_stored} of {one.bits_allocated} bits, {'' if one.signed else 'un'}signed" for one in every}
+    bits = {f"{each.bits_stored} of {each.bits_allocated} bits, {'' if each.signed else 'un'}signed" for each in every}
     remarks = list(dict.fromkeys(remark for values in every for remark in values.remarks))
     if filled:
         remarks.append(filled)

@@ -151,11 +151,11 @@ def box_of(frames: Sequence[Frame]) -> Box:
     )
 
 
-def same_places(one: Sequence[Frame], other: Sequence[Frame]) -> bool:
+def same_places(first: Sequence[Frame], second: Sequence[Frame]) -> bool:
     """Whether two sets of frames lie at the same places, or do not lie in parallel."""
-    if not _parallel([*one, *other]):
+    if not _parallel([*first, *second]):
         return True
-    return not _lacking(one, other) and not _lacking(other, one)
+    return not _lacking(first, second) and not _lacking(second, first)
 
 
 def shown(marks: Sequence[Mark]) -> str:
@@ -166,11 +166,7 @@ def shown(marks: Sequence[Mark]) -> str:
 
 
 def _without_copies(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames of each instance once.
-
-    Raises:
-        VolumeFault: two files say that they are the same instance and differ.
-    """
+    """The frames of each instance once."""
     first: dict[bytes, Frame] = {}
     digests: dict[Path, bytes] = {}
     kept = []
@@ -264,11 +260,7 @@ def _lacking(frames: Sequence[Frame], others: Sequence[Frame]) -> int:
 
 
 def _refuse_mixed(frames: Sequence[Frame]) -> None:
-    """Refuse slices of one volume that say they are of several.
-
-    Raises:
-        VolumeFault: they do.
-    """
+    """Refuse slices of one volume that say they are of several."""
     for name in UNMIXED:
         values = sorted({frame.marks.get(name, NO_MARK) for frame in frames})
         if len(values) > 1:
@@ -277,11 +269,7 @@ def _refuse_mixed(frames: Sequence[Frame]) -> None:
 
 
 def _refuse_differing(frames: Sequence[Frame]) -> None:
-    """Refuse frames of several sizes or directions.
-
-    Raises:
-        VolumeFault: which frame differs, and in what.
-    """
+    """Refuse frames of several sizes or directions."""
     if _alike(frames):
         return
     first = frames[0]

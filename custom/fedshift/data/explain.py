@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedshift.data.casefiles import CaseFiles, Finding, read_case
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
+from fedshift.data.layouts.studies import image_of
 from fedshift.data.named_masks import names_structures, structures_in
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import scans_in
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.slicer_masks import refuse_layers
-from fedshift.data.studies import image_of
 from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
@@ -36,7 +37,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class How:
-    """The options that files are read with, see `fedshift.data.casefiles.CaseFiles`."""
+    """The options that files are read with, see `fedshift.data.cases.CaseFiles`."""
 
     volume: int | None = None
     trust_voxels: bool = False
@@ -72,9 +73,10 @@ def _scan(path: Path, how: How) -> Explained:
         refuse_layers(path)
         scan = read_scan(path, volume=how.volume)
     except ScanError as error:
-        return Explained(path, findings=(Finding("error", error.path, error.what, error.mend),))
+        return Explained(path, findings=(Finding.from_error(error),))
     findings = [
-        Finding("warning", path, f"{unclear.what}, {unclear.used}", unclear.mend) for unclear in unclear_positions(path)
+        Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.mend)
+        for unclear in unclear_positions(path)
     ]
     return Explained(path, scan.reading, _outcome(scan), tuple(findings))
 
@@ -116,7 +118,9 @@ def _without_image(mask: Path) -> Explained:
     except (ScanError, DataError) as error:
         said = str(error)
     mend = "name the image first, as in --explain IMAGE --masks MASK"
-    return Explained(mask, findings=(Finding("error", mask, f"{said}, and the image of it is not near", mend),))
+    return Explained(
+        mask, findings=(Finding("error", "image-unknown", mask, f"{said}, and the image of it is not near", mend),)
+    )
 
 
 def _outcome(scan: Scan) -> dict[str, str]:

@@ -11,6 +11,8 @@ from fedshift.data import blocks
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
+AGAIN = "prepare the site again"
+
 
 @dataclass(frozen=True)
 class ImageArrays:
@@ -36,42 +38,36 @@ def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -
     """
     manifest = read_manifest(folder)
     if manifest.cases:
-        raise DataError(f"{folder} holds volumes, this task needs pictures: name the right folder")
+        raise DataError("kind-of-data", f"{folder} holds volumes, this task needs pictures: name the right folder")
     arrays = folder / "arrays" / str(size)
     if not arrays.is_dir():
         found = sorted(int(p.name) for p in (folder / "arrays").glob("*") if p.name.isdigit())
-        raise DataError(f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size")
+        raise DataError(
+            "size-missing", f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size"
+        )
     n = len(manifest.pictures)
-    images = _open(arrays / "images.npy", (n, channels, size, size))
-    labels = np.array(_open(arrays / "labels.npy", (n,)))  # small, so copied: no file stays open
+    images = blocks.open_array(arrays / "images.npy", fix=AGAIN, shape=(n, channels, size, size))
+    labels = np.array(
+        blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=(n,))
+    )  # small, so copied: no file stays open
     if labels.max() >= len(manifest.classes):
         raise DataError(
+            "labels-changed",
             f"{arrays / 'labels.npy'} names class {labels.max()}, the manifest has {len(manifest.classes)} "
-            "classes: prepare the site again"
+            "classes: prepare the site again",
         )
     wanted = np.array([manifest.classes.index(picture.label) for picture in manifest.pictures], np.uint8)
     if (labels != wanted).any():
         row = int((labels != wanted).argmax())
         raise DataError(
+            "labels-changed",
             f"{arrays / 'labels.npy'} says {manifest.classes[labels[row]]} of picture {manifest.pictures[row].id}, the "
-            f"manifest {manifest.pictures[row].label}: prepare the site again"
+            f"manifest {manifest.pictures[row].label}: prepare the site again",
         )
     known = manifest.arrays.get(str(size))
     if known is None:
-        raise DataError(f"{folder / 'manifest.json'} has no hash of {arrays}: prepare the site again")
-    blocks.verify(arrays, known, fix="prepare the site again", full=full)
+        raise DataError(
+            "manifest-broken", f"{folder / 'manifest.json'} has no hash of {arrays}: prepare the site again"
+        )
+    blocks.verify(arrays, known, fix=AGAIN, full=full)
     return ImageArrays(images, labels, manifest)
-
-
-def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: prepare the site again") from None
-    except (ValueError, EOFError):
-        raise DataError(f"{path} is truncated or damaged: prepare the site again") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): fix that and start again") from None
-    if array.dtype != np.uint8 or array.shape != shape:
-        raise DataError(f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: prepare the site again")
-    return np.asarray(array)

@@ -56,17 +56,22 @@ class Labels:
         """
         classes = (BACKGROUND, *(check_name(name) for name in values if name != BACKGROUND))
         if len(classes) > MOST_CLASSES:
-            raise ConfigError(f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out")
+            raise ConfigError(
+                "too-many-classes", f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
+            )
         class_of: dict[int, int] = {}
         for name, each in values.items():
             index = classes.index(name)
             for value in each:
                 if not 0 <= value <= MOST_VALUE or (value == 0 and index):
-                    raise ConfigError(f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}")
+                    raise ConfigError(
+                        "label-value", f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
+                    )
                 if class_of.setdefault(value, index) != index:
                     raise ConfigError(
+                        "label-shared",
                         f"value {value} stands for {classes[class_of[value]]} and for {name}: a voxel has one class, "
-                        "so give the value to one of them"
+                        "so give the value to one of them",
                     )
         class_of.pop(0, None)
         return cls(classes, MappingProxyType(class_of))
@@ -97,7 +102,7 @@ def check_name(name: str, *, of: str = "a class") -> str:
     try:
         return _NAME.validate_python(name)
     except ValidationError as error:
-        raise ConfigError(first_fault(error).replace("a class", of)) from None
+        raise ConfigError("class-name", first_fault(error).replace("a class", of)) from None
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
@@ -112,11 +117,12 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
         numbers = tuple(_number_or_name(value.strip()) for value in values.split(","))
         if not (name and equals and all(number != "" for number in numbers)):
             raise ConfigError(
+                "option-form",
                 f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}; of masks that name "
-                "their structures, as DICOM does, these names, such as 'prostate=Whole gland'"
+                "their structures, as DICOM does, these names, such as 'prostate=Whole gland'",
             )
         if name in found:
-            raise ConfigError(f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
+            raise ConfigError("option-twice", f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
         found[name] = numbers
     return found
 
@@ -188,8 +194,9 @@ def settle_labels(
     for name in annotated or labels.classes[1:]:
         if name not in labels.values:
             raise ConfigError(
+                "class-without-value",
                 f"no value of the masks is given for {name}: add --label {name}=VALUE, or, if the masks of this site "
-                "do not outline it, name those that they do with --annotated"
+                "do not outline it, name those that they do with --annotated",
             )
     known = {name.lower(): name for name in labels.classes} | {BACKGROUND: BACKGROUND}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
@@ -201,29 +208,26 @@ def settle_labels(
 def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:
     for name in annotated:
         if name not in known:
-            raise ConfigError(f"--annotated names {name!r}, which is no class{nearest(name, known)}")
+            raise ConfigError("class-unknown", f"--annotated names {name!r}, which is no class{nearest(name, known)}")
 
 
 def _numbers_and_structures(
     given: Mapping[str, Sequence[int | str]], *, named: bool
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """The values of each class, a free one for a class that only names structures; and structure -> class.
-
-    Raises:
-        ConfigError: a structure that stands for two classes, or of masks that have only values.
-    """
+    """The values of each class, a free one for a class that only names structures; and structure -> class."""
     numbers = {name: tuple(v for v in values if isinstance(v, int)) for name, values in given.items()}
     structures: dict[str, str] = {}
     for name, values in given.items():
         for value in values:
             if isinstance(value, str) and structures.setdefault(plain_name(value), name) != name:
-                raise ConfigError(f"structure {value!r} stands for two classes: give it to one of them")
+                raise ConfigError("label-shared", f"structure {value!r} stands for two classes: give it to one of them")
     taken = {value for values in numbers.values() for value in values}
     for name in given:
         if not numbers[name] and not named:
             raise ConfigError(
+                "label-structure",
                 f"--label {name}={given[name][0]} names a structure, as DICOM masks have, and these masks have values: "
-                f"give whole numbers, such as {name}=1,2"
+                f"give whole numbers, such as {name}=1,2",
             )
         if not numbers[name] and name != BACKGROUND:
             free = next(value for value in range(1, MOST_VALUE) if value not in taken)
@@ -241,8 +245,9 @@ def _in_order_of(labels: Labels, classes: Sequence[str], *, from_file: bool) -> 
             where = "the description beside the masks has" if from_file else "--label has"
             named = f"--label {classes[1]}=1,2" if len(classes) == 2 else every_label(classes)
             raise ConfigError(
+                "class-unknown",
                 f"{where} {name!r}, which is none of the classes {', '.join(classes[1:])}: say which values stand for "
-                f"these, as in {named}"
+                f"these, as in {named}",
             )
         values.setdefault(known[name.lower()], []).extend(numbers)
     settled = Labels.named(values)

@@ -22,8 +22,9 @@ def find_sites(job: JobSpec) -> dict[str, Path]:
     simulated = _simulated(folders)
     if simulated and len(simulated) < len(folders):
         raise ConfigError(
+            "phantom-mixed",
             f"sites {', '.join(simulated)} have simulated data and the others have not: a job uses either simulated "
-            "data everywhere or nowhere; choose sites with 'fedshift job --sites'"
+            "data everywhere or nowhere; choose sites with 'fedshift job --sites'",
         )
     return folders
 

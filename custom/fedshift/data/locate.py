@@ -122,7 +122,8 @@ def find_site(
     looked = ", ".join(str(folder) for folder in folders)
     hint = _hint(roots[0], dataset, site, phantom=phantom_home(environ))
     raise DataError(
-        f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one"
+        "site-missing",
+        f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one",
     )
 
 
@@ -146,12 +147,13 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
     """The folder that a kit's file names."""
     if dataset not in by_kit:
         raise DataError(
+            "site-missing",
             f"{file} names data of {few_names(sorted(by_kit), most=MOST_NAMED)}, and none of {dataset}: add it with "
-            f"'fedshift site init KIT --data DIR' if site {site} takes part in jobs on {dataset}"
+            f"'fedshift site init KIT --data DIR' if site {site} takes part in jobs on {dataset}",
         )
     given = by_kit[dataset]
     if not Path(given).is_absolute():
-        raise DataError(f"{file}: data.{dataset} must be an absolute path, not {given!r}")
+        raise DataError("relative-path", f"{file}: data.{dataset} must be an absolute path, not {given!r}")
     folder = Path(given)
     if _is_site(folder):
         return folder
@@ -161,7 +163,7 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
         if fitting
         else ": name the folder that 'fedshift data prepare' wrote"
     )
-    raise DataError(f"{file}: data.{dataset} names {given!r}, which holds no {FILE_NAME}{hint}")
+    raise DataError("site-missing", f"{file}: data.{dataset} names {given!r}, which holds no {FILE_NAME}{hint}")
 
 
 def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str, str]) -> Path:
@@ -177,7 +179,8 @@ def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str,
         what, mend = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
         mend += f", or prepare the data there ({_makes(dataset, False)})"
     raise DataError(
-        f"{what} of {dataset} for site {site}: looked in {folder}{_hint(root, dataset, site, phantom=phantom)}; {mend}"
+        "site-missing",
+        f"{what} of {dataset} for site {site}: looked in {folder}{_hint(root, dataset, site, phantom=phantom)}; {mend}",
     )
 
 

@@ -5,13 +5,14 @@ The format: https://itk.org/Wiki/ITK/MetaIO/Documentation. ITK reads ``DistanceU
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data import lengths
-from fedshift.data.file_header import FileHeader, Unclear
+from fedshift.data.file_format import FileFormat, FileHeader, Unclear, described, in_mm
+from fedshift.data.packed import BROKEN, zlib_length
 from fedshift.data.scan_file import ScanError
 from fedshift.schema.reading import Reading
 
@@ -33,9 +34,73 @@ _DIRECTION = ("transformmatrix", "rotation", "orientation")
 _OPPOSITE = str.maketrans("RLAPIS", "LRPASI")
 
 
-def is_meta_image(path: Path) -> bool:
-    """Whether a file is a MetaImage header by its name."""
-    return path.name.lower().endswith((".mha", ".mhd"))
+class MetaImageFile(FileFormat):
+    """A MetaImage header (.mha, .mhd), with its voxels or beside them."""
+
+    def damage(self) -> str | None:
+        """By the data file's length, or zlib's checksum."""
+        found = fields(self.path)
+        if found is None:
+            return "it has no valid MetaImage header"
+        header, start = found
+        where = header["ElementDataFile"]
+        if where.upper() == "LOCAL":
+            data = self.path
+        elif where.upper().startswith("LIST") or "%" in where:
+            return None  # one file a slice: left to the reader
+        else:
+            data, start = self.path.parent / where, 0
+        if not data.is_file():
+            return f"its data file {where} is missing"
+        with data.open("rb"):  # an error that names it, where it may not be read
+            pass
+        if header.get("CompressedData", "False").lower() == "true":
+            try:
+                return "its compressed data end too early" if zlib_length(data, gzip=False, start=start) < 0 else None
+            except BROKEN as error:
+                return f"its compressed data are damaged, {error}"
+        needed, there = _bytes(header), data.stat().st_size - start
+        if there >= needed:
+            return None
+        beside = f"its data file {where} has {there} of {needed} bytes"
+        return f"{needed - there} of {needed} bytes are missing" if data == self.path else beside
+
+    def header(self) -> FileHeader:
+        found = fields(self.path)
+        said = {key.lower(): value for key, value in found[0].items()} if found else {}
+        unit = said.get("distanceunits", "")
+        factor = in_mm(unit)
+        if factor is None:
+            mend = "write its header again, with lengths in mm"
+            raise ScanError(
+                "unit-unknown", self.path, f"has lengths in {unit!r}, which is no unit of length that is known", mend
+            )
+        slope = said.get("elementtointensityfunctionslope", "1")
+        offset = said.get("elementtointensityfunctionoffset", "0")
+        if not (_is(slope, 1) and _is(offset, 0)):
+            what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
+            raise ScanError(
+                "scale-in-header",
+                self.path,
+                what,
+                "save the intensities themselves, without ElementToIntensityFunction",
+            )
+        kind = said.get("elementtype", "").upper()
+        bits = None
+        if kind in BYTES:
+            form = "floating point" if kind in ("MET_FLOAT", "MET_DOUBLE") else "unsigned" if "_U" in kind else "signed"
+            bits = f"{8 * BYTES[kind]} bits, {form}"
+        direction = next((key for key in _DIRECTION if key in said), None)
+        return FileHeader(
+            Reading(
+                format="MetaImage",
+                bits=bits,
+                geometry="TransformMatrix and Offset" if direction else "ElementSpacing alone",
+                units=described([unit] * 3) if unit else None,
+            ),
+            to_mm=(factor,) * 3,
+            unclear=tuple(_unclear(said, direction)),
+        )
 
 
 def fields(path: Path) -> tuple[dict[str, str], int] | None:
@@ -51,43 +116,7 @@ def fields(path: Path) -> tuple[dict[str, str], int] | None:
         return said, file.tell()
 
 
-def read_header(path: Path) -> FileHeader:
-    """What the header says.
-
-    Raises:
-        ScanError: lengths in a unit that is none, or values that are to be converted to intensities.
-    """
-    found = fields(path)
-    said = {key.lower(): value for key, value in found[0].items()} if found else {}
-    unit = said.get("distanceunits", "")
-    factor = lengths.in_mm(unit)
-    if factor is None:
-        mend = "write its header again, with lengths in mm"
-        raise ScanError(path, f"has lengths in {unit!r}, which is no unit of length that is known", mend)
-    slope = said.get("elementtointensityfunctionslope", "1")
-    offset = said.get("elementtointensityfunctionoffset", "0")
-    if not (_is(slope, 1) and _is(offset, 0)):
-        what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
-        raise ScanError(path, what, "save the intensities themselves, without ElementToIntensityFunction")
-    kind = said.get("elementtype", "").upper()
-    bits = None
-    if kind in BYTES:
-        form = "floating point" if kind in ("MET_FLOAT", "MET_DOUBLE") else "unsigned" if "_U" in kind else "signed"
-        bits = f"{8 * BYTES[kind]} bits, {form}"
-    direction = next((key for key in _DIRECTION if key in said), None)
-    return FileHeader(
-        Reading(
-            format="MetaImage",
-            bits=bits,
-            geometry="TransformMatrix and Offset" if direction else "ElementSpacing alone",
-            units=lengths.described([unit] * 3) if unit else None,
-        ),
-        to_mm=(factor,) * 3,
-        unclear=tuple(_unclear(path, said, direction)),
-    )
-
-
-def _unclear(path: Path, said: Mapping[str, str], direction: str | None) -> Iterator[Unclear]:
+def _unclear(said: Mapping[str, str], direction: str | None) -> Iterator[Unclear]:
     """An orientation in words that is not that of the matrix; either sense of the words may be meant."""
     words = said.get("anatomicalorientation", "").upper()
     if len(words) != 3 or not set(words) <= set("RLAPIS") or said.get("ndims") != "3":
@@ -103,7 +132,7 @@ def _unclear(path: Path, said: Mapping[str, str], direction: str | None) -> Iter
     code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(rows)
     if code not in (words, words.translate(_OPPOSITE)):
         mend = "look where the image and its mask lie in a viewer, and correct the one that is wrong"
-        yield Unclear(f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
+        yield Unclear("forms-differ", f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
 
 
 def _is(text: str, number: float) -> bool:
@@ -111,3 +140,14 @@ def _is(text: str, number: float) -> bool:
         return float(text) == number
     except ValueError:
         return False
+
+
+def _bytes(header: Mapping[str, str]) -> int:
+    """How long the uncompressed data of a MetaImage are at least; 0 where its header does not say it."""
+    if header.get("BinaryData", "True").lower() != "true":
+        return 0
+    try:
+        voxels = math.prod(map(int, header["DimSize"].split())) * int(header.get("ElementNumberOfChannels", 1))
+        return voxels * BYTES[header["ElementType"].upper()]
+    except (KeyError, ValueError):
+        return 0

@@ -45,7 +45,7 @@ def read_named_mask(
         path: the mask.
         image: the image that it belongs to.
         labels: what is wanted, see `fedshift.data.structures.paint`.
-        interpolate: fill slices between two contours of a structure set, see `fedshift.data.contour_planes`.
+        interpolate: fill slices between two contours of a structure set, see `fedshift.data.contours`.
         direction: of 3D Slicer's segmentations, see `fedshift.data.slicer_masks.read_slicer_mask`.
 
     Returns:

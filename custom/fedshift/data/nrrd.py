@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedshift.data import lengths
-from fedshift.data.file_header import FileHeader, Unclear
+from fedshift.data.file_format import FileFormat, FileHeader, Unclear, described, in_mm
 from fedshift.data.scan_file import ScanError
 from fedshift.schema.reading import Reading
 
@@ -33,37 +32,36 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OF_PATIENT = re.compile(r"(right|left)-(anterior|posterior)-superior(-time)?|[rl][ap]st?")
 
 
-def is_nrrd(path: Path) -> bool:
-    """Whether a file is NRRD by its name."""
-    return path.name.lower().endswith(".nrrd")
+class NrrdFile(FileFormat):
+    """An NRRD file."""
 
-
-def read_header(path: Path) -> FileHeader:
-    """What the header says.
-
-    Raises:
-        ScanError: lengths in a unit that is none, an axis without a size, or a space that mirrors the patient.
-    """
-    said = _fields(path)
-    units = _units(said)
-    factors = [lengths.in_mm(unit) for unit in units]
-    wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)
-    if wrong is not None:
-        raise ScanError(path, f"has lengths in {wrong!r}, which is no unit of length that is known", AGAIN)
-    sizes = said.get("spacings", "").split()[:3]
-    if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
-        raise ScanError(path, f"has an axis without a voxel size (spacings {' x '.join(sizes)})", AGAIN)
-    space = said.get("space", "").strip().lower()
-    if space.startswith(("3d-left-handed", "3d left handed")):
-        what = "has a left-handed space in its header, in which left and right of the patient are not said"
-        raise ScanError(path, what, "write its header again with the space left-posterior-superior")
-    word = next((word for word, names in BITS.items() if said.get("type", "").lower() in names), said.get("type"))
-    geometry = f"space directions in {space}" if space else "spacings" if sizes else None
-    return FileHeader(
-        Reading(format="NRRD", bits=word, geometry=geometry, units=lengths.described(units)),
-        to_mm=tuple(factor or 1.0 for factor in factors),
-        unclear=tuple(_unclear(space)),
-    )
+    def header(self) -> FileHeader:
+        said = _fields(self.path)
+        units = _units(said)
+        factors = [in_mm(unit) for unit in units]
+        wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)
+        if wrong is not None:
+            raise ScanError(
+                "unit-unknown", self.path, f"has lengths in {wrong!r}, which is no unit of length that is known", AGAIN
+            )
+        sizes = said.get("spacings", "").split()[:3]
+        if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
+            raise ScanError(
+                "voxel-size", self.path, f"has an axis without a voxel size (spacings {' x '.join(sizes)})", AGAIN
+            )
+        space = said.get("space", "").strip().lower()
+        if space.startswith(("3d-left-handed", "3d left handed")):
+            what = "has a left-handed space in its header, in which left and right of the patient are not said"
+            raise ScanError(
+                "left-handed", self.path, what, "write its header again with the space left-posterior-superior"
+            )
+        word = next((word for word, names in BITS.items() if said.get("type", "").lower() in names), said.get("type"))
+        geometry = f"space directions in {space}" if space else "spacings" if sizes else None
+        return FileHeader(
+            Reading(format="NRRD", bits=word, geometry=geometry, units=described(units)),
+            to_mm=tuple(factor or 1.0 for factor in factors),
+            unclear=tuple(_unclear(space)),
+        )
 
 
 def _unclear(space: str) -> Iterator[Unclear]:
@@ -71,7 +69,7 @@ def _unclear(space: str) -> Iterator[Unclear]:
         return
     named = f"names the space {space}, whose axes are not the patient's" if space else "says no orientation (space)"
     mend = "check that front and back are right"
-    yield Unclear(f"{named} in its header", "it is taken for LPS", mend, is_twofold=False)
+    yield Unclear("orientation-missing", f"{named} in its header", "it is taken for LPS", mend, is_twofold=False)
 
 
 def _units(said: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Scans in formats that are not read: which names are theirs, and what each is converted with.
 
-Nothing is guessed of such files: many have no voxel sizes or orientation, and the checks of `fedshift.data.integrity`
+Nothing is guessed of such files: many have no voxel sizes or orientation, and the checks of `fedshift.data.file_format`
 do not know them.
 """
 

@@ -57,5 +57,7 @@ def _read(path: Path, case: Case) -> np.ndarray:
 
     voxels = read_scan(path).voxels
     if voxels.shape != case.shape:
-        raise DataError(f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again")
+        raise DataError(
+            "array-shape", f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
+        )
     return voxels

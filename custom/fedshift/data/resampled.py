@@ -20,7 +20,8 @@ import numpy as np
 from fedshift.data import blocks
 from fedshift.data.arrays import rebuilt
 from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.data.voxels import Fixed, Normalise, network_volume, places, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, places, resized_labels
+from fedshift.runtime.grids import Normalise, network_volume, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import nearest
@@ -59,12 +60,13 @@ class Preparation:
         if not self.sequences:
             if len(known) > 1:
                 raise DataError(
-                    f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences"
+                    "sequence-unnamed",
+                    f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences",
                 )
             return [0]
         unknown = next((name for name in self.sequences if name not in known), None)
         if unknown is not None:
-            raise DataError(f"{where} has no sequence {unknown!r}{nearest(unknown, known)}")
+            raise DataError("sequence-unknown", f"{where} has no sequence {unknown!r}{nearest(unknown, known)}")
         return [known.index(name) for name in self.sequences]
 
 
@@ -118,10 +120,13 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
     if not folder.is_dir():
         build_volumes(site_dir, manifest, preparation)
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
-    loaded = {name: _load(folder / f"{name}.npy") for name in ("images", "labels", "places", "starts", "shapes")}
+    loaded = {
+        name: blocks.open_array(folder / f"{name}.npy", fix=rebuilt(folder))
+        for name in ("images", "labels", "places", "starts", "shapes")
+    }
     offsets = _offsets(loaded["shapes"])
     if len(loaded["labels"]) != offsets[-1] or len(loaded["images"]) != offsets[-1] * channels:
-        raise DataError(f"{folder} does not hold the site's volumes: {rebuilt(folder)}")
+        raise DataError("arrays-damaged", f"{folder} does not hold the site's volumes: {rebuilt(folder)}")
     return ResampledVolumes(
         manifest,
         channels,
@@ -137,7 +142,7 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
 def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) -> Path:
     """Folder of the arrays of one preparation."""
     if not manifest.cases:
-        raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
     spacing = preparation.spacing
     key = {
         "format": FORMAT,
@@ -221,15 +226,16 @@ def _images(
             fixed=None if preparation.fixed is None else preparation.fixed.numbers,
         )
     except ValueError as error:
-        raise DataError(f"{image_files(site_dir, manifest, case.id)[numbers[0]]} {error}") from None
+        raise DataError("intensities", f"{image_files(site_dir, manifest, case.id)[numbers[0]]} {error}") from None
 
 
 def _labels(site_dir: Path, case: Case, n_classes: int) -> np.ndarray:
     labels = read_labels(site_dir, case)
     if labels.max(initial=0) >= n_classes:
         raise DataError(
+            "mask-values",
             f"{site_dir}: the mask of case {case.id} has the value {labels.max()}, and the site has {n_classes} "
-            "classes: prepare the site again"
+            "classes: prepare the site again",
         )
     return labels
 
@@ -241,12 +247,3 @@ def _offsets(shapes: np.ndarray) -> np.ndarray:
 
 def _create(path: Path, dtype: type[np.generic], length: int) -> np.memmap:
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: {rebuilt(path.parent)}") from None
-    except (ValueError, OSError, EOFError):
-        raise DataError(f"{path} is truncated or damaged: {rebuilt(path.parent)}") from None

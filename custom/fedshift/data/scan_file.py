@@ -21,9 +21,9 @@ FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
 class ScanError(DataError):
     """A scan that cannot be used: ``what`` is wrong, and how to fix it (``mend``), separately for ``data check``."""
 
-    def __init__(self, path: Path, what: str, mend: str) -> None:
+    def __init__(self, code: str, path: Path, what: str, mend: str) -> None:
         """``what`` is wrong with the file at ``path``, and how to fix it."""
-        super().__init__(f"{path} {what}: {mend}")
+        super().__init__(code, f"{path} {what}: {mend}")
         self.path = path
         self.what = what
         self.mend = mend
@@ -66,4 +66,6 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
         what = f"cannot be read ({error.strerror or error})"
-        raise ScanError(named, what, "allow whoever runs this command to read it, or copy it again") from None
+        raise ScanError(
+            "file-unreadable", named, what, "allow whoever runs this command to read it, or copy it again"
+        ) from None

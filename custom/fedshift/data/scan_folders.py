@@ -35,9 +35,12 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
             others = list(passed_over(path, DEEPEST))
             if others:
                 shown = few_names([file.name for file in others])
-                raise DataError(f"{path} holds no scan that is read, only {shown}: {how_to_convert(others)}")
+                raise DataError(
+                    "format-not-read", f"{path} holds no scan that is read, only {shown}: {how_to_convert(others)}"
+                )
             raise DataError(
-                f"{path} holds no scan: name a folder with NIfTI, NRRD or MetaImage files, or with DICOM series"
+                "scans-missing",
+                f"{path} holds no scan: name a folder with NIfTI, NRRD or MetaImage files, or with DICOM series",
             )
         found += inside
     return list(dict.fromkeys(found))

@@ -19,17 +19,15 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom_scan import DicomFault, DicomSource, DicomVolume, find_stack, read_stack
 from fedshift.data.dicom_volumes import NotEven, SeveralFrames, Stack, VolumeFault
-from fedshift.data.integrity import non_finite
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_dicom, is_series, list_series, whole_of
-from fedshift.data.volume_file import MOST_VOXELS, itk_header, open_file
+from fedshift.data.volume_file import MOST_VOXELS, file_of, open_file
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
 ORIENTATION = "RAS"
-_FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
@@ -104,7 +102,9 @@ def read_volumes(
         with reading(path):
             return _read_volumes(path, channels, volume, direction)
     except MemoryError:
-        raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
+        raise ScanError(
+            "too-large", path, "does not fit into this machine's memory", "crop it, or use a larger machine"
+        ) from None
 
 
 def _read_volumes(
@@ -116,14 +116,12 @@ def _read_volumes(
     else:
         image, said = open_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
-        raise ScanError(path, "has complex voxels", "export the magnitude")
+        raise ScanError("complex-voxels", path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()
     if components != 1:
-        raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
-    # ITK gives whole numbers only where the file has them, and there is nothing to look for.
-    bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
+        raise ScanError("colour-voxels", path, f"has {components} values per voxel", "export it in grey, not in colour")
     return [
-        _oriented(three, path, direction, bad, _of_volume(said, image, number))
+        _oriented(three, path, direction, _of_volume(said, image, number))
         for three, number in (_three_dimensional(image, path, channel, volume) for channel in channels)
     ]
 
@@ -139,30 +137,33 @@ def volumes_in(path: Path) -> int:
         require_text(path)
         if not path.is_file():
             return 1
-        reader = itk_header(path)
+        reader = file_of(path).itk_header()
     except (ScanError, OSError, RuntimeError):
         return 1
     return int(math.prod(reader.GetSize()[3:]))
 
 
-def _oriented(
-    image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int, said: Reading
-) -> Scan:
+def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None, said: Reading) -> Scan:
     if direction is not None:
         image.SetDirection(direction)
     own = image.GetDirection()
     image = sitk.DICOMOrient(image, ORIENTATION)
     if image.GetSize()[2] < 3:
         raise ScanError(
-            path, f"has {image.GetSize()[2]} slice(s)", "at least three are needed, export the whole volume"
+            "too-few-slices",
+            path,
+            f"has {image.GetSize()[2]} slice(s)",
+            "at least three are needed, export the whole volume",
         )
     voxels = sitk.GetArrayFromImage(image)
-    bad = int(np.count_nonzero(~np.isfinite(voxels))) or bad_in_file
+    bad = int(np.count_nonzero(~np.isfinite(voxels)))
     if bad:
-        raise ScanError(path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters")
+        raise ScanError(
+            "not-finite", path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters"
+        )
     largest = max(abs(float(voxels.min())), abs(float(voxels.max())))
     if largest > MOST_INTENSITY:
-        raise ScanError(path, f"has intensities up to {largest:.3g}", "correct the scale in its header")
+        raise ScanError("intensities", path, f"has intensities up to {largest:.3g}", "correct the scale in its header")
     return Scan(
         voxels=voxels,
         spacing=image.GetSpacing(),
@@ -182,7 +183,7 @@ def require_text(path: Path) -> None:
     """
     shown = os.fsencode(path).decode("utf-8", "replace")
     if shown != str(path):
-        raise ScanError(Path(shown), "has a name that is not valid UTF-8", "rename it")
+        raise ScanError("name-encoding", Path(shown), "has a name that is not valid UTF-8", "rename it")
 
 
 def write_scan(scan: Scan, path: Path) -> None:
@@ -218,7 +219,7 @@ def _read_dicom(path: Path, volume: int | None) -> DicomVolume:
         mend = "export the series again" if is_series(path) else "export the series again, or as single slices"
         if isinstance(error, NotEven):
             mend = "resample it onto even slices at right angles"
-        raise ScanError(path, str(error), mend) from None
+        raise ScanError("not-one-volume", path, str(error), mend) from None
 
 
 def _dicom(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
@@ -228,21 +229,25 @@ def _dicom(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
         try:
             files = list_series(path).files
         except NoSeries as error:
-            raise ScanError(path, error.what, error.mend) from None
+            raise ScanError(error.code, path, error.what, error.mend) from None
     else:
         files = (path,)
         if whole := whole_of(path):
             what = f"is one of {len(whole.files)} files of one scan"
-            raise ScanError(path, what, f"name all of them as {path.parent / whole.uid}, or their folder")
+            raise ScanError(
+                "part-of-scan", path, what, f"name all of them as {path.parent / whole.uid}, or their folder"
+            )
     try:
         stack, source = find_stack(files, volume=volume)
     except SeveralFrames as error:
-        raise SeveralVolumes(path, str(error), "say which one is wanted with --volume N, or export it alone") from None
+        raise SeveralVolumes(
+            "several-volumes", path, str(error), "say which one is wanted with --volume N, or export it alone"
+        ) from None
     except (DicomFault, VolumeFault) as error:
-        raise ScanError(path, str(error), again) from None
+        raise ScanError("not-one-volume", path, str(error), again) from None
     if len(stack.frames) < 3:
         what = f"has {len(stack.frames)} slice(s)"
-        raise ScanError(path, what, "at least three are needed, export the whole volume")
+        raise ScanError("too-few-slices", path, what, "at least three are needed, export the whole volume")
     return stack, source
 
 
@@ -260,17 +265,21 @@ def _three_dimensional(
     """One volume of a file, and its number from 0 if the file is 4D."""
     size = image.GetSize()
     if image.GetDimension() == 2:
-        raise ScanError(path, "has 1 slice(s)", "at least three are needed, export the whole volume")
+        raise ScanError("too-few-slices", path, "has 1 slice(s)", "at least three are needed, export the whole volume")
     if image.GetDimension() == 3:
         if channel:
             raise ScanError(
-                path, f"has 1 volume(s), not the expected {channel + 1}", "add the others, or download it again"
+                "volume-missing",
+                path,
+                f"has 1 volume(s), not the expected {channel + 1}",
+                "add the others, or download it again",
             )
         return image, None
     if channel is None and volume is not None and image.GetDimension() == 4:
         channel = volume - 1
     if image.GetDimension() > 4 or (channel is None and size[3] > 1):
         raise SeveralVolumes(
+            "several-volumes",
             path,
             f"is {image.GetDimension()}D ({' x '.join(map(str, size))})",
             "say which one is wanted with --volume N, or name all of them in order with --sequence",
@@ -278,5 +287,5 @@ def _three_dimensional(
     pick = channel or 0
     if pick >= size[3]:
         mend = "download it again" if volume is None else "say another --volume"
-        raise ScanError(path, f"has {size[3]} volume(s), not the expected {pick + 1}", mend)
+        raise ScanError("volume-missing", path, f"has {size[3]} volume(s), not the expected {pick + 1}", mend)
     return image[:, :, :, pick], pick

@@ -97,7 +97,9 @@ def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions
     voxels = draw(slabs, image)
     outside, of = beyond(slabs, image)
     if of and not voxels.any():
-        raise ScanError(path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on")
+        raise ScanError(
+            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
+        )
     remarks = [Remark(fractions, "export it as a binary segmentation, if another limit is meant")] if fractions else []
     if outside:
         cut = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
@@ -134,17 +136,15 @@ class _Frame:
 
 
 def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]:
-    """The frames of a segmentation, decoded once when they are first asked for.
-
-    Raises:
-        ScanError: it is of slides, or too large.
-    """
+    """The frames of a segmentation, decoded once when they are first asked for."""
     if "TotalPixelMatrixColumns" in content or content.get("DimensionOrganizationType") == "TILED_FULL":
         what = "is of slides, as in microscopy, and has no place in a patient's scan"
-        raise ScanError(path, what, "name a mask of the scan")
+        raise ScanError("mask-of-slides", path, what, "name a mask of the scan")
     size = int(content.Rows) * int(content.Columns) * int(content.get("NumberOfFrames", 1) or 1)
     if size > MOST_PIXELS:
-        raise ScanError(path, f"has {size:,} pixels, at most {MOST_PIXELS:,} are read", "export fewer segments")
+        raise ScanError(
+            "too-large", path, f"has {size:,} pixels, at most {MOST_PIXELS:,} are read", "export fewer segments"
+        )
     kept: list[_Frame] = []
 
     def decode() -> list[_Frame]:
@@ -153,9 +153,12 @@ def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]
             groups = content.PerFrameFunctionalGroupsSequence
             if len(groups) != len(pixels):
                 what = f"has {len(pixels)} frame(s) and says of {len(groups)} which segment and slice they are"
-                raise ScanError(path, what, AGAIN)
+                raise ScanError("mask-frames", path, what, AGAIN)
             shared = content.SharedFunctionalGroupsSequence[0]
-            kept.extend(_placed(own, shared, one, path, image) for own, one in zip(groups, pixels, strict=True))
+            kept.extend(
+                _placed(own_groups, shared, frame, path, image)
+                for own_groups, frame in zip(groups, pixels, strict=True)
+            )
             _set_thickness(kept, image)
         return kept
 
@@ -169,13 +172,13 @@ def _decoded(content: Any, path: Path) -> np.ndarray:
         if content.file_meta.TransferSyntaxUID in _UNCOMPRESSED:
             raise
         what = f"is compressed ({syntax_name(content)}), and no decoder for it is installed, or its data are damaged"
-        raise ScanError(path, what, "export it without compression") from None
+        raise ScanError("mask-compression", path, what, "export it without compression") from None
     return pixels[None] if pixels.ndim == 2 else pixels
 
 
-def _placed(own: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) -> _Frame:
+def _placed(own_groups: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) -> _Frame:
     def group(name: str) -> Any:
-        return (own if name in own else shared)[name][0]
+        return (own_groups if name in own_groups else shared)[name][0]
 
     orientation = np.array(group("PlaneOrientationSequence").ImageOrientationPatient, float)
     measures = group("PixelMeasuresSequence")
@@ -184,11 +187,11 @@ def _placed(own: Any, shared: Any, pixels: np.ndarray, path: Path, image: Scan) 
     axes = orientation.reshape(2, 3)
     numbers = [*orientation, *position, between_rows, between_columns]
     if not np.isfinite(numbers).all() or min(between_rows, between_columns) <= 0:
-        raise ScanError(path, "has a frame whose place or size is not in numbers", AGAIN)
+        raise ScanError("mask-frames", path, "has a frame whose place or size is not in numbers", AGAIN)
     if not np.allclose(axes @ axes.T, np.eye(2), rtol=0, atol=SAME):
-        raise ScanError(path, "has a frame whose rows and columns are not at right angles", AGAIN)
+        raise ScanError("mask-frames", path, "has a frame whose rows and columns are not at right angles", AGAIN)
     named = "SegmentIdentificationSequence"
-    segment = int(group(named).ReferencedSegmentNumber) if named in own or named in shared else None
+    segment = int(group(named).ReferencedSegmentNumber) if named in own_groups or named in shared else None
     steps = np.stack([axes[0] * between_columns, axes[1] * between_rows], 1)
     thick, between = (abs(float(measures.get(key) or 0)) for key in ("SliceThickness", "SpacingBetweenSlices"))
     across = _across(steps, image)

@@ -24,10 +24,10 @@ _UID = re.compile(r"[0-9][0-9.]{0,63}")
 class NoSeries(Exception):
     """Why a folder is not one series: ``what`` is wrong with it, and how to fix it (``mend``)."""
 
-    def __init__(self, what: str, mend: str) -> None:
+    def __init__(self, code: str, what: str, mend: str) -> None:
         """``what`` is wrong with the folder, as the rest of a sentence, and how to fix it."""
         super().__init__(what)
-        self.what, self.mend = what, mend
+        self.code, self.what, self.mend = code, what, mend
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
     wrong.
     """
     known, unread = _identified(folder)
-    if unread or any(one.is_scan and not _UID.fullmatch(one.series) for one in known.values()):
+    if unread or any(identity.is_scan and not _UID.fullmatch(identity.series) for identity in known.values()):
         return {"": [folder]}
     scans = _scans(known)
     if len(scans) == 1 and not scans[0].is_image:
@@ -109,33 +109,40 @@ def list_series(path: Path) -> Listed:
     """
     folder, wanted = folder_and_uid(path)
     if lost := sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry)):
-        raise NoSeries(f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH)
+        raise NoSeries(
+            "file-missing", f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH
+        )
     known, unread = _identified(folder)
     if unread and not known:
-        raise NoSeries(f"holds {len(unread)} DICOM file(s), none of which can be read", "export the series again")
+        raise NoSeries(
+            "file-damaged", f"holds {len(unread)} DICOM file(s), none of which can be read", "export the series again"
+        )
     if unread:
         what = f"has {len(unread)} file(s) such as {unread[0].name} that cannot be read as a slice of the series"
-        raise NoSeries(what, "export the series again")
+        raise NoSeries("series-unclear", what, "export the series again")
     scans = _scans(known)
     if known and not scans:
         what = f"holds {len(known)} DICOM file(s), none of which is an image"
-        raise NoSeries(what, "name the folder of the scan")
+        raise NoSeries("series-missing", what, "name the folder of the scan")
     if not scans:
         if volumes := sorted(entry.name for entry in folder.iterdir() if suffix_of(entry)):
             pattern = folder.parent / "*" / f"*{suffix_of(Path(volumes[0]))}"
             mend = f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
-            raise NoSeries(f"holds {few_names(volumes)} and no DICOM series", mend)
-        raise NoSeries("holds no DICOM series", "put the slices of one series there")
+            raise NoSeries("series-missing", f"holds {few_names(volumes)} and no DICOM series", mend)
+        raise NoSeries("series-missing", "holds no DICOM series", "put the slices of one series there")
     of_wanted = [scan for scan in scans if wanted in (None, scan.uid, scan.series)]
     if not of_wanted:
-        raise NoSeries("is no series of its folder", "name the folder, or a series that is there")
+        raise NoSeries("series-missing", "is no series of its folder", "name the folder, or a series that is there")
     if len(of_wanted) == 1:
         return of_wanted[0]
     if len({scan.series for scan in of_wanted}) == 1:
         names = few_names([scan.files[0].name if scan.is_image else scan.uid for scan in of_wanted])
-        raise NoSeries(f"holds {len(of_wanted)} enhanced images of one series ({names})", "name one of them")
+        raise NoSeries(
+            "several-series", f"holds {len(of_wanted)} enhanced images of one series ({names})", "name one of them"
+        )
     shown = few_names([f"{scan.uid}{_described(scan.files[0])}" for scan in of_wanted])
     raise NoSeries(
+        "several-series",
         f"holds {len(of_wanted)} DICOM series ({shown})",
         "leave only the one that is used; if several are, move each into a sub-folder of its own, such as P1/T2 "
         "and P1/ADC beside P1/mask.nii.gz",
@@ -154,7 +161,11 @@ def first_file(path: Path) -> Path:
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
     own = identify(file)
-    known = {path: one for path, one in _identified(file.parent)[0].items() if own and one.series == own.series}
+    known = {
+        path: identity
+        for path, identity in _identified(file.parent)[0].items()
+        if own and identity.series == own.series
+    }
     found = [scan for scan in _scans(known) if file in scan.files] if len(known) > 1 else []
     return found[0] if found and len(found[0].files) > 1 else None
 
@@ -162,16 +173,20 @@ def whole_of(file: Path) -> Listed | None:
 def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
     """The DICOM files of a folder that can be read, with what they are; and those that cannot."""
     found = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
-    known = {file: one for file, one in found.items() if one and (one.series or is_no_scan(one.sop_class))}
+    known = {
+        file: identity
+        for file, identity in found.items()
+        if identity and (identity.series or is_no_scan(identity.sop_class))
+    }
     return known, [file for file in found if file not in known]
 
 
 def _scans(known: dict[Path, Identity]) -> list[Listed]:
     """The scans among files, by their series' UIDs."""
     of_series: dict[str, list[Path]] = {}
-    for file, one in known.items():
-        if one.is_scan:
-            of_series.setdefault(one.series, []).append(file)
+    for file, identity in known.items():
+        if identity.is_scan:
+            of_series.setdefault(identity.series, []).append(file)
     scans = []
     for uid, files in sorted(of_series.items()):
         if not all(known[file].is_multiframe for file in files):

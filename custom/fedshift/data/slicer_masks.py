@@ -73,7 +73,9 @@ def refuse_layers(path: Path) -> None:
     layers = reader.GetNumberOfComponents() if reader is not None else 1
     if layers > 1:
         what = f"has {layers} layers of segments, which may overlap, and names none of them"
-        raise SeveralVolumes(path, what, f"{AGAIN}, which names them, or save a mask with one value for each class")
+        raise SeveralVolumes(
+            "mask-layers", path, what, f"{AGAIN}, which names them, or save a mask with one value for each class"
+        )
 
 
 def read_slicer_mask(
@@ -96,7 +98,7 @@ def read_slicer_mask(
         stored, said = open_file(path, trusted=direction is not None)
         named = _header(path)
     if stored.GetDimension() != 3:
-        raise ScanError(path, f"is {stored.GetDimension()}D", AGAIN)
+        raise ScanError("mask-segments", path, f"is {stored.GetDimension()}D", AGAIN)
     if direction is not None:
         stored.SetDirection(direction)
     turned = sitk.DICOMOrient(stored, ORIENTATION)
@@ -170,11 +172,7 @@ def _named(header: Mapping[str, str]) -> list[int]:
 
 
 def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list[Segment]:
-    """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at.
-
-    Raises:
-        ScanError: two segments with the same voxels, or one whose voxels cannot be there.
-    """
+    """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at."""
     numbers = _named(header)
     found: list[Segment] = []
     seen: dict[tuple[int, int], str] = {}
@@ -185,10 +183,10 @@ def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list
         value = _whole(header.get(f"Segment{number}_LabelValue", "1"), name, path)
         if value < 1 or layer < 0 or (layers is not None and layer >= layers):
             what = f"says of its segment {name!r} that it is value {value} in layer {layer}, which cannot be"
-            raise ScanError(path, what, AGAIN)
+            raise ScanError("segment-value", path, what, AGAIN)
         if (layer, value) in seen:
             what = f"gives value {value} to two segments, {seen[layer, value]!r} and {name!r}"
-            raise ScanError(path, what, AGAIN)
+            raise ScanError("segment-twice", path, what, AGAIN)
         seen[layer, value] = name
         code, meaning = _code(header.get(f"Segment{number}_Tags", ""))
         found.append(Segment(name, layer, value, code, meaning))
@@ -199,22 +197,22 @@ def _whole(text: str, name: str, path: Path) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ScanError(path, f"has no whole number for the value or layer of its segment {name!r}", AGAIN) from None
+        raise ScanError(
+            "segment-number", path, f"has no whole number for the value or layer of its segment {name!r}", AGAIN
+        ) from None
 
 
 def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> None:
-    """Refuse values that no segment has.
-
-    Raises:
-        ScanError: there are some.
-    """
+    """Refuse values that no segment has."""
     for layer in range(layers.shape[-1]):
         known = [0, *(segment.value for segment in segments if segment.layer == layer)]
         values = np.unique(layers[..., layer])
         unknown = values[~np.isin(values, known)]
         if unknown.size:
             shown = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise ScanError(path, f"has voxels of the value(s) {shown}, which none of its segments has", AGAIN)
+            raise ScanError(
+                "mask-values", path, f"has voxels of the value(s) {shown}, which none of its segments has", AGAIN
+            )
 
 
 def _code(tags: str) -> tuple[CodeKey | None, str]:

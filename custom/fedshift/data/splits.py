@@ -56,17 +56,20 @@ def split_rule(fold: int | None) -> str:
     return "case" if fold is None else f"case, fold {fold} of {FOLDS}"
 
 
-def subject_of(case: str) -> str:
-    """Whose scan a case is, by its id: ``sub-01_ses-2`` is of ``sub-01``. A case without a session is its own subject.
+def subject_of(case: str | Case) -> str:
+    """Whose scan a case is, as its manifest says, or by its id: ``sub-01_ses-2`` is of ``sub-01``.
 
-    Only BIDS names say it. Other ids are not compared, however alike: ``P1a`` and ``P1b`` may be two people.
+    A case without a session is its own subject. Only BIDS names say it. Other ids are not compared, however alike:
+    ``P1a`` and ``P1b`` may be two people.
     """
-    return case.partition("_ses-")[0]
+    if isinstance(case, str):
+        return case.partition("_ses-")[0]
+    return case.subject or subject_of(case.id)
 
 
 def most_of_a_subject(cases: Sequence[Case]) -> int:
     """The largest number of cases that are of one subject; 0 without cases."""
-    return max(Counter(subject_of(case.id) for case in cases).values(), default=0)
+    return max(Counter(subject_of(case) for case in cases).values(), default=0)
 
 
 def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[Split]:
@@ -83,13 +86,13 @@ def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[S
     """
     if fold is None:
         return [case.split for case in cases]
-    subjects = list(dict.fromkeys(subject_of(case.id) for case in cases))
+    subjects = list(dict.fromkeys(subject_of(case) for case in cases))
     order = np.random.default_rng(derive_seed(0, site, 0, "folds")).permutation(len(subjects))
     after: dict[int, Split] = {0: "test", 1: "val"}
     split_of = {
         subjects[number]: after.get((place - (fold - 1)) % FOLDS, "train") for place, number in enumerate(order)
     }
-    return [split_of[subject_of(case.id)] for case in cases]
+    return [split_of[subject_of(case)] for case in cases]
 
 
 def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np.ndarray:

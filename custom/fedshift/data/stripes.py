@@ -37,7 +37,6 @@ class Gap:
 
     @property
     def slices(self) -> list[int]:
-        """Their numbers, from 0."""
         return list(range(self.first, self.last + 1))
 
     def is_short(self, spacing: float) -> bool:
@@ -52,8 +51,8 @@ def gaps_along(mask: np.ndarray, axis: int) -> list[Gap]:
     found = []
     for before, after in zip(present[:-1].tolist(), present[1:].tolist(), strict=True):
         if after > before + 1:
-            one, other = moved[before], moved[after]
-            overlap = np.count_nonzero(one & other) / min(np.count_nonzero(one), np.count_nonzero(other))
+            below, above = moved[before], moved[after]
+            overlap = np.count_nonzero(below & above) / min(np.count_nonzero(below), np.count_nonzero(above))
             found.append(Gap(before + 1, after - 1, overlap))
     return found
 

@@ -12,8 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.contour_planes import OFF, BetweenSlices, OnSlices, on_slices, plane_of, usual_distance
-from fedshift.data.contours import area_of, filled
+from fedshift.data.contours import (
+    OFF_SLICE,
+    BetweenSlices,
+    OnSlices,
+    area_of,
+    filled,
+    on_slices,
+    plane_of,
+    usual_distance,
+)
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN, code_of, syntax_name
@@ -34,14 +42,14 @@ def reading_of(content: Any) -> Reading:
 def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list[Structure]:
     """The regions of interest of a structure set, to be drawn on the grid of an image.
 
-    ``interpolate``: fill slices between two contours, see `fedshift.data.contour_planes`.
+    ``interpolate``: fill slices between two contours, see `fedshift.data.contours`.
     """
     contours = {
-        int(one.ReferencedROINumber): one.get("ContourSequence", []) for one in content.get("ROIContourSequence", [])
+        int(item.ReferencedROINumber): item.get("ContourSequence", []) for item in content.get("ROIContourSequence", [])
     }
     observed = {
-        int(one.ReferencedROINumber): one.get("RTROIIdentificationCodeSequence")
-        for one in content.get("RTROIObservationsSequence", [])
+        int(item.ReferencedROINumber): item.get("RTROIIdentificationCodeSequence")
+        for item in content.get("RTROIObservationsSequence", [])
     }
     found: list[Structure] = []
     for roi in content.StructureSetROISequence:
@@ -73,8 +81,13 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     planes: dict[float, list[np.ndarray]] = {}
     for points in outlines.contours:
         depth = float(points[:, axis].mean())
-        if np.abs(points[:, axis] - depth).max() > OFF:
-            raise ScanError(path, f"has a contour of {name!r} that does not lie in a slice of its image", AGAIN)
+        if np.abs(points[:, axis] - depth).max() > OFF_SLICE:
+            raise ScanError(
+                "contours-between-slices",
+                path,
+                f"has a contour of {name!r} that does not lie in a slice of its image",
+                AGAIN,
+            )
         planes.setdefault(plane_of(depth), []).append(points[:, across])
     count, (columns, rows) = image.voxels.shape[2 - axis], (image.voxels.shape[2 - other] for other in across)
     spacing = image.spacing[axis], image.spacing[across[1]], image.spacing[across[0]]
@@ -86,11 +99,11 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     except BetweenSlices:
         apart = usual_distance(np.array(sorted(planes))) * spacing[0]
         what = f"has contours of {name!r} between the slices of its image, {apart:.2g} mm apart"
-        raise ScanError(path, what, f"add --interpolate, or {AGAIN}") from None
+        raise ScanError("contours-between-slices", path, what, f"add --interpolate, or {AGAIN}") from None
     remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
     gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
     resampled = None
-    if placed.moved > OFF:
+    if placed.moved > OFF_SLICE:
         moved = placed.moved * spacing[0]
         resampled = f"contours between slices taken to the nearest slice, up to {moved:.2g} mm"
         remarks.append(Remark(f"has {name!r} with {resampled}", "look at it on the image"))
@@ -99,11 +112,7 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
 
 
 def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _Outlines:
-    """Contours in voxels.
-
-    Raises:
-        ScanError: points or open lines, or coordinates that are no numbers.
-    """
+    """Contours in voxels."""
     inverse = np.linalg.inv(matrix_of(image))
     drawn: list[np.ndarray] = []
     odd = False
@@ -111,10 +120,10 @@ def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _O
         kind = contour.get("ContourGeometricType")
         if kind not in CLOSED:
             what = f"outlines {name!r} with something else than closed contours"
-            raise ScanError(path, what, "export it as closed contours")
+            raise ScanError("contours-not-closed", path, what, "export it as closed contours")
         points = np.array(contour.ContourData, float).reshape(-1, 3)
         if not np.isfinite(points).all():
-            raise ScanError(path, f"has a contour of {name!r} that is not in numbers", AGAIN)
+            raise ScanError("contours-not-closed", path, f"has a contour of {name!r} that is not in numbers", AGAIN)
         odd = odd or kind == "CLOSEDPLANAR_XOR"
         drawn.append((points - np.array(image.origin)) @ inverse.T)
     axis = int(np.argmin(np.max([np.ptp(points, axis=0) for points in drawn], axis=0))) if drawn else 2
@@ -148,21 +157,19 @@ def _beyond(
     path: Path,
     name: str,
 ) -> list[Remark]:
-    """A warning where contours reach beyond the image.
-
-    Raises:
-        ScanError: nothing of them is in it.
-    """
+    """A warning where contours reach beyond the image."""
     ml = float(np.prod(spacing)) * usual_distance(np.array(sorted(rasters))) / 1000
     outside = of = 0.0
     for place, (inside, beside) in rasters.items():
         all_of_it = np.count_nonzero(inside) + beside
         of += ml * all_of_it
-        outside += ml * (beside if -0.5 - OFF <= place <= count - 0.5 + OFF else all_of_it)
+        outside += ml * (beside if -0.5 - OFF_SLICE <= place <= count - 0.5 + OFF_SLICE else all_of_it)
     if not outside:
         return []
     if not placed.voxels.any():
-        raise ScanError(path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on")
+        raise ScanError(
+            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
+        )
     what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
     return [Remark(what, "look whether the image is the one that it was drawn on")]
 

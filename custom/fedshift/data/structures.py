@@ -105,7 +105,7 @@ def paint(
         both = drawn & (voxels != 0) & (voxels != each.value) if labels else np.zeros(1, bool)
         if both.any():
             what = f"has {int(both.sum())} voxel(s) of {each.structure.name!r} that are of another class too"
-            raise ScanError(path, what, "give each voxel one class")
+            raise ScanError("mask-overlap", path, what, "give each voxel one class")
         voxels[drawn] = each.value
     remarks += [remark for each in chosen for remark in each.drawing.remarks]
     record = reading.model_copy(
@@ -127,11 +127,7 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 
 
 def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
-    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others.
-
-    Raises:
-        ScanError: none can.
-    """
+    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others."""
     chosen: list[_Chosen] = []
     faults: list[ScanError] = []
     for structure in found[:MOST_STRUCTURES]:
@@ -160,6 +156,7 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
         named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
         first = repr(found[0].name) if found else "NAME"
         raise ScanError(
+            "structure-missing",
             path,
             f"has {named}, none of which is {' or '.join(wanted)}",
             f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
@@ -174,11 +171,7 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
 def _classes_of(
     found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
 ) -> list[str | None]:
-    """The class of each structure, None for one that is no class.
-
-    Raises:
-        ScanError: name, code, value and what the command line says do not go together.
-    """
+    """The class of each structure, None for one that is no class."""
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
     seen: dict[str, str] = {}
@@ -192,6 +185,7 @@ def _classes_of(
         coded = None if structure.code is None else by_code.get(structure.code)
         if name is not None and coded not in (None, name):
             raise ScanError(
+                "structure-code",
                 path,
                 f"has a structure called {structure.name!r} with the code of {coded}",
                 f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
@@ -203,6 +197,7 @@ def _classes_of(
         name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
         if name in seen and name != BACKGROUND:
             raise ScanError(
+                "structure-twice",
                 path,
                 f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
                 f"keep one of them, or say which, as in --label {name}={structure.name!r}",
@@ -216,16 +211,13 @@ def _classes_of(
 def _by_name_before_value(
     structure: Structure, name: str | None, said: Mapping[int, str], path: Path, remarks: list[Remark]
 ) -> str | None:
-    """The class of a structure by its name, or by its value where its name says nothing.
-
-    Raises:
-        ScanError: its name is no class, and a person has said that its value stands for one.
-    """
+    """The class of a structure by its name, or by its value where its name says nothing."""
     by_value = None if structure.value is None else said.get(structure.value)
     if name is None and by_value is not None and _SAYS_NOTHING.fullmatch(structure.name):
         return by_value
     if name is None and by_value not in (None, BACKGROUND):
         raise ScanError(
+            "structure-code",
             path,
             f"calls its value {structure.value} {structure.name!r}, and what is said of the values is that it is "
             f"{by_value}",

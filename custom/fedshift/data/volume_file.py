@@ -1,21 +1,23 @@
-"""Read one NIfTI, NRRD or MetaImage file: its checks, its voxels and places in mm, and the record of both."""
+"""Read one NIfTI, NRRD or MetaImage file: its checks, its voxels and places in mm, and the record of both.
+
+The format is decided once, by the file's name (`file_of`), and its header is read once.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data import lengths, meta_image, nifti, nifti_read, nrrd
 from fedshift.data.dicom import identify
-from fedshift.data.file_header import FileHeader, Unclear
-from fedshift.data.integrity import fault, geometry_fault, misnamed
-from fedshift.data.nifti_header import as_itk_reads, is_nifti
+from fedshift.data.file_format import FileFormat, Unclear, scaled
+from fedshift.data.meta_image import MetaImageFile
+from fedshift.data.nifti import NiftiFile, misnamed
+from fedshift.data.nrrd import NrrdFile
 from fedshift.data.other_formats import other_format
-from fedshift.data.scan_file import FETCH, ScanError, is_broken_link, suffix_of
+from fedshift.data.scan_file import FETCH, NIFTI, ScanError, is_broken_link, suffix_of
 from fedshift.schema.reading import Reading
 
 MOST_VOXELS = 2**30
@@ -23,65 +25,62 @@ MOST_VOXELS = 2**30
 SHEARED = ("has a sheared coordinate system", "resample it onto a grid with right angles")
 MOST_SHEAR = 0.1
 """Of a voxel: how far axes without right angles may displace the corners of a volume; ITK keeps none of it."""
+FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 _SOP_CLASS = "0008|0016"
 
 
+def file_of(path: Path) -> FileFormat:
+    """A file in the format that its name says."""
+    suffix = suffix_of(path)
+    if suffix in NIFTI:
+        return NiftiFile(path)
+    if suffix == ".nrrd":
+        return NrrdFile(path)
+    return MetaImageFile(path) if suffix in (".mha", ".mhd") else FileFormat(path)
+
+
 def open_file(path: Path, *, trusted: bool) -> tuple[sitk.Image, Reading]:
-    """Read a file, and what is said of it; ``trusted``: the geometry in its header is not used."""
+    """Read a file, and what is said of it; ``trusted``: the geometry in its header is not used.
+
+    Raises:
+        ScanError: it is damaged, or would be read wrong.
+    """
     again = "copy or export it again"
     if is_broken_link(path):
-        raise ScanError(path, "is a link to a file that does not exist", FETCH)
+        raise ScanError("file-missing", path, "is a link to a file that does not exist", FETCH)
     if not path.is_file():
-        raise ScanError(path, "does not exist", "name a scan that is there")
+        raise ScanError("file-missing", path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
-        raise ScanError(path, "is an empty file", again)
+        raise ScanError("file-empty", path, "is an empty file", again)
     if wrong_name := misnamed(path):  # also fails where a file may not be read, which ITK and nibabel call damaged
-        raise ScanError(path, *wrong_name)
+        raise ScanError("compression-name", path, *wrong_name)
     if other := other_format(path):
-        raise ScanError(path, f"is in a format that is not read ({other[0]})", other[1])
-    if not trusted and (wrong := geometry_fault(path)):
-        raise ScanError(path, wrong, "export it again, or correct the affine in its header")
-    if not trusted and (wrong := nifti.spacing_fault(path)):
-        raise ScanError(path, wrong, "write its header again so that both are the same, or export it again")
-    _refuse_by_header(path)
-    if is_nifti(path):
-        nifti_read.refuse_scaling(path)
-    if damage := fault(path):
-        raise ScanError(path, f"cannot be read, {damage}", again)
-    header = _header_of(path)
+        raise ScanError("format-not-read", path, f"is in a format that is not read ({other[0]})", other[1])
+    file = file_of(path)
+    file.refuse_header(trusted=trusted)
+    _refuse_size(file)
+    if damage := file.damage():
+        raise ScanError("file-damaged", path, f"cannot be read, {damage}", again)
+    header = file.header()
     try:
-        image = nifti_read.read_image(path) if is_nifti(path) else sitk.ReadImage(str(path))
+        image = file.read()
     except RuntimeError as error:
         if "orthonormal" in str(error):
-            raise ScanError(path, *SHEARED) from None
-        raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
-    image = lengths.scaled(image, header.to_mm)
+            raise ScanError("sheared", path, *SHEARED) from None
+        what = "cannot be read, it is damaged, truncated or not an image"
+        raise ScanError("file-damaged", path, what, again) from None
+    image = scaled(image, header.to_mm)
     if not trusted and _is_sheared(image):
-        raise ScanError(path, *SHEARED)
+        raise ScanError("sheared", path, *SHEARED)
+    if image.GetPixelID() in FLOATING and (bad := file.non_finite()):  # whole numbers are whole in the file too
+        what = f"has {bad} voxel(s) that are NaN or infinite"
+        raise ScanError("not-finite", path, what, "export it again without filters")
     return image, header.reading
 
 
-def unclear_positions(path: Path) -> Iterator[Unclear]:
+def unclear_positions(path: Path) -> tuple[Unclear, ...]:
     """What is unclear in where the voxels of a file lie that was read; nothing of DICOM."""
-    if is_nifti(path):
-        yield from nifti.unclear_positions(path)
-    elif path.is_file() and suffix_of(path):
-        yield from _header_of(path).unclear
-
-
-def _header_of(path: Path) -> FileHeader:
-    """What is said of a file beside what ITK reads of it.
-
-    Raises:
-        ScanError: something that would be read wrong.
-    """
-    if is_nifti(path):
-        return nifti_read.read_header(path)
-    if nrrd.is_nrrd(path):
-        return nrrd.read_header(path)
-    if meta_image.is_meta_image(path):
-        return meta_image.read_header(path)
-    return FileHeader(Reading(format=path.suffix or "a file without a suffix"))
+    return tuple(file_of(path).unclear()) if path.is_file() and suffix_of(path) else ()
 
 
 def _is_sheared(image: sitk.Image) -> bool:
@@ -94,42 +93,28 @@ def _is_sheared(image: sitk.Image) -> bool:
     return float(np.abs(displaced).sum(axis=1).max()) > MOST_SHEAR * float(steps.min())
 
 
-def _refuse_by_header(path: Path) -> None:
+def _refuse_size(file: FileFormat) -> None:
     """Refuse a file whose header names too many voxels, or frames of DICOM that ITK reads without their places.
 
     A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
     own positions (`fedshift.data.dicom_scan`).
-
-    Raises:
-        ScanError: there are too many, or it is such a file.
     """
     try:
-        reader = itk_header(path)
+        path, reader = file.path, file.itk_header()
     except RuntimeError:  # no valid header: what is wrong with it is found by whoever reads the file
         return
     voxels = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
     if voxels > MOST_VOXELS:
         size = " x ".join(map(str, reader.GetSize()))
-        raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
+        raise ScanError(
+            "too-large", path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it"
+        )
     is_dicom = identify(path) is not None or (suffix_of(path) is None and reader.HasMetaDataKey(_SOP_CLASS))
     frames = math.prod(reader.GetSize()[2:])
     if is_dicom and frames > 1:
         raise ScanError(
+            "multiframe-class",
             path,
             f"is a DICOM file of {frames} frames and no enhanced MR, CT or PET image",
             "name the folder of the series it belongs to, or export the scan as single slices",
         )
-
-
-def itk_header(path: Path) -> sitk.ImageFileReader:
-    """ITK's reader, which has read the header of a file and no voxels.
-
-    Raises:
-        ScanError: too many voxels along an axis.
-        RuntimeError: ITK cannot read it.
-    """
-    reader = sitk.ImageFileReader()
-    with as_itk_reads(path) as file:
-        reader.SetFileName(str(file))
-        reader.ReadImageInformation()
-    return reader

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.data.voxels import normalised
 from fedshift.federation.encryption.shared import server_context
 from fedshift.federation.weights import read_weights
 from fedshift.methods.base import Batch, Client, Run, TrainingSamples
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet, load
+from fedshift.runtime.grids import normalised
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, MethodArrays
 from fedshift.schema.seeding import generator

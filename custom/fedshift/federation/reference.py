@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.data.fingerprint import case_fingerprints, surveyed_cases
+from fedshift.data.shift import OF_A_SCAN, from_site
+from fedshift.federation.survey_answer import answer, least_cases
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.schema.reference import DOUBT, LogSums, Reference
-from fedshift_survey.shift import OF_A_SCAN, from_site
-from fedshift_survey.site import answer, least_cases
 
 log = logging.getLogger("fedshift")
 

@@ -133,7 +133,7 @@ def _refuse_idle(methods: MethodSet, named: Collection[tuple[str, str]]) -> None
     for (method, option), why in methods.idle.items():
         default = type(configs[method]).model_fields[option].default
         if (method, option) in named and getattr(configs[method], option) != default:
-            raise ConfigError(f"method {method}: {option} has no effect: {why}")
+            raise ConfigError("no-effect", f"method {method}: {option} has no effect: {why}")
 
 
 def split_methods(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from fedshift.data.scan_file import suffix_of
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.schema.errors import DataError
 from fedshift.schema.reading import Reading
-from fedshift.tasks.precision import autocast
 
 BATCH_SIZE = 64
 """Images per batch, as in evaluation."""
@@ -47,7 +46,8 @@ def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading 
         DataError: the file is a scan or cannot be read.
     """
     if suffix_of(path):
-        raise DataError(f"{path} is a scan, but {model.path.name} classifies images: name PNG or JPEG files")
+        said = f"{path} is a scan, but {model.path.name} classifies images: name PNG or JPEG files"
+        raise DataError("scan-for-pictures", said)
     data, stored = model.data, read_picture(path)
     picture = depth.shown(stored)
     if data["channels"] == 1:
@@ -61,13 +61,13 @@ def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading 
 def ready_for(
     model: Model, images: Sequence[Path], choice: Choice, *, depth: Depth, device: str = "auto"
 ) -> ReadyModel:
-    """Prepare a model for prediction. With ``choice.own``, statistics come from the images that can be read.
+    """Prepare a model for prediction. With ``choice.estimate``, statistics come from the images that can be read.
 
     Raises:
         ConfigError: as `make_ready`.
         DataError: none of the images can be read.
     """
-    if not choice.own:
+    if not choice.estimate:
         return make_ready(model, choice, device=device)
     inputs, first_error = [], None
     for image in images:
@@ -81,28 +81,21 @@ def ready_for(
     return make_ready(model, choice, images=Images(stacks), device=device)
 
 
-def classify(
-    model: Model,
-    ready: ReadyModel,
-    images: Sequence[Path],
-    *,
-    depth: Depth,
-    begin: Callable[[Path], None] = lambda image: None,
-) -> Iterator[Classified]:
+def classify(ready: ReadyModel, images: Sequence[Path], *, depth: Depth) -> Iterator[Classified]:
     """Yield one result per image, in order. An unreadable image gives an error result and does not stop the rest.
 
-    ``depth`` is that of `depth_of`; ``begin`` is called with each image before it is read.
+    ``depth`` is that of `depth_of`.
     """
+    model = ready.model
     for start in range(0, len(images), BATCH_SIZE):
         read: dict[Path, tuple[Tensor, Reading | None] | str] = {}
         for image in images[start : start + BATCH_SIZE]:
-            begin(image)
             try:
                 read[image] = read_input(image, model, depth)
             except DataError as error:
                 read[image] = str(error)
         inputs = [content[0] for content in read.values() if not isinstance(content, str)]
-        predicted = iter(_probabilities(model, ready, torch.stack(inputs)) if inputs else ())
+        predicted = iter(_probabilities(ready, torch.stack(inputs)) if inputs else ())
         for image, content in read.items():
             if isinstance(content, str):
                 yield Classified(image, error=content)
@@ -113,10 +106,6 @@ def classify(
 
 
 @torch.inference_mode()
-def _probabilities(model: Model, ready: ReadyModel, x: Tensor) -> Tensor:
+def _probabilities(ready: ReadyModel, x: Tensor) -> Tensor:
     """Class probabilities (B, classes) on the CPU, of images (B, C, S, S)."""
-    precision = model.header.job.task.schedule.precision
-    with autocast(precision, ready.device):
-        logits = ready.predictor(x.to(ready.device))
-    probabilities: Tensor = logits.float().softmax(1).cpu()
-    return probabilities
+    return ready.logits(x).float().softmax(1).cpu()

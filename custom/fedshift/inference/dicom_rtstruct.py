@@ -17,7 +17,7 @@ from fedshift.data.contours import outlines
 from fedshift.data.dicom_classes import STRUCTURE_SET
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import EMPTY, Origin, Source, found_classes, making, slices_of
+from fedshift.inference.dicom_source import EMPTY, Origin, Source, classes_in, making, slices_of
 from fedshift.schema.codes import Code
 from fedshift.schema.errors import DataError
 
@@ -36,16 +36,17 @@ def write_structure_set(
             file then.
     """
     with making(path, "RT Structure Set"):
-        _structure_set(slices_of(mask, scan), source, origin, found_classes(mask, classes)).save_as(
+        _structure_set(slices_of(mask, scan), source, origin, classes_in(mask, classes)).save_as(
             path, enforce_file_format=True
         )
     back, _ = read_mask(path, scan, None)
     if not np.array_equal(back.voxels, mask):
         path.unlink()
-        raise DataError(f"{path} was not the mask when filled again, so it was deleted: export the scan again")
+        said = f"{path} was not the mask when filled again, so it was deleted: export the scan again"
+        raise DataError("mask-differs", said)
 
 
-def _structure_set(grid: np.ndarray, source: Source, origin: Origin, found: Sequence[tuple[int, str]]) -> Any:
+def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Sequence[tuple[int, str]]) -> Any:
     import pydicom
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
@@ -69,7 +70,7 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, found: Sequ
     made.StructureSetLabel, made.StructureSetDescription = "FEDSHIFT", f"{origin.description}; {origin.algorithm}"
     made.StructureSetDate, made.StructureSetTime = made.InstanceCreationDate, made.InstanceCreationTime
     made.ApprovalStatus = "UNAPPROVED"
-    made.ReferencedFrameOfReferenceSequence = [_of_source(source)]
+    made.ReferencedFrameOfReferenceSequence = [_frame_of_reference(source)]
     made.StructureSetROISequence = [
         _dataset(
             ROINumber=number,
@@ -78,7 +79,7 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, found: Sequ
             ROIGenerationAlgorithm="AUTOMATIC",
             ROIGenerationDescription=origin.algorithm,
         )
-        for number, name in found
+        for number, name in classes
     ]
     made.ROIContourSequence = [
         _dataset(
@@ -86,9 +87,9 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, found: Sequ
             ReferencedROINumber=number,
             ContourSequence=_contours(grid == number, source),
         )
-        for number, _ in found
+        for number, _ in classes
     ]
-    made.RTROIObservationsSequence = [_observed(number, name, origin) for number, name in found]
+    made.RTROIObservationsSequence = [_observed(number, name, origin) for number, name in classes]
     return made
 
 
@@ -102,10 +103,10 @@ def _dataset(**attributes: Any) -> Any:
 
 
 def _observed(number: int, name: str, origin: Origin) -> Any:
-    of = origin.codes[name]
-    kind = _code(of.type)
-    if of.modifier is not None:
-        kind.SegmentedPropertyTypeModifierCodeSequence = [_code(of.modifier)]
+    codes = origin.codes[name]
+    kind = _code(codes.type)
+    if codes.modifier is not None:
+        kind.SegmentedPropertyTypeModifierCodeSequence = [_code(codes.modifier)]
     return _dataset(
         ObservationNumber=number,
         ReferencedROINumber=number,
@@ -119,7 +120,7 @@ def _code(code: Code) -> Any:
     return _dataset(CodeValue=code.value, CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
 
 
-def _of_source(source: Source) -> Any:
+def _frame_of_reference(source: Source) -> Any:
     """Which images the structures are drawn on."""
     first = source.first
     images = [_reference(first, uid) for uid in source.files]
@@ -132,8 +133,8 @@ def _of_source(source: Source) -> Any:
     return _dataset(FrameOfReferenceUID=first.FrameOfReferenceUID, RTReferencedStudySequence=[study])
 
 
-def _reference(one: Any, uid: str, frame: int | None = None) -> Any:
-    made = _dataset(ReferencedSOPClassUID=one.SOPClassUID, ReferencedSOPInstanceUID=uid)
+def _reference(image: Any, uid: str, frame: int | None = None) -> Any:
+    made = _dataset(ReferencedSOPClassUID=image.SOPClassUID, ReferencedSOPInstanceUID=uid)
     if frame is not None:
         made.ReferencedFrameNumber = frame
     return made

@@ -49,7 +49,7 @@ def write_segmentation(
             source="fedshift",
         )
         segments = [
-            _described(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
+            _segment(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
         ]
         measured = _measured(source)
         measures = hd.PixelMeasuresSequence(
@@ -82,7 +82,8 @@ def write_segmentation(
     back, _ = read_mask(path, scan, None)
     if not np.array_equal(back.voxels, mask):
         path.unlink()
-        raise DataError(f"{path} was not the mask when read back, so it was deleted: export the scan again")
+        said = f"{path} was not the mask when read back, so it was deleted: export the scan again"
+        raise DataError("mask-differs", said)
     return made
 
 
@@ -90,8 +91,8 @@ def _measured(source: Source) -> Any:
     """What holds the pixel spacing and the thickness of a slice: a file, or a functional group of an enhanced image."""
     if not source.is_enhanced:
         return source.first
-    own, shared = source.first.PerFrameFunctionalGroupsSequence[0], source.first.SharedFunctionalGroupsSequence[0]
-    return (own if "PixelMeasuresSequence" in own else shared).PixelMeasuresSequence[0]
+    frame, shared = source.first.PerFrameFunctionalGroupsSequence[0], source.first.SharedFunctionalGroupsSequence[0]
+    return (frame if "PixelMeasuresSequence" in frame else shared).PixelMeasuresSequence[0]
 
 
 def _refer_to_files(made: Any, source: Source) -> None:
@@ -99,8 +100,8 @@ def _refer_to_files(made: Any, source: Source) -> None:
     for series in made.ReferencedSeriesSequence:
         first = series.ReferencedInstanceSequence[0]
         series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.files]
-        for one, uid in zip(series.ReferencedInstanceSequence, source.files, strict=True):
-            one.ReferencedSOPInstanceUID = uid
+        for item, uid in zip(series.ReferencedInstanceSequence, source.files, strict=True):
+            item.ReferencedSOPInstanceUID = uid
     derivations = [group.get("DerivationImageSequence", []) for group in made.PerFrameFunctionalGroupsSequence]
     images = [image for items in derivations for item in items for image in item.SourceImageSequence]
     for image in {id(image): image for image in images}.values():  # frames of several segments share them
@@ -108,21 +109,22 @@ def _refer_to_files(made: Any, source: Source) -> None:
         image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame
 
 
-def _described(number: int, name: str, of: ClassCodes, algorithm: Any) -> Any:
+def _segment(number: int, name: str, codes: ClassCodes, algorithm: Any) -> Any:
     import highdicom as hd
 
     segment = hd.seg.SegmentDescription(
         segment_number=number,
         segment_label=name,
-        segmented_property_category=concept(of.category),
-        segmented_property_type=concept(of.type),
+        segmented_property_category=concept(codes.category),
+        segmented_property_type=concept(codes.type),
         algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=algorithm,
         tracking_uid=hd.UID(),
         tracking_id=name,
     )
-    if of.modifier is not None:
-        segment.SegmentedPropertyTypeCodeSequence[0].SegmentedPropertyTypeModifierCodeSequence = [concept(of.modifier)]
+    if codes.modifier is not None:
+        kind = segment.SegmentedPropertyTypeCodeSequence[0]
+        kind.SegmentedPropertyTypeModifierCodeSequence = [concept(codes.modifier)]
     return segment
 
 

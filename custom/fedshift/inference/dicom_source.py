@@ -67,7 +67,7 @@ class Origin:
         return f"{self.version}, model {self.model}"[:MOST]
 
 
-def origin_of(model: Model, codes: Mapping[str, ClassCodes] | None = None) -> Origin:
+def origin_of_model(model: Model, codes: Mapping[str, ClassCodes] | None = None) -> Origin:
     """What results of a model say of it; ``codes`` in place of those of its task.
 
     Raises:
@@ -101,13 +101,14 @@ def origin(
     need_highdicom("writing DICOM")
     if not codes:
         raise ConfigError(
+            "codes-missing",
             f"{model}: its task has no DICOM codes for {', '.join(classes[1:])}: give them with "
-            "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask"
+            "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask",
         )
     try:
         check_codes(codes, tuple(classes))
     except ValueError as error:
-        raise ConfigError(f"--codes does not fit {model}: {error}") from None
+        raise ConfigError("codes-invalid", f"--codes does not fit {model}: {error}") from None
     return Origin(
         task=task,
         program=program,
@@ -155,14 +156,15 @@ class Source:
     def plane(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where a slice lies, in mm: its first pixel, and the steps to the next column and to the next row."""
         if not self.is_enhanced:
-            of = self.objects[number]
-            position, orientation, spacing = of.ImagePositionPatient, of.ImageOrientationPatient, of.PixelSpacing
+            file = self.objects[number]
+            position, orientation = file.ImagePositionPatient, file.ImageOrientationPatient
+            spacing = file.PixelSpacing
         else:
-            own = self.first.PerFrameFunctionalGroupsSequence[number]
+            frame = self.first.PerFrameFunctionalGroupsSequence[number]
             shared = self.first.SharedFunctionalGroupsSequence[0]
 
             def group(name: str) -> Any:
-                return (own if name in own else shared)[name][0]
+                return (frame if name in frame else shared)[name][0]
 
             position = group("PlanePositionSequence").ImagePositionPatient
             orientation = group("PlaneOrientationSequence").ImageOrientationPatient
@@ -186,8 +188,9 @@ def making(path: Path, what: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
             why = "the disk is full or closed to you" if isinstance(error, OSError) else type(error).__name__
             raise DataError(
+                "dicom-attributes",
                 f"{path}: no {what} can be made for this series ({why}): export the series again with all its "
-                "attributes, or leave DICOM out with --format mask"
+                "attributes, or leave DICOM out with --format mask",
             ) from None
 
 
@@ -205,28 +208,27 @@ def open_source(path: Path, *, volume: int | None = None) -> Source:
     with quiet():
         objects = tuple(pydicom.dcmread(file, stop_before_pixels=True) for file in files)
         frame = None
-        for one in objects:
+        for dataset in objects:
             for name in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID"):
-                if not one.get(name):
-                    raise DataError(
-                        f"{path} has an object without {name}: export the series again, or take --format mask"
-                    )
+                if not dataset.get(name):
+                    said = f"{path} has an object without {name}: export the series again, or take --format mask"
+                    raise DataError("dicom-attributes", said)
             for name in EMPTY:
-                if name not in one:
-                    setattr(one, name, "")
-            if one.PatientSex not in ("M", "F", "O", ""):
-                one.PatientSex = ""
-            if not one.get("FrameOfReferenceUID"):
-                frame = frame or pydicom.uid.generate_uid(entropy_srcs=[str(one.SeriesInstanceUID)])
-                one.FrameOfReferenceUID = frame
-            if not frames and not one.get("SliceThickness"):
-                one.SliceThickness = None
+                if name not in dataset:
+                    setattr(dataset, name, "")
+            if dataset.PatientSex not in ("M", "F", "O", ""):
+                dataset.PatientSex = ""
+            if not dataset.get("FrameOfReferenceUID"):
+                frame = frame or pydicom.uid.generate_uid(entropy_srcs=[str(dataset.SeriesInstanceUID)])
+                dataset.FrameOfReferenceUID = frame
+            if not frames and not dataset.get("SliceThickness"):
+                dataset.SliceThickness = None
         if not frames:
-            return Source(path, objects, tuple((str(one.SOPInstanceUID), None) for one in objects))
-        return _of_frames(path, objects, frames)
+            return Source(path, objects, tuple((str(dataset.SOPInstanceUID), None) for dataset in objects))
+        return _from_frames(path, objects, frames)
 
 
-def _of_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Source:
+def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Source:
     """The chosen frames of an enhanced image, counted through all its parts, as one object.
 
     What a part says of all its frames is said of each where other parts say something else.
@@ -235,7 +237,7 @@ def _of_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Sourc
     shared = made.SharedFunctionalGroupsSequence[0]
     groups, references = [], []
     for part in parts:
-        differing = [one for one in part.SharedFunctionalGroupsSequence[0] if shared.get(one.tag) != one]
+        differing = [item for item in part.SharedFunctionalGroupsSequence[0] if shared.get(item.tag) != item]
         for number, group in enumerate(part.PerFrameFunctionalGroupsSequence, start=1):
             for element in differing:
                 if element.tag not in group:
@@ -259,7 +261,7 @@ def slices_of(mask: np.ndarray, scan: Scan) -> np.ndarray:
     return stored_grid(mask, scan)[1]
 
 
-def found_classes(mask: np.ndarray, classes: Sequence[str]) -> list[tuple[int, str]]:
+def classes_in(mask: np.ndarray, classes: Sequence[str]) -> list[tuple[int, str]]:
     """Number and name of the classes that a mask has."""
     there = set(np.unique(mask).tolist())
     return [(number, name) for number, name in enumerate(classes, start=1) if number in there]

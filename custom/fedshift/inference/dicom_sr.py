@@ -106,10 +106,9 @@ def write_report(
         made.save_as(path)
 
 
-def _site(of: ClassCodes) -> Any:
+def _site(codes: ClassCodes) -> Any:
     """Where the finding is: the structure, and which part of it."""
     import highdicom as hd
 
-    return hd.sr.FindingSite(
-        anatomic_location=concept(of.type), topographical_modifier=None if of.modifier is None else concept(of.modifier)
-    )
+    modifier = None if codes.modifier is None else concept(codes.modifier)
+    return hd.sr.FindingSite(anatomic_location=concept(codes.type), topographical_modifier=modifier)

@@ -66,7 +66,7 @@ def example(model: Model, *, batch: int) -> Tensor:
     return low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(batch))
 
 
-def write_torchscript(model: Model, ready: ReadyModel, path: Path, *, named: Path | None = None) -> float:
+def write_torchscript(ready: ReadyModel, path: Path, *, named: Path | None = None) -> float:
     """Write a device-independent TorchScript file. Errors name ``named`` in place of ``path``, if it is given.
 
     Returns:
@@ -76,11 +76,11 @@ def write_torchscript(model: Model, ready: ReadyModel, path: Path, *, named: Pat
         ConfigError: the network cannot be traced, its logits differ, or the file cannot be written.
     """
     named = named or path
-    with _exporting(model, ready, path, "TorchScript", named) as network, torch.no_grad():
-        traced = trace(network, example(model, batch=2))
+    with _exporting(ready, path, "TorchScript", named) as network, torch.no_grad():
+        traced = trace(network, example(ready.model, batch=2))
         path.write_bytes(_without_debug_records(_saved(torch.jit.save, traced)))
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        return _check_logits(model, network, loaded, named)
+        return _check_logits(ready.model, network, loaded, named)
 
 
 def trace(network: nn.Module, image: Tensor) -> torch.jit.ScriptModule:
@@ -90,14 +90,14 @@ def trace(network: nn.Module, image: Tensor) -> torch.jit.ScriptModule:
     return cast(torch.jit.ScriptModule, traced)
 
 
-def write_torch_export(model: Model, ready: ReadyModel, path: Path) -> float:
+def write_torch_export(ready: ReadyModel, path: Path) -> float:
     """Write an ExportedProgram (.pt2); result and errors as for `write_torchscript`."""
-    with _exporting(model, ready, path, "torch.export", path) as network, torch.no_grad():
-        path.write_bytes(_saved(torch.export.save, _exported_program(model, network)))
-        return _check_logits(model, network, torch.export.load(path).module(), path)
+    with _exporting(ready, path, "torch.export", path) as network, torch.no_grad():
+        path.write_bytes(_saved(torch.export.save, _exported_program(ready.model, network)))
+        return _check_logits(ready.model, network, torch.export.load(path).module(), path)
 
 
-def write_onnx(model: Model, ready: ReadyModel, path: Path) -> float:
+def write_onnx(ready: ReadyModel, path: Path) -> float:
     """Write ONNX, checked with onnxruntime; result and errors as for `write_torchscript`.
 
     Raises:
@@ -107,13 +107,11 @@ def write_onnx(model: Model, ready: ReadyModel, path: Path) -> float:
         import onnxruntime
         import onnxscript  # noqa: F401 - the exporter needs it
     except ImportError as error:
-        raise ConfigError(
-            f"--onnx needs {error.name}, which is not installed: pip install 'fedshift[export]'"
-        ) from None
-    with _exporting(model, ready, path, "ONNX", path) as network, torch.no_grad():
-        program = torch.onnx.export(
-            _exported_program(model, network), input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False
-        )
+        said = f"--onnx needs {error.name}, which is not installed: pip install 'fedshift[export]'"
+        raise ConfigError("package-missing", said) from None
+    with _exporting(ready, path, "ONNX", path) as network, torch.no_grad():
+        graph = _exported_program(ready.model, network)
+        program = torch.onnx.export(graph, input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False)
         assert program is not None
         program.save(str(path))
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -122,7 +120,7 @@ def write_onnx(model: Model, ready: ReadyModel, path: Path) -> float:
             (logits,) = session.run(None, {INPUT: x.numpy()})
             return torch.from_numpy(np.asarray(logits))
 
-        return _check_logits(model, network, run, path)
+        return _check_logits(ready.model, network, run, path)
 
 
 def _exported_program(model: Model, network: nn.Module) -> torch.export.ExportedProgram:
@@ -163,20 +161,20 @@ def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Te
     difference = max(float((network(x) - other(x)).abs().max()) for x in inputs)
     if not difference <= MAX_LOGIT_DIFFERENCE:
         raise ConfigError(
+            "export-differs",
             f"the logits of {path} differ from the model's by {difference:.2g} (allowed: {MAX_LOGIT_DIFFERENCE:g}), so "
-            "it was deleted: use another format"
+            "it was deleted: use another format",
         )
     return difference
 
 
 @contextmanager
-def _exporting(model: Model, ready: ReadyModel, path: Path, what: str, named: Path) -> Iterator[nn.Module]:
+def _exporting(ready: ReadyModel, path: Path, what: str, named: Path) -> Iterator[nn.Module]:
     """Yield the network on the CPU; silence the exporter's log messages and turn its errors into a ConfigError.
 
     If anything fails, no file stays.
 
     Args:
-        model: named in errors.
         ready: its predictor is moved to the CPU and back afterwards.
         path: the file to write.
         what: the format's name for errors.
@@ -185,9 +183,10 @@ def _exporting(model: Model, ready: ReadyModel, path: Path, what: str, named: Pa
     Raises:
         ConfigError: the export failed, or ``path`` exists or cannot be written.
     """
-    if path.exists() or not path.parent.is_dir():
-        problem = "already exists" if path.exists() else "is in a folder that does not exist"
-        raise ConfigError(f"{path} {problem}: name another file")
+    if path.exists():
+        raise ConfigError("output-exists", f"{path} already exists: name another file")
+    if not path.parent.is_dir():
+        raise ConfigError("folder-missing", f"{path} is in a folder that does not exist: name another file")
     network, complete = ready.predictor.to("cpu"), False
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -199,15 +198,15 @@ def _exporting(model: Model, ready: ReadyModel, path: Path, what: str, named: Pa
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(
-            f"{named} cannot be written ({error.strerror or error}): free disk space or name another place"
-        ) from None
+        said = f"{named} cannot be written ({error.strerror or error}): free disk space or name another place"
+        raise ConfigError("file-unwritable", said) from None
     except Exception as error:  # exporters raise many types of error
-        names = "+".join(model.header.job.methods)
+        job = ready.model.header.job
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
-            f"the model ({names}, {model.header.job.task.network.name}) cannot be exported as {what} ({reason:.200}): "
-            "use another format"
+            "not-exportable",
+            f"the model ({'+'.join(job.methods)}, {job.task.network.name}) cannot be exported as {what} "
+            f"({reason:.200}): use another format",
         ) from None
     finally:
         if not complete:

@@ -8,7 +8,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.nifti_header import is_nifti
+from fedshift.data.nifti import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.schema.errors import DataError
@@ -52,7 +52,8 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
             sitk.WriteImage(image, str(path), useCompression=True)
     except (RuntimeError, OSError):
         path.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: free disk space or give write permission there") from None
+        said = f"{path} cannot be written: free disk space or give write permission there"
+        raise DataError("file-unwritable", said) from None
     back = read_scan(path)
     same = (
         np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
@@ -61,9 +62,8 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
     )
     if not same:
         path.unlink()
-        raise DataError(
-            f"{path} does not match the geometry of its scan when read back, so it was deleted: export the scan again"
-        )
+        said = f"{path} does not match the geometry of its scan when read back, so it was deleted"
+        raise DataError("mask-differs", f"{said}: export the scan again")
 
 
 def stored_grid(mask: np.ndarray, scan: Scan) -> tuple[sitk.Image, np.ndarray]:

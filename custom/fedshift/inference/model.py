@@ -20,6 +20,7 @@ from fedshift.methods.base import Client, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet
 from fedshift.methods.shared.norms import norm_keys
+from fedshift.runtime.segmentation import PatchSpec, Spec, autocast
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
@@ -28,20 +29,23 @@ from fedshift.tasks.device import choose_device
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
+from fedshift.tasks.segmentation.slices import Task as SliceTask
 from fedshift.tasks.stages import StagedNetwork
+
+SAME_EVERYWHERE = "the model is the same for every site, so the choice of a site's statistics changes nothing"
 
 
 @dataclass(frozen=True)
 class Choice:
     """Which site's statistics and personal layers to use if the model has none that all sites share.
 
-    Set at most one. ``site``: the statistics of this site, which the model file contains. ``own``: statistics measured
-    on the given images, as at a site that has never trained. ``state``: one site's complete state, read from its
-    folder of the job.
+    Set at most one. ``site``: the statistics of this site, which the model file contains. ``estimate``: statistics
+    measured on the given images, as at a site that has never trained. ``state``: one site's complete state, read from
+    its folder of the job.
     """
 
     site: str | None = None
-    own: bool = False
+    estimate: bool = False
     state: Path | None = None
 
 
@@ -56,27 +60,28 @@ class Model:
     arrays: MethodArrays
 
     @property
-    def is_segmentation(self) -> bool:
-        """True if the model segments volumes, False if it classifies images."""
-        return self.header.job.task.kind == "segmentation"
+    def spec(self) -> Spec | None:
+        """How it segments scans; None if it classifies pictures."""
+        return self.task.spec if isinstance(self.task, PatchTask | SliceTask) else None
 
     @property
-    def patches(self) -> PatchTask | None:
-        """The task if it segments by patches; None if by slices, or if it classifies."""
-        return self.task if isinstance(self.task, PatchTask) else None
+    def is_segmentation(self) -> bool:
+        return self.spec is not None
+
+    @property
+    def uses_spacing(self) -> bool:
+        """Whether it takes scans at a voxel size, or would if they had one."""
+        return isinstance(self.spec, PatchSpec)
 
     @property
     def sequences(self) -> tuple[str, ...]:
         """Names of the sequences that a case must have; empty for a single one without a name."""
-        return () if self.patches is None else self.patches.sequences
+        return self.task.sequences if isinstance(self.task, PatchTask) else ()
 
     @property
     def resamples_by_matrix(self) -> bool:
         """Whether scans without a voxel size are resampled by ``data.matrix`` and all others by ``data.spacing``."""
-        if self.patches is None:
-            return False
-        options = self.patches.inference()
-        return None not in (options["wanted"], options["matrix"])
+        return isinstance(self.spec, PatchSpec) and self.spec.resamples_by_matrix
 
     @property
     def data(self) -> dict[str, Any]:
@@ -94,7 +99,6 @@ class Predictor(nn.Module):
         self._chain = chain
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` (B, C, *spatial)."""
         logits: Tensor = self.net(self._chain.inputs(x, training=False))
         return logits
 
@@ -107,11 +111,18 @@ class ReadyModel:
     source for users, and ``notes`` are remarks for users.
     """
 
+    model: Model
     predictor: Predictor
     device: torch.device
     used: Choice
     statistics: str
     notes: tuple[str, ...]
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Of images (B, C, *spatial) on any device; computed in the job's precision on the model's."""
+        with autocast(self.model.header.job.task.schedule.precision, self.device):
+            logits: Tensor = self.predictor(images.to(self.device))
+        return logits
 
 
 class Images:
@@ -120,7 +131,7 @@ class Images:
     def __init__(self, batches: Sequence[Tensor]) -> None:
         """``batches`` are (B, C, *spatial) float32."""
         self._batches = batches
-        self.n_train = sum(len(batch) for batch in batches)
+        self.n_train = self.n_images = sum(len(batch) for batch in batches)
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches, or as large ones of the images shuffled by ``order``, each with zero targets."""
@@ -135,13 +146,7 @@ class Images:
             picked = [places[number] for number in shuffled[start : start + size]]
             yield torch.stack([batch[row] for batch, row in picked]), torch.zeros(len(picked), dtype=torch.int64)
 
-    @property
-    def n_images(self) -> int:
-        """All."""
-        return self.n_train
-
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
-        """Yield the images of `chunks`."""
         return (x for x, _ in self.chunks(order))
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,13 +183,14 @@ def open_model(path: Path) -> Model:
     content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
-        raise ConfigError(f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first")
-    if header.preparation != build_task(header.job).preparation():
-        raise ConfigError(
-            f"{path} was trained on images prepared differently from this version: use fedshift {header.fedshift}"
-        )
+        said = f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first"
+        raise ConfigError("model-encrypted", said)
+    task = build_task(header.job)
+    if header.preparation != task.preparation():
+        said = f"was trained on images prepared differently from this version: use fedshift {header.fedshift}"
+        raise ConfigError("other-version", f"{path} {said}")
     arrays = {name: {key: value.numpy() for key, value in a.items()} for name, a in content["methods"].items()}
-    return Model(path, header, build_task(header.job), content["weights"], arrays)
+    return Model(path, header, task, content["weights"], arrays)
 
 
 def make_ready(model: Model, choice: Choice, *, images: Images | None = None, device: str = "auto") -> ReadyModel:
@@ -193,47 +199,44 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
     Args:
         model: from `open_model`.
         choice: which site's state to use; if the model does not need it, a note says so.
-        images: for ``choice.own``, the images to estimate statistics from.
+        images: for ``choice.estimate``, the images to estimate statistics from.
         device: a torch device name, or ``auto``.
 
     Raises:
         ConfigError: the model needs a choice and none was made, or the choice does not fit the model.
     """
-    header, job = model.header, model.header.job
+    header, job, torch_device = model.header, model.header.job, choose_device(device)
     if choice.site is not None and choice.site not in header.statistics:
-        raise ConfigError(
-            f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
-        )
+        said = f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
+        raise ConfigError("site-unknown", said)
     net = model.task.network()
     methods = MethodSet(job, net)
     net.load_state_dict(model.weights)
     state = _load_site_state(model, choice)
     notes = _personal_notes(model, methods, choice)
     net.load_state_dict(state.personal, strict=False)
-    torch_device = choose_device(device)
-    net = prepare(net, job.task.schedule.precision, torch_device).eval()
+    run = _run(model, net, choice)
+    net = prepare(net, job.task.schedule.precision, torch_device).eval()  # in place
     active = [method for method in methods if _acts_at_test_time(method, net, choice)]
     states = {m.name: _TrackedState(m.name, state.methods.get(m.name, {})) for m in active}
-    if choice.site is not None:
-        for method in active:
-            arrays, index = model.arrays.get(method.name, {}), header.statistics.index(choice.site)
-            try:
-                states[method.name].update(method.client().state_from_model(arrays, index))
-            except (KeyError, IndexError) as error:
-                raise _incomplete_error(model, error) from None
-    run = _run(model, net, choice)
     ClientChain([method for method in active if method.client().attached_to_predict], run, {}).attach(net)
     chain = ClientChain(active, run, cast("dict[str, dict[str, Tensor]]", states))
-    if choice.own:
-        assert images is not None
-        chain.statistics(images)
+    assert images is not None or not choice.estimate
+    given = images if choice.estimate else None
+    if given is not None:
+        chain.statistics(given)
     try:
+        if choice.site is not None:
+            index = header.statistics.index(choice.site)
+            for method in active:
+                from_file = method.client().state_from_model(model.arrays.get(method.name, {}), index)
+                states[method.name].update(from_file)
         chain.receive(model.arrays)
     except (KeyError, IndexError) as error:
-        raise _incomplete_error(model, error) from None
-    if choice.own:
-        assert images is not None
-        chain.newcomer(images)
+        said = f"lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from the server"
+        raise ConfigError("model-incomplete", f"{model.path} {said}") from None
+    if given is not None:
+        chain.newcomer(given)
     _check_complete(model, net, chain)
     has_effect = (
         bool(header.personal and choice != Choice())
@@ -241,18 +244,10 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
         or (choice.state is not None and any(m.client().scores_own_model(net) for m in active))
     )
     if choice != Choice() and not has_effect:
-        notes.append("the model is the same for every site, so the choice of a site's statistics changes nothing")
+        notes.append(SAME_EVERYWHERE)
     used = choice if has_effect else Choice()
-    what = "images" if not model.is_segmentation else "slices" if model.patches is None else "patches"
-    name = _statistics_name(used, images, what)
-    return ReadyModel(Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
-
-
-def _incomplete_error(model: Model, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{model.path} lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from "
-        "the server"
-    )
+    name = _statistics_name(model, used, given)
+    return ReadyModel(model, Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
 
 
 def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
@@ -287,15 +282,15 @@ def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
     Raises:
         ConfigError: a method needs a site's statistics.
     """
-    channels = cast(StagedNetwork, net).in_channels
-    x = torch.zeros(1, channels, *model.task.spatial)
+    x = torch.zeros(1, cast(StagedNetwork, net).in_channels, *model.task.spatial)
     try:
         chain.inputs(x.to(next(net.parameters()).device), training=False)
     except _MissingSiteState as method_name:
         raise ConfigError(
+            "statistics-choice",
             f"{model.path}: method {method_name} normalises images with statistics of their site: name one of "
             f"{', '.join(model.header.statistics)} with --site, or estimate them from the given images with "
-            "--statistics own"
+            "--statistics own",
         ) from None
 
 
@@ -311,14 +306,16 @@ def _load_site_state(model: Model, choice: Choice) -> SiteState:
     state = StateStore(folder).before(header.round + 1)
     if state is None:
         raise ConfigError(
+            "state-missing",
             f"{folder} has no site state up to round {header.round}: name the site's folder in the job's site_state, "
-            f"such as site_state/{header.job.task.sites[0]}"
+            f"such as site_state/{header.job.task.sites[0]}",
         )
     expected = {key: model.weights[key].shape for key in header.personal}
     if {key: value.shape for key, value in state.personal.items()} != expected:
         raise ConfigError(
+            "state-other-job",
             f"{folder} does not have the personal layers that {model.path} needs: name a folder of the same job, of a "
-            "site that had trained by that round"
+            "site that had trained by that round",
         )
     return state
 
@@ -331,22 +328,20 @@ def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[st
     """
     if choice.state is not None:
         return []
-    withheld, names = methods.withheld, " and ".join(methods.withholding)
-    if withheld:
-        only_norms = withheld <= norm_keys(methods.net, "all")
-        if not (choice.own and only_norms):
-            or_own = (
-                ", or estimate running statistics from the given images with --statistics own" if only_norms else ""
-            )
-            raise ConfigError(
-                f"{model.path} is personal (method {names}): every site keeps {len(withheld)} of its "
-                f"{len(model.weights)} arrays, and the file has only their initial values: name a site's folder of "
-                f"the job with --site-state{or_own}"
-            )
-        return [
-            f"method {names}: the norm layers that every site keeps have their initial scale and shift, and running "
-            "statistics of the given images"
-        ]
+    if withheld := methods.withheld:
+        names, only_norms = " and ".join(methods.withholding), withheld <= norm_keys(methods.net, "all")
+        if choice.estimate and only_norms:
+            return [
+                f"method {names}: the norm layers that every site keeps have their initial scale and shift, and "
+                "running statistics of the given images"
+            ]
+        estimate = ", or estimate running statistics from the given images with --statistics own" if only_norms else ""
+        raise ConfigError(
+            "model-personal",
+            f"{model.path} is personal (method {names}): every site keeps {len(withheld)} of its "
+            f"{len(model.weights)} arrays, and the file has only their initial values: name a site's folder of "
+            f"the job with --site-state{estimate}",
+        )
     if model.header.personal:
         return ["personal layers, which every site keeps for itself, are the average of the sites'"]
     if methods.scores_own_model or methods.fine_tune_epochs:
@@ -354,12 +349,13 @@ def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[st
     return []
 
 
-def _statistics_name(choice: Choice, images: Images | None, what: str) -> str:
+def _statistics_name(model: Model, choice: Choice, images: Images | None) -> str:
     """The source of the statistics, for users."""
     if choice.site is not None:
         return f"site {choice.site}"
     if choice.state is not None:
         return f"state of {choice.state.resolve().name}"
-    if choice.own and images is not None:
-        return f"own, of {images.n_train} {what}"
+    if choice.estimate and images is not None:
+        units = "patches" if model.uses_spacing else "slices" if model.is_segmentation else "images"
+        return f"own, of {images.n_train} {units}"
     return "the model's own"

@@ -1,7 +1,7 @@
 """Segment with a MONAI bundle that others made: its network and its transforms, but without its code.
 
 A bundle is a folder with ``configs/inference.json``, ``configs/metadata.json`` and ``models/model.pt``. What it names
-is made from lists of MONAI's classes with plain options (`fedshift.inference.bundle_config`), so that the masks are
+is made from lists of MONAI's classes with plain options (`fedshift.inference.monai_config`), so that the masks are
 those of ``monai.bundle run``, while neither expressions nor ``scripts/`` run and only tensors are loaded. Scans are
 read by fedshift, with all its checks and formats, in place of ``LoadImaged``; handlers and data loaders are not used.
 
@@ -24,19 +24,20 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 import torch
+from scipy.ndimage import generate_binary_structure
 from torch import Tensor, nn
 
 from fedshift.data.scans import ORIENTATION, Scan
-from fedshift.inference import bundle_components
-from fedshift.inference.bundle_config import OTHER, BundleConfig, Component
 from fedshift.inference.masks import stored_image
+from fedshift.inference.monai_config import OTHER, BundleConfig, Component
+from fedshift.runtime.components import largest_parts
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.networks import monai
-from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.networks.monai import without_second_names
 from fedshift.tasks.out_of_memory import is_out_of_memory
 from fedshift.tasks.precision import prepare
 
@@ -62,6 +63,7 @@ AFTER = (
 """Transforms after the network that may be used."""
 NEED_SCIKIT_IMAGE = ("RemoveSmallObjectsd",)
 """Of ``AFTER``, those that MONAI makes without scikit-image but cannot run."""
+LARGEST = "KeepLargestConnectedComponentd"
 UNUSED = ("SaveImaged",)
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
 PLACES = ("device", "sw_device", "allow_missing_keys", "progress", "cache_roi_weight_map", "cpu_thresh")
@@ -111,7 +113,7 @@ class Bundle:
         """
         from monai.data import MetaTensor
 
-        grids = [_as_stored(one, scan) for one in voxels]
+        grids = [_as_stored(sequence, scan) for sequence in voxels]
         image = MetaTensor(torch.from_numpy(np.stack([grid for grid, _ in grids])), affine=_affine(grids[0][1]))
         shape = image.shape[1:]
         try:
@@ -133,29 +135,29 @@ class Bundle:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise
             raise self._failure(name, scan, error) from None
-        found = data[PRED].as_tensor()
-        if found.shape[1:] != shape:
-            raise DataError(
-                f"{self.path} does not put its result back on the scan's grid: take a bundle that has Invertd"
-            )
+        classes = data[PRED].as_tensor()
+        if classes.shape[1:] != shape:
+            said = f"{self.path} does not put its result back on the scan's grid: take a bundle that has Invertd"
+            raise DataError("bundle-grid", said)
         if (
-            len(found) != 1
-            or not torch.equal(found, found.round())
-            or not 0 <= found.min() <= found.max() <= len(self.classes)
+            len(classes) != 1
+            or not torch.equal(classes, classes.round())
+            or not 0 <= classes.min() <= classes.max() <= len(self.classes)
         ):
-            raise DataError(f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel")
+            said = f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel"
+            raise DataError("bundle-classes", said)
         if sure is not None and 0 <= sure.min() <= sure.max() <= 1:
             certainty[...] = _from_stored(sure.numpy().astype(np.float32), grids[0][1])
         else:
             certainty[...] = np.nan
-        return _from_stored(found[0].numpy().astype(np.uint8), grids[0][1])
+        return _from_stored(classes[0].numpy().astype(np.uint8), grids[0][1])
 
     def logits(self, image: Tensor) -> Tensor:
         """The network's output of an image (1, S, *spatial), by the bundle's inferer."""
 
         def copied(window: Tensor) -> Any:
-            found = self.net(window)
-            return found.clone() if isinstance(found, Tensor) else found
+            logits = self.net(window)
+            return logits.clone() if isinstance(logits, Tensor) else logits
 
         return self.inferer(image, copied)
 
@@ -165,10 +167,8 @@ class Bundle:
             error = error.__cause__
         size = " x ".join(map(str, scan.voxels.shape[::-1]))
         spacing = " x ".join(f"{mm:.3g}" for mm in scan.spacing)
-        return DataError(
-            f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)}): check the scan, "
-            "or take another bundle"
-        )
+        said = f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)})"
+        return DataError("bundle-step", f"{said}: check the scan, or take another bundle")
 
 
 def is_bundle(path: Path) -> bool:
@@ -192,7 +192,8 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
         net.load_state_dict(without_second_names(net, state))
     except RuntimeError as error:
         first = next((line.strip() for line in str(error).splitlines()[1:]), "")
-        raise ConfigError(f"{weights} does not fit the network of {config.file} ({first}): download it again") from None
+        said = f"{weights} does not fit the network of {config.file} ({first}): download it again"
+        raise ConfigError("weights-misfit", said) from None
     before, invertible = _before(config)
     after, interpolated = _after(config, before, out_channels=out_channels)
     if interpolated:
@@ -222,13 +223,12 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
 
 def _network(config: BundleConfig) -> tuple[nn.Module, int, int]:
     """The network with its numbers of output and input channels."""
-    made = config.component(NETWORK)
-    arguments = {key: config.value(one, f"{NETWORK}.{key}") for key, one in made.options.items()}
-    net = monai.as_given(made.name, arguments, where=f"{config.file}: {NETWORK}")
+    component = config.component(NETWORK)
+    arguments = {key: config.value(node, f"{NETWORK}.{key}") for key, node in component.options.items()}
+    net = monai.as_given(component.name, arguments, where=f"{config.file}: {NETWORK}")
     if arguments.get("spatial_dims") != 3:
         raise config.refusal(NETWORK, "is not for volumes (spatial_dims: 3)", OTHER)
-    defaults = monai.defaults(made.name)
-    given = {**defaults, **arguments}
+    given = {**monai.defaults(component.name), **arguments}
     return net, int(given["out_channels"]), int(given["in_channels"])
 
 
@@ -237,57 +237,58 @@ def _before(config: BundleConfig) -> tuple[Any, bool]:
     from monai.transforms import Compose
     from monai.transforms.inverse import InvertibleTransform
 
-    parts = [one for one in config.components("preprocessing") if one.name not in READING]
-    steps = [_made(config, one, BEFORE, {"keys": IMAGE}) for one in parts]
+    parts = [part for part in config.components("preprocessing") if part.name not in READING]
+    steps = [_instance(config, part, BEFORE, {"keys": IMAGE}) for part in parts]
     return Compose(steps), any(isinstance(step, InvertibleTransform) for step in steps)
 
 
 def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[list[tuple[str, Transform]], bool]:
     """What is done to the network's output; and whether numbers of classes would have been interpolated."""
-    parts = [one for one in config.components("postprocessing") if one.name not in UNUSED]
-    made: list[tuple[str, Transform]] = []
+    parts = [part for part in config.components("postprocessing") if part.name not in UNUSED]
+    steps: list[tuple[str, Transform]] = []
     discrete = interpolated = False
-    for one in parts:
+    for part in parts:
         given: dict[str, Any] = {"keys": PRED}
-        if one.name == "Invertd":
-            smooth = config.value(one.options.get("nearest_interp", True), f"{one.where}.nearest_interp") is False
+        if part.name == "Invertd":
+            smooth = config.value(part.options.get("nearest_interp", True), f"{part.where}.nearest_interp") is False
             interpolated |= smooth and discrete
-            kept = Component("Invertd", {}, one.where)
+            kept = Component("Invertd", {}, part.where)
             given |= {"transform": before, "orig_keys": IMAGE, "nearest_interp": discrete or not smooth}
-            made.append(("Invertd", _made(config, kept, AFTER, given)))
+            steps.append(("Invertd", _instance(config, kept, AFTER, given)))
             continue
-        step = _made(config, one, AFTER, given)
+        step = _instance(config, part, AFTER, given)
         if type(step).__name__ in NEED_SCIKIT_IMAGE and find_spec("skimage") is None:
             raise config.refusal(
-                one.where, f"is {one.name}, which needs scikit-image", "install it (pip install scikit-image)"
+                part.where, f"is {part.name}, which needs scikit-image", "install it (pip install scikit-image)"
             )
-        if type(step).__name__ == bundle_components.NAME:
+        if type(step).__name__ == LARGEST:
             if not discrete or step.converter.is_onehot:
-                raise config.refusal(one.where, "is not of one class for each voxel, after AsDiscreted", OTHER)
-            step = bundle_components.LargestComponents(step, PRED)
-        made.append((one.name, step))
-        if one.name == "AsDiscreted":
+                raise config.refusal(part.where, "is not of one class for each voxel, after AsDiscreted", OTHER)
+            step = _LargestComponents(step, PRED)
+        steps.append((part.name, step))
+        if part.name == "AsDiscreted":
             discrete = True
             options = {
-                key: config.value(one.options[key], f"{one.where}.{key}") for key in one.options if key != "keys"
+                key: config.value(part.options[key], f"{part.where}.{key}") for key in part.options if key != "keys"
             }
             if options.get("to_onehot") is not None or (out_channels > 1 and not options.get("argmax")):
                 raise config.refusal(
-                    one.where,
-                    "lets a voxel have several classes or none (no argmax), and a mask has one for each",
+                    part.where,
+                    "lets a voxel have several classes or none (no argmax), and a mask has part for each",
                     OTHER,
                 )
     if not discrete:
         raise config.refusal("postprocessing", "has no AsDiscreted, which makes classes of the network's output", OTHER)
-    return made, interpolated
+    return steps, interpolated
 
 
 def _inferer(config: BundleConfig) -> Callable[..., Tensor]:
-    made: Callable[..., Tensor] = _made(config, config.component("inferer"), INFERERS, {}, module="monai.inferers")
-    return made
+    component = config.component("inferer")
+    inferer: Callable[..., Tensor] = _instance(config, component, INFERERS, {}, module="monai.inferers")
+    return inferer
 
 
-def _made(
+def _instance(
     config: BundleConfig,
     component: Component,
     allowed: Sequence[str],
@@ -305,8 +306,8 @@ def _made(
     if name not in allowed:
         raise config.refusal(component.where, f"is {name}, which is not in the list{nearest(name, allowed)}", OTHER)
     options = {
-        key: config.value(one, f"{component.where}.{key}")
-        for key, one in component.options.items()
+        key: config.value(node, f"{component.where}.{key}")
+        for key, node in component.options.items()
         if key not in given and key not in PLACES and not key.endswith("meta_keys") and key != "meta_key_postfix"
     }
     try:
@@ -332,20 +333,23 @@ def _classes(config: BundleConfig, out_channels: int) -> tuple[str, ...]:
 
 def _names(config: BundleConfig, side: str, key: str, n: int, word: str) -> tuple[str, ...]:
     """Names of channels from the metadata; ``class 1`` and so on where it has none, or the same twice."""
-    told: Any = config.metadata
-    for step in ("network_data_format", side, key, "channel_def"):
-        told = told.get(step) if isinstance(told, dict) else None
-    told = told if isinstance(told, dict) else {}
-    names = [one_line(str(told.get(str(number), ""))).strip() for number in range(n)]
+    channels = _metadata(config, side, key, "channel_def")
+    names = [one_line(str(channels.get(str(number), ""))).strip() for number in range(n)]
     good = all(names) and len(set(names)) == n
     return tuple(names if good else (f"{word} {number + (n == 1)}" for number in range(n)))
 
 
 def _is_ct(config: BundleConfig) -> bool:
-    told: Any = config.metadata
-    for step in ("network_data_format", "inputs", IMAGE):
-        told = told.get(step) if isinstance(told, dict) else None
-    return isinstance(told, dict) and any(str(told.get(key, "")).lower() in CT for key in ("modality", "format"))
+    image = _metadata(config, "inputs", IMAGE)
+    return any(str(image.get(key, "")).lower() in CT for key in ("modality", "format"))
+
+
+def _metadata(config: BundleConfig, *keys: str) -> dict[str, Any]:
+    """A part of what the metadata say of the network's data; empty where they say nothing."""
+    node: Any = config.metadata
+    for key in ("network_data_format", *keys):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 def _as_stored(voxels: np.ndarray, scan: Scan) -> tuple[np.ndarray, sitk.Image]:
@@ -370,10 +374,37 @@ def _affine(stored: sitk.Image) -> Tensor:
     return torch.from_numpy(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
 
 
-def describe(bundle: Bundle) -> Iterator[str]:
+def describe_bundle(bundle: Bundle) -> Iterator[str]:
     """Lines that say what a bundle is."""
     yield f"bundle: {bundle.name} {bundle.version}, {', '.join(bundle.classes)}"
     yield "fedshift does not know on what it was trained: read its documentation"
     yield "research use only; not a medical device"
     for note in bundle.notes:
         yield f"  note: {note}"
+
+
+class _LargestComponents:
+    """In place of MONAI's transform after ``AsDiscreted``: classes (1, *spatial).
+
+    MONAI decides between parts of one size by the order of voxels, and needs scikit-image.
+    """
+
+    def __init__(self, step: Any, key: str) -> None:
+        """Take the options of MONAI's transform."""
+        self._key, options = key, step.converter
+        self._labels: tuple[int, ...] | None = options.applied_labels
+        self._apart: bool = options.independent
+        self._connectivity: int | None = options.connectivity
+        self._count: int = options.num_components
+
+    def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Leave the largest parts of each class, or, if the bundle says so, of all of them together."""
+        classes = data[self._key]
+        numbers = classes.as_tensor()[0].numpy()
+        labels = self._labels or tuple(np.unique(numbers[numbers != 0]).tolist())
+        neighbours = generate_binary_structure(numbers.ndim, self._connectivity or numbers.ndim)
+        for group in [[label] for label in labels] if self._apart else [labels]:
+            mask = np.isin(numbers, group)
+            lost = mask & ~largest_parts(mask, neighbours=neighbours, count=self._count)
+            classes[0][torch.from_numpy(lost)] = 0
+        return data

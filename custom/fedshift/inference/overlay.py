@@ -6,15 +6,16 @@ show exactly what is in the file. Several classes have a colour each, which a le
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
+from scipy.ndimage import binary_erosion
 
-from fedshift.data.arrays import radiological, to_uint8
 from fedshift.data.scans import Scan
-from fedshift.inference.class_colours import class_colour
+from fedshift.runtime.grids import radiological, to_uint8
 from fedshift.schema.errors import DataError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -32,7 +33,19 @@ OUTLINE_COLOUR, BACKGROUND_COLOUR, TEXT_COLOUR, FAINT_TEXT_COLOUR = (
     (235, 235, 235),
     (150, 155, 165),
 )
+CLASS_COLOURS = ("#ffab3d", "#4fd6ff", "#f0e442", "#ff7ab8", "#35d29a", "#b79bff", "#ff6a3d")
+"""Of the first classes, drawn on grey images."""
+GOLDEN = 0.618034
+"""Of the circle of hues, from one further class to the next: no two of them are alike."""
 DATA_NOTES = {"phantom": "trained on simulated data (phantom)"}
+
+
+def class_colour(number: int) -> str:
+    """Of a foreground class, from 1, as ``#rrggbb``."""
+    if number <= len(CLASS_COLOURS):
+        return CLASS_COLOURS[number - 1]
+    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN % 1, 0.5, 0.85)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Sequence[str], kind: str) -> None:
@@ -87,9 +100,10 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Seque
     try:
         sheet.save(path, optimize=True)
     except OSError as error:
-        raise DataError(
+        said = (
             f"{path} cannot be written ({error.strerror or error}): free disk space or name another folder with --out"
-        ) from None
+        )
+        raise DataError("file-unwritable", said) from None
 
 
 def _legend_lines(classes: Sequence[str], font: Font, width: int) -> Iterator[list[tuple[int, int, str]]]:
@@ -149,18 +163,8 @@ def _tile(
 
 def _outline(mask: np.ndarray, *, thick: bool) -> np.ndarray:
     """Pixels of a mask (rows, columns) at its border: one pixel wide, or two if ``thick``."""
-    edge = mask.copy()
-    for _ in range(1 + thick):
-        edge = _erode(edge)
-    line: np.ndarray = mask & ~edge
+    line: np.ndarray = mask & ~binary_erosion(mask, iterations=1 + thick)
     return line
-
-
-def _erode(mask: np.ndarray) -> np.ndarray:
-    """Remove the pixels that have a 4-neighbour outside the mask."""
-    padded = np.pad(mask, 1)
-    inner: np.ndarray = padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2] & mask
-    return inner
 
 
 def _label_directions(pen: ImageDraw.ImageDraw, corner: tuple[int, int], size: tuple[int, int], font: Font) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.casefiles import odd_size
+from fedshift.data.case_check import odd_size
 from fedshift.data.scans import Scan
 from fedshift.data.series import NoSeries, first_file, is_dicom
 from fedshift.data.volume_file import unclear_positions
@@ -77,9 +77,9 @@ def read_tags(path: Path) -> dict[str, str]:
 
 def check_positions(path: Path) -> Iterator[str]:
     """Warn if the header of a NIfTI file says two places of its voxels, or no orientation."""
-    for found in unclear_positions(path):
-        mend = ", and the mask gets both" if found.is_twofold else f": {found.mend}"
-        yield f"{found.what}{':' if found.is_twofold else ','} {found.used}{mend}"
+    for unclear in unclear_positions(path):
+        remedy = ", and the mask gets both" if unclear.is_twofold else f": {unclear.mend}"
+        yield f"{unclear.what}{':' if unclear.is_twofold else ','} {unclear.used}{remedy}"
 
 
 def without_spacing(*, by_matrix: bool) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
+from fedshift.data.case_check import Decoded, known_spacing, read_case
+from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable
 from fedshift.data.labels import every_label, settle_labels
 from fedshift.data.named_masks import names_structures
-from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, content_hash
 from fedshift.data.splits import subject_of
@@ -49,12 +49,12 @@ class Scored:
     @property
     def lacks(self) -> tuple[str, ...]:
         """The classes that the mask has none of."""
-        return tuple(name for name, of in self.scores.items() if "dice" not in of)
+        return tuple(name for name, values in self.scores.items() if "dice" not in values)
 
 
 def labelled_cases(
     model: Model,
-    sets: Sequence[ScanSet],
+    sets: Sequence[CaseTable],
     *,
     labels: Mapping[str, Sequence[int | str]],
     annotated: Sequence[str] | None,
@@ -64,7 +64,7 @@ def labelled_cases(
 ) -> list[CaseFiles]:
     """The cases of one or more folders, with the meaning of their masks' values for this model.
 
-    ``trust_voxels`` and ``interpolate``: see `fedshift.data.casefiles.CaseFiles`. ``empty``: whether masks may be empty
+    ``trust_voxels`` and ``interpolate``: see `fedshift.data.cases.CaseFiles`. ``empty``: whether masks may be empty
     although the model's task does not say so.
 
     Raises:
@@ -73,31 +73,33 @@ def labelled_cases(
     """
     classes, wanted = model.header.job.task.classes, model.sequences
     cases: list[CaseFiles] = []
-    for found in sets:
-        errors = [finding.sentence() for finding in found.findings if finding.level == "error"]
+    for folder in sets:
+        errors = [finding.sentence() for finding in folder.findings if finding.level == "error"]
         if errors:
-            raise DataError("\n  ".join(["nothing was scored, images and masks do not go together:", *errors]))
+            lines = ["nothing was scored, images and masks do not go together:", *errors]
+            raise DataError("pairing", "\n  ".join(lines))
         meant = settle_labels(
             given=labels,
-            described=found.described_labels(labels),
+            described=folder.described_labels(labels),
             classes=classes,
             annotated=annotated,
             codes=model.header.job.task.codes,
-            named=all(names_structures(case.mask) for case in found.cases),
+            named=all(names_structures(case.mask) for case in folder.cases),
         )
         if meant is None:
             raise ConfigError(
-                f"{found.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: name "
-                f"them, as in {every_label(classes)}"
+                "labels-unknown",
+                f"{folder.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: name "
+                f"them, as in {every_label(classes)}",
             )
-        with_names = [_with_sequences(case, wanted) for case in found.cases]
+        with_names = [_with_sequences(case, wanted) for case in folder.cases]
         may_be_empty = empty or model.header.job.task.takes_empty
         cases += [
             replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=may_be_empty)
             for case in with_names
         ]
     if not cases:
-        raise DataError(f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
+        raise DataError("no-cases", f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
     return cases
 
 
@@ -105,8 +107,9 @@ def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
     """The case with the model's sequences, in the model's order; those without names are taken to be in it."""
     if len(case.images) != max(len(wanted), 1):
         raise ConfigError(
+            "sequence-count",
             f"{case.image}: case {case.id} has {len(case.images)} sequence(s), and the model takes "
-            f"{', '.join(wanted) or 'one'}: name them with --sequence"
+            f"{', '.join(wanted) or 'one'}: name them with --sequence",
         )
     if not wanted or all(UNNAMED.fullmatch(name) for name in case.sequences):
         return case
@@ -116,8 +119,9 @@ def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
     if sorted(known) != sorted(names):
         example = " ".join(f"--sequence {name}=PATTERN" for name in wanted)
         raise ConfigError(
+            "sequence-names",
             f"{case.image}: case {case.id} has {', '.join(case.sequences)}, and the model takes {', '.join(wanted)}: "
-            f"say which files are which with {example} and --masks"
+            f"say which files are which with {example} and --masks",
         )
     order = [known.index(name) for name in names]
     channels = case.channels or (None,) * len(order)
@@ -130,37 +134,33 @@ def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
 
 
 def score_cases(
-    model: Model,
-    ready: ReadyModel,
-    cases: Sequence[CaseFiles],
-    *,
-    tolerance: float,
-    true_spacing: bool = False,
-    begin: Callable[[str], None] = lambda case: None,
+    ready: ReadyModel, cases: Sequence[CaseFiles], *, tolerance: float, true_spacing: bool = False
 ) -> Iterator[Scored]:
     """Yield one result per case, on the scan's own grid.
 
     A case that cannot be read, or that is a copy of an earlier one, has an error and no scores.
 
     Args:
-        model: from `fedshift.inference.model.open_model`.
         ready: from `ready_for`.
         cases: from `labelled_cases`.
         tolerance: of surface Dice, in mm.
         true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
-        begin: called with the id of each case before it is read.
     """
     first: dict[str, Path] = {}
     for case in cases:
-        begin(case.id)
         try:
             decoded, warnings = _decoded(case)
             for file, image in zip(case.images, decoded.images, strict=True):
                 same = first.setdefault(content_hash(image.voxels), file)
                 if same != file:
-                    raise ScanError(file, f"has the same voxels as {same}", "remove one of the two, or it counts twice")
+                    raise ScanError(
+                        "same-content",
+                        file,
+                        f"has the same voxels as {same}",
+                        "remove one of the two, or it counts twice",
+                    )
             with prediction_out_of_memory(case.image):
-                scored = _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
+                scored = _scored(ready, case, decoded, tolerance, true_spacing=true_spacing)
             yield replace(scored, warnings=warnings)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
@@ -169,7 +169,7 @@ def score_cases(
 def ready_for(
     model: Model, cases: Sequence[CaseFiles], choice: Choice, *, device: str = "auto", true_spacing: bool = False
 ) -> ReadyModel:
-    """Prepare a model for scoring; with ``choice.own``, statistics come from the cases that can be read.
+    """Prepare a model for scoring; with ``choice.estimate``, statistics come from the cases that can be read.
 
     ``true_spacing``: as of `score_cases`.
 
@@ -190,7 +190,8 @@ def _decoded(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
     """A case, and the warnings of reading it."""
     decoded, findings = read_case(case)
     if decoded is None:
-        raise DataError("; ".join(finding.sentence() for finding in findings if finding.level == "error"))
+        said = "; ".join(finding.sentence() for finding in findings if finding.level == "error")
+        raise DataError("case-unreadable", said)
     return decoded, tuple(finding.sentence() for finding in findings)
 
 
@@ -199,12 +200,10 @@ def _sequences(decoded: Decoded) -> np.ndarray:
     return np.stack([image.voxels for image in decoded.images])
 
 
-def _scored(
-    model: Model, ready: ReadyModel, case: CaseFiles, decoded: Decoded, tolerance: float, *, true_spacing: bool
-) -> Scored:
-    scan, classes = decoded.image, model.header.job.task.classes
+def _scored(ready: ReadyModel, case: CaseFiles, decoded: Decoded, tolerance: float, *, true_spacing: bool) -> Scored:
+    scan, classes = decoded.image, ready.model.header.job.task.classes
     spacing = known_spacing(scan, true=true_spacing)
-    predicted = predict_mask(model, ready, scan, _sequences(decoded), spacing=spacing)
+    predicted = predict_mask(ready, _sequences(decoded), spacing)
     assert case.labels is not None
     numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
     scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
@@ -213,9 +212,11 @@ def _scored(
     return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None, reading=reading)
 
 
-def subjects_of(sets: Sequence[ScanSet]) -> list[str]:
+def subjects_of(sets: Sequence[CaseTable]) -> list[str]:
     """Whose each of the `labelled_cases` is; subjects of the same name in two folders are two."""
-    return [f"{number} {subject_of(case.id)}" for number, found in enumerate(sets) for case in found.cases]
+    return [
+        f"{number} {case.subject or subject_of(case.id)}" for number, folder in enumerate(sets) for case in folder.cases
+    ]
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,8 @@ def summary(scored: Sequence[Scored], classes: Sequence[str], *, subjects: Seque
     kept = [(case, whose) for case, whose in zip(scored, subjects, strict=True) if case.error is None]
     cases, owners = [case.scores for case, _ in kept], [whose for _, whose in kept]
     if len({tuple(case) for case in cases}) > 1:
-        raise ConfigError("the folders' masks outline different classes: score one folder at a time")
+        said = "the folders' masks outline different classes: score one folder at a time"
+        raise ConfigError("classes-differ", said)
     drawn = derive_seed(seed, "scoring", 0, "bootstrap")
     return Summary(
         cases=tuple(case.id for case, _ in kept),

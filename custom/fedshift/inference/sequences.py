@@ -1,5 +1,6 @@
-"""Cases with several sequences: 4D files, files with numbers, as nnU-Net has them, or a folder for each case.
+"""The cases that somebody names, and which file or volume of each is which sequence.
 
+A case with several sequences is a 4D file, files with numbers, as nnU-Net has them, or a folder.
 ``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, and the volumes of a 4D file, are in the order that
 ``dataset.json`` says, in their folder or beside it, and without that file in the model's order. In a folder of a case,
 ``P1/T2.nii.gz`` or ``P1/P1_T2.nii.gz`` and ``P1/ADC.nii.gz``, or DICOM series ``P1/T2`` and ``P1/ADC``, go by their
@@ -10,171 +11,110 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import ORIGIN_TOLERANCE
-from fedshift.data.description import FILE
-from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
-from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
+from fedshift.data.case_check import ORIGIN_TOLERANCE
+from fedshift.data.cases import UNNAMED
+from fedshift.data.layouts.dataset_json import FILE
+from fedshift.data.layouts.files import scan_files, visible
+from fedshift.data.layouts.names import NUMBERED
+from fedshift.data.scan_file import SeveralVolumes, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
 from fedshift.data.scans import Scan, read_scan, read_volumes, stem_of, volumes_in
-from fedshift.data.series import is_series
-from fedshift.schema.errors import ConfigError
+from fedshift.data.series import is_dicom, is_series
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
 
 
-def in_case_folders(paths: Iterable[Path], sequences: Sequence[str]) -> list[Path]:
-    """The paths; in place of a folder of case folders with files, the case folders."""
-    found: list[Path] = []
-    for path in paths:
-        inside = _case_folders(path, sequences) if len(sequences) > 1 and path.is_dir() else []
-        found += inside or [path]
-    return found
+@dataclass(frozen=True)
+class ScanCase:
+    """One case that is to be predicted, from `find_cases`: what its paths say is asked once."""
 
+    image: Path
+    """The file or series of the model's first sequence, by which the case is reported."""
+    files: tuple[Path, ...]
+    """Of each of the model's sequences, in the model's order; a 4D file is all of them."""
+    named: Path
+    """A path whose name is the case's, and whose suffix is that of its files."""
+    sequences: tuple[str, ...] = ()
+    """The model's; empty for a single one without a name."""
+    is_dicom: bool = False
+    order: SequenceOrder | None = None
+    """Of numbered files and of the volumes of a 4D file."""
+    volumes: int | None = None
+    """How many a 4D file has; None for 3D files."""
 
-def first_files(images: Sequence[Path], sequences: Sequence[str]) -> list[Path]:
-    """Of the given files the one of the model's first sequence, of each case; all of them for a model of one sequence.
+    @property
+    def assignment(self) -> str | None:
+        """A line that says which file or volume is taken for which sequence; None for a 3D file of one."""
+        if self.order is not None:
+            return f"sequences: {self.order.describe(volumes=self.volumes is not None)}"
+        by_name = f"sequences: {', '.join(self.sequences)}, by the files' names in the case's folder"
+        return by_name if len(self.files) > 1 else None
 
-    Raises:
-        ConfigError: a file's name does not say its sequence, a case lacks one, or ``dataset.json`` names others.
-    """
-    if not sequences:
-        return list(images)
-    first: dict[Path, None] = {}
-    for image in images:
-        files = files_of(image, sequences)
-        missing = next((path for path in files if not path.exists() and not is_series(path)), None)
-        if missing is not None:
-            raise ConfigError(
-                f"{missing} does not exist, and the model takes {len(sequences)} files of a case: "
-                f"{_numbering(image.parent, sequences).listed}"
+    def read(self, *, volume: int | None = None) -> list[Scan]:
+        """The scans of its sequences, on one grid.
+
+        ``volume``: which one to take, from 1, of a file or series with several that are no sequences.
+
+        Raises:
+            DataError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
+                another number of volumes than there are sequences.
+        """
+        if self.volumes is not None and volume is not None:
+            said = f"{self.image} has the model's sequences as its volumes: leave out --volume"
+            raise DataError("options-clash", said)
+        try:
+            scans = (
+                [read_scan(path, volume=volume) for path in self.files]
+                if self.volumes is None
+                else read_volumes(self.image, self._channels())
             )
-        first[files[0]] = None
-    return list(first)
+        except SeveralVolumes:
+            if self.is_dicom or self.sequences or volume is not None:
+                raise
+            said = f"{self.image} has {volumes_in(self.image)} volumes, and the model takes one"
+            remedy = "save that one alone as a 3D file, or say which with --volume N"
+            raise DataError("volumes-count", f"{said}: {remedy}") from None
+        for number, (path, scan) in enumerate(zip(self.files, scans, strict=True)):
+            if scan.voxels.min() == scan.voxels.max():
+                where = "" if self.volumes is None else f" of {self.sequences[number]}"
+                said = f"{path} has the same intensity everywhere{where}: export the scan again"
+                raise DataError("scan-empty", said)
+            if number and (differences := ", ".join(_differences(scans[0], scan))):
+                said = f"{path} lies on another grid than {self.image}: it differs in {differences}"
+                raise DataError("sequence-grid", f"{said}: resample it to that scan's grid")
+        return scans
 
+    def read_stacked(self, *, volume: int | None = None) -> tuple[Scan, np.ndarray]:
+        """The scan of the first sequence, and the voxels of all (S, z, y, x); errors as of `read`."""
+        scans = self.read(volume=volume)
+        return scans[0], np.stack([scan.voxels for scan in scans])
 
-def which_is_which(images: Sequence[Path], sequences: Sequence[str]) -> Iterator[str]:
-    """Lines that say which files, or volumes of a file, are taken for which sequence; none for 3D files of one.
+    def _channels(self) -> list[int]:
+        """Which volumes of a 4D file are the model's sequences.
 
-    ``images`` are from `first_files`.
-    """
-    yield from dict.fromkeys(said for image in images if (said := _said(image, sequences)))
-
-
-def _said(image: Path, sequences: Sequence[str]) -> str | None:
-    if sequences and is_4d(image):
-        return f"sequences: of 4D files {_numbering(image.parent, sequences).volumes}"
-    if len(sequences) < 2:
-        return None
-    if _is_numbered(image):
-        return f"sequences: {_numbering(image.parent, sequences)}"
-    return f"sequences: {', '.join(sequences)}, by the files' names in the case's folder"
-
-
-def case_of(image: Path, sequences: Sequence[str]) -> Path:
-    """A path whose name is the case's, from any of its files."""
-    if len(sequences) < 2 or is_4d(image):
-        return image
-    if _is_numbered(image):
-        return image.with_name(f"{stem_of(image)[: -len('_0000')]}{suffix_of(image)}")
-    folder, suffix = image.parent.resolve(), suffix_of(image)
-    return folder if suffix is None or is_series(image) else folder / f"{folder.name}{suffix}"
-
-
-def files_of(image: Path, sequences: Sequence[str]) -> list[Path]:
-    """The files of a case in the order of the model's sequences, from any of them; a 4D file is all of them.
-
-    Raises:
-        ConfigError: as `first_files`; but a numbered file need not exist.
-    """
-    if sequences and is_4d(image):
-        return [image] * len(_numbering(image.parent, sequences).numbers)
-    if len(sequences) < 2:
-        return [image]
-    if not _is_numbered(image):
-        return _files_by_name(image, sequences)
-    order = _numbering(image.parent, sequences)
-    case, _, number = stem_of(image).rpartition("_")
-    if int(number) not in order.names:
-        raise ConfigError(
-            f"{image}: the model takes {len(sequences)} files of a case, whose names end in {order.listed}"
-        )
-    return [image.with_name(f"{case}_{number:04d}{suffix_of(image)}") for number in order.numbers]
-
-
-def read_case(image: Path, sequences: Sequence[str], *, volume: int | None = None) -> tuple[Scan, np.ndarray]:
-    """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
-
-    Raises:
-        ScanError: as for `read_sequences`.
-    """
-    scans = read_sequences(image, sequences, volume=volume)
-    return scans[0], np.stack([scan.voxels for scan in scans])
-
-
-def read_sequences(image: Path, sequences: Sequence[str], *, volume: int | None = None) -> list[Scan]:
-    """The scans of a case's sequences, on one grid.
-
-    ``volume``: which one to take, from 1, of a file or series with several that are no sequences.
-
-    Raises:
-        ScanError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
-            another number of volumes than there are sequences.
-    """
-    files = files_of(image, sequences)
-    several = is_4d(image) and (bool(sequences) or volume is None)
-    if several and volume is not None:
-        raise ScanError(image, "has the model's sequences as its volumes", "leave out --volume")
-    scans = (
-        read_volumes(image, _channels(image, sequences))
-        if several
-        else [read_scan(path, volume=volume) for path in files]
-    )
-    for number, (path, scan) in enumerate(zip(files, scans, strict=True)):
-        if scan.voxels.min() == scan.voxels.max():
-            where = f" of {sequences[number]}" if several else ""
-            raise ScanError(path, f"has the same intensity everywhere{where}", "export the scan again")
-        differences = ", ".join(_differences(scans[0], scan))
-        if differences:
-            what = f"lies on another grid than {files[0]}: it differs in {differences}"
-            raise ScanError(path, what, "resample it to that scan's grid")
-    return scans
-
-
-def is_4d(image: Path) -> bool:
-    """Whether a file has several volumes."""
-    return volumes_in(image) > 1
-
-
-def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
-    """Which volumes of a 4D file are the model's sequences.
-
-    Raises:
-        ScanError: it has more or fewer volumes than there are names for.
-    """
-    there = volumes_in(image)
-    if not sequences:
-        raise ScanError(
-            image,
-            f"has {there} volumes, and the model takes one",
-            "save that one alone as a 3D file, or say which with --volume N",
-        )
-    order = _numbering(image.parent, sequences)
-    named = f"{len(order.names)} ({', '.join(order.names.values())})"
-    if there != len(order.names) and order.source is not None:
-        wrong = f"has {there} volumes, and {order.source} names {named}"
-        raise ScanError(image, wrong, "name every volume there, in their order")
-    if there != len(order.names):
-        mend = f"save those alone, in this order, or name all {there} in the channel_names of a {FILE} beside it"
-        raise ScanError(image, f"has {there} volumes, and the model takes {named}", mend)
-    return [list(order.names).index(number) for number in order.numbers]
+        Raises:
+            DataError: it has more or fewer volumes than there are names for.
+        """
+        assert self.order is not None
+        names = list(self.order.names)
+        if self.volumes == len(names):
+            return [names.index(number) for number in self.order.numbers]
+        listed = f"{len(names)} ({', '.join(self.order.names.values())})"
+        said = f"{self.image} has {self.volumes} volumes, and the model takes {listed}: save those alone, in this order"
+        said += f", or name all {self.volumes} in the channel_names of a {FILE} beside it"
+        if (source := self.order.source) is not None:
+            said = f"{self.image} has {self.volumes} volumes, and {source} names {listed}: name every volume there, "
+            said += "in their order"
+        raise DataError("volumes-count", said)
 
 
 @dataclass(frozen=True)
-class _Numbering:
+class SequenceOrder:
     """Which number of a file's name, or which volume of a 4D file, is which sequence.
 
     Attributes:
@@ -192,23 +132,66 @@ class _Numbering:
         """``_0000 is T2, _0001 is ADC``, of the files that are used."""
         return ", ".join(f"_{number:04d} is {self.names[number]}" for number in sorted(self.numbers))
 
-    def __str__(self) -> str:
-        """``_0000 = T2, _0001 = ADC``, and who says so."""
-        said = ", ".join(f"_{number:04d} = {self.names[number]}" for number in sorted(self.numbers))
-        return f"{said} ({self._who})"
-
-    @property
-    def volumes(self) -> str:
-        """``volume 1 = T2, volume 2 = ADC``, and who says so."""
+    def describe(self, *, volumes: bool) -> str:
+        """``_0000 = T2, _0001 = ADC``, or ``of 4D files volume 1 = T2``, and who says so."""
         used = [(place, number) for place, number in enumerate(self.names, start=1) if number in self.numbers]
-        return f"{', '.join(f'volume {place} = {self.names[number]}' for place, number in used)} ({self._who})"
-
-    @property
-    def _who(self) -> str:
-        return "the order of the model" if self.source is None else str(self.source)
+        labels = [(f"volume {place}" if volumes else f"_{number:04d}", self.names[number]) for place, number in used]
+        source = "the order of the model" if self.source is None else str(self.source)
+        return f"{'of 4D files ' * volumes}{', '.join(f'{label} = {name}' for label, name in labels)} ({source})"
 
 
-def _numbering(folder: Path, sequences: Sequence[str]) -> _Numbering:
+def in_case_folders(paths: Iterable[Path], sequences: Sequence[str]) -> list[Path]:
+    """The paths; in place of a folder of case folders with files, the case folders."""
+    inner: list[Path] = []
+    for path in paths:
+        inside = _case_folders(path, sequences) if len(sequences) > 1 and path.is_dir() else []
+        inner += inside or [path]
+    return inner
+
+
+def find_cases(images: Sequence[Path], sequences: Sequence[str]) -> list[ScanCase]:
+    """The cases that the given files are of, each once, for a model of these sequences.
+
+    Raises:
+        ConfigError: a file's name does not say its sequence, a case lacks one, or ``dataset.json`` names others.
+    """
+    cases: dict[Path, ScanCase] = {}
+    for image in images:
+        case = find_case(image, sequences)
+        missing = next((path for path in case.files if not path.exists() and not is_series(path)), None)
+        if missing is not None and sequences:
+            listed = _order_in(image.parent, sequences).listed
+            said = f"{missing} does not exist, and the model takes {len(sequences)} files of a case: {listed}"
+            raise ConfigError("sequence-missing", said)
+        cases.setdefault(case.image, case)
+    return list(cases.values())
+
+
+def find_case(image: Path, sequences: Sequence[str]) -> ScanCase:
+    """The case that a file is of; a numbered file need not exist. Errors as of `find_cases`."""
+    case = ScanCase(image, (image,), image, tuple(sequences), is_dicom=is_dicom(image))
+    if not sequences:
+        return case
+    if (volumes := volumes_in(image)) > 1:
+        order = _order_in(image.parent, sequences)
+        return replace(case, files=(image,) * len(order.numbers), order=order, volumes=volumes)
+    if len(sequences) < 2:
+        return case
+    suffix = suffix_of(image)
+    if suffix is None or is_series(image) or NUMBERED.fullmatch(stem_of(image)) is None:
+        files, folder = _files_by_name(image, sequences), image.parent.resolve()
+        named = folder if suffix is None or is_series(image) else folder / f"{folder.name}{suffix}"
+        return replace(case, image=files[0], files=files, named=named)
+    order = _order_in(image.parent, sequences)
+    stem, _, number = stem_of(image).rpartition("_")
+    if int(number) not in order.names:
+        said = f"{image}: the model takes {len(sequences)} files of a case, whose names end in {order.listed}"
+        raise ConfigError("sequence-unknown", said)
+    files = tuple(image.with_name(f"{stem}_{number:04d}{suffix}") for number in order.numbers)
+    return replace(case, image=files[0], files=files, named=image.with_name(f"{stem}{suffix}"), order=order)
+
+
+def _order_in(folder: Path, sequences: Sequence[str]) -> SequenceOrder:
     """Of the files in a folder.
 
     Raises:
@@ -218,14 +201,15 @@ def _numbering(folder: Path, sequences: Sequence[str]) -> _Numbering:
     file = next((path for path in places if path.is_file()), None)
     names = {} if file is None else _names_in(file)
     if file is None or all(UNNAMED.fullmatch(name) for name in names.values()):
-        return _Numbering(dict(enumerate(sequences)), tuple(range(len(sequences))))
+        return SequenceOrder(dict(enumerate(sequences)), tuple(range(len(sequences))))
     number_of = {as_compared(name): number for number, name in names.items()}
     if len(number_of) < len(names) or not {as_compared(name) for name in sequences} <= number_of.keys():
         raise ConfigError(
+            "sequence-names",
             f"{file} calls the sequences {', '.join(names.values())}, and the model takes {', '.join(sequences)}: give "
-            "them the model's names there"
+            "them the model's names there",
         )
-    return _Numbering(names, tuple(number_of[as_compared(name)] for name in sequences), file)
+    return SequenceOrder(names, tuple(number_of[as_compared(name)] for name in sequences), file)
 
 
 def _names_in(file: Path) -> dict[int, str]:
@@ -236,39 +220,39 @@ def _names_in(file: Path) -> dict[int, str]:
         names = content.get("channel_names") or content.get("modality") or {}
         return {number: str(names[key]) for number, key in sorted((int(key), key) for key in names)}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{file} cannot be parsed ({error}): correct it or remove it") from None
+        raise ConfigError("description-broken", f"{file} cannot be parsed ({error}): correct it or remove it") from None
 
 
-def _is_numbered(image: Path) -> bool:
-    return not is_series(image) and suffix_of(image) is not None and NUMBERED.fullmatch(stem_of(image)) is not None
-
-
-def _files_by_name(image: Path, sequences: Sequence[str]) -> list[Path]:
+def _files_by_name(image: Path, sequences: Sequence[str]) -> tuple[Path, ...]:
     """The files of the case in whose folder ``image`` is."""
-    folder, found = image.parent, _by_name(image.parent, sequences)
-    if not any(found.values()):
+    folder, by_sequence = image.parent, _by_name(image.parent, sequences)
+    if not any(by_sequence.values()):
         raise ConfigError(
+            "sequence-unknown",
             f"{image}: the model takes {len(sequences)} files of a case, whose names end in "
-            f"{_numbering(folder, sequences).listed}, or, in a folder for each case, are {', '.join(sequences)}"
+            f"{_order_in(folder, sequences).listed}, or, in a folder for each case, are {', '.join(sequences)}",
         )
-    for name, files in found.items():
-        if len(files) != 1:
-            holds = f"holds {', '.join(file.name for file in files)} for {name}" if files else f"holds no {name}"
-            raise ConfigError(f"{folder} {holds}, and the model takes one file each of {', '.join(sequences)}")
-    return [files[0] for files in found.values()]
+    for name, files in by_sequence.items():
+        takes = f"and the model takes one file each of {', '.join(sequences)}"
+        if not files:
+            raise ConfigError("sequence-missing", f"{folder} holds no {name}, {takes}")
+        if len(files) > 1:
+            listed = ", ".join(file.name for file in files)
+            raise ConfigError("sequence-twice", f"{folder} holds {listed} for {name}, {takes}")
+    return tuple(files[0] for files in by_sequence.values())
 
 
 def _by_name(folder: Path, sequences: Sequence[str]) -> dict[str, list[Path]]:
     """Of each sequence what a folder holds under its name; the name of the folder may come before it."""
-    found: dict[str, list[Path]] = {name: [] for name in sequences}
-    called = {as_compared(name): name for name in sequences}
-    before = as_compared(folder.resolve().name)
+    by_sequence: dict[str, list[Path]] = {name: [] for name in sequences}
+    known = {as_compared(name): name for name in sequences}
+    prefix = as_compared(folder.resolve().name)
     for entry in visible(folder):
         if entry.is_dir() or suffix_of(entry) or entry.suffix.lower() == ".dcm":
-            key = as_compared(stem_of(entry)).removeprefix(before).strip(" _.-")
-            if key in called:
-                found[called[key]].append(entry)
-    return found
+            key = as_compared(stem_of(entry)).removeprefix(prefix).strip(" _.-")
+            if key in known:
+                by_sequence[known[key]].append(entry)
+    return by_sequence
 
 
 def _case_folders(folder: Path, sequences: Sequence[str]) -> list[Path]:

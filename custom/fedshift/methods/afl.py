@@ -29,6 +29,8 @@ Choices:
 - A site that missed the statistics round starts with the mean sample count.
 - Batch-norm statistics are averaged with the convex weights nearest to λ. These equal λ unless it has negative
   elements (Gen-AFL).
+
+When: the worst site's score matters more than the mean.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.aggregation import move
+from fedshift.methods.shared.aggregation import move, places, project
 from fedshift.methods.shared.passes import mean_loss
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
@@ -52,7 +54,10 @@ LOSS = base.ArraySpec(
 
 
 class Config(Strict):
-    """Options of AFL."""
+    """Options of AFL.
+
+    ``eta``: η, the step size of λ; 0 keeps λ at n_i/n, which is ``fedavg``.
+    """
 
     eta: float = Field(default=0.1, ge=0)
 
@@ -60,17 +65,6 @@ class Config(Strict):
     def lowest(self) -> float:
         """The smallest weight that a site may get."""
         return 0.0
-
-
-def project(values: np.ndarray, *, lowest: float = 0.0, total: float = 1.0) -> np.ndarray:
-    """Euclidean projection onto {sum = ``total``, every element ≥ ``lowest``}: (N,) -> (N,) float64."""
-    above = values.astype(np.float64) - lowest
-    room = max(total - lowest * len(above), 0.0)  # rounding can make it slightly negative
-    descending = np.sort(above)[::-1]
-    thresholds = (np.cumsum(descending) - room) / np.arange(1, len(above) + 1)
-    last = np.flatnonzero(descending >= thresholds)[-1]
-    projected: np.ndarray = np.maximum(above - thresholds[last], 0) + lowest
-    return projected
 
 
 def first_weights(n_samples: Sequence[int | None], *, lowest: float) -> np.ndarray:
@@ -97,7 +91,6 @@ class Client(base.Client[Config]):
     """Sends the received model's loss over the site's training samples."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean loss, a float64 scalar."""
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -105,7 +98,6 @@ class Client(base.Client[Config]):
         self._loss = mean_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The loss computed before training."""
         return {"loss": np.asarray(self._loss)}
 
 
@@ -130,11 +122,6 @@ class Server(base.Server[Config]):
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Mean of the sites' models weighted by λ."""
-        own, lowest = self.state["lambda"][places(updates, ctx)], self.config.lowest
-        moves = shares(own, lowest=lowest, all_sites=len(updates) == len(ctx.sites))
+        present, lowest = self.state["lambda"][places(updates, ctx)], self.config.lowest
+        moves = shares(present, lowest=lowest, all_sites=len(updates) == len(ctx.sites))
         return move(weights, updates, moves.tolist(), trainable=ctx.trainable, buffers=project(moves).tolist())
-
-
-def places(updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> list[int]:
-    """Indices of the updates' sites in the job's list of sites."""
-    return [ctx.sites.index(update.site) for update in updates]

@@ -108,7 +108,6 @@ class TrainingSamples(Protocol):
     @property
     def n_train(self) -> int:
         """Number of training samples."""
-        ...
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield training images (B, C, *spatial) float32 and targets (see `Batch`) without augmentation.
@@ -117,26 +116,22 @@ class TrainingSamples(Protocol):
 
         In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
         """
-        ...
 
     @property
     def n_images(self) -> int:
         """Number of images that `images_alone` gives."""
-        ...
 
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
         """Yield training images as evaluation passes them to the network: of volumes all windows side by side.
 
         For statistics of images. What `chunks` gives depends on the targets, which a site does not have for new scans.
         """
-        ...
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield validation images and targets, as `chunks` does and in order; nothing if the site has none.
 
         They select the best round and are not for training: a method may measure on them how good a model is.
         """
-        ...
 
 
 class Normalise(Protocol):
@@ -144,7 +139,6 @@ class Normalise(Protocol):
 
     def __call__(self, x: Tensor, *, training: bool) -> Tensor:
         """Return images of the same shape."""
-        ...
 
 
 @dataclass
@@ -228,20 +222,60 @@ class Batch:
     y: Tensor
 
 
+@dataclass(frozen=True)
+class Case:
+    """What a rule is decided by: a method's options, the job, its network, and the other methods' client halves."""
+
+    config: Any
+    job: JobSpec
+    net: nn.Module
+    others: Mapping[str, Client[Any]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that a half declares; `fedshift.methods.traits` reads and checks it.
+
+    Attributes:
+        what: a need, a trait, or names of options.
+        why: the end of a sentence, in which ``{case.config.…}`` and the like are filled in.
+        when: in which cases it holds: values that options must have, or a function; by default always.
+        remedy: an ``option=value`` that ends it.
+    """
+
+    what: str
+    why: str = ""
+    when: Mapping[str, object] | Callable[[Case], bool] = field(default_factory=dict)
+    remedy: str = ""
+
+    def holds(self, case: Case) -> bool:
+        """Whether it holds in a case."""
+        if callable(self.when):
+            return self.when(case)
+        return all(getattr(case.config, option) == value for option, value in self.when.items())
+
+
 class Client(Generic[ConfigT]):
     """The half at a site. A new object is made for every task that a site is given."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
     trains_on: ClassVar[TrainsOn] = "site"
-    mixes_samples: ClassVar[bool] = False
-    """Whether the method mixes samples of a batch, and their targets, with each other."""
+    needs: ClassVar[tuple[Rule, ...]] = ()
+    """Names in `fedshift.methods.traits.NEEDS`: what task, network and optimiser must have. ``why`` may say more."""
+    traits: ClassVar[tuple[Rule, ...]] = ()
+    """Names in `fedshift.methods.traits.TRAITS`: what the method does that another may not bear and no hook shows.
+    ``remedy`` is the ``option=value`` that ends it."""
+    clashes: ClassVar[tuple[Rule, ...]] = ()
+    """The traits of other methods that this one does not bear, and why."""
+    idle: ClassVar[tuple[Rule, ...]] = ()
+    """Options, separated by spaces, that change nothing as things are, and why. A job in which one of them is set to
+    something other than its default is refused. A strength of 0 turns a method off, and is not counted."""
     attached_to_predict: ClassVar[bool] = False
     """Whether `attach` changes what the network computes in evaluation, so that predictions and exports need it."""
     removes_norms: ClassVar[bool] = False
     """Whether the network's normalisation layers pass on what they get, so that a batch may be of one image."""
-    reads_last_pass: ClassVar[bool] = False
-    """Whether the method takes inputs or embeddings of a step's last pass through the network, which must then be the
-    batch's own."""
+    waits: ClassVar[bool] = False
+    """Whether no weight moves before the end of a round."""
     adds_up_changes: ClassVar[bool] = False
     """Whether a site keeps the sum of the changes that it sent and the server their mean
     (`fedshift.methods.shared.tally`). What leaves no part of a single change, or adds noise to it, is refused."""
@@ -258,34 +292,11 @@ class Client(Generic[ConfigT]):
         self.config = config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a job that the method cannot work with. Called when the job is made.
+        """Refuse what the method alone cannot work with and no entry of `needs` says. Called when the job is made.
 
         Raises:
             ConfigError: a task, optimiser or network that does not fit, and why.
         """
-
-    def check_beside(self, name: str, other: Client[Any], net: nn.Module) -> None:
-        """Refuse another method of the job. Called after `check`, once for every other method.
-
-        Args:
-            name: the other method.
-            other: its client half.
-            net: the job's network.
-
-        Raises:
-            ConfigError: the two methods cannot be combined, and why.
-        """
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Return the options that change nothing with the other options, the task and the network as they are.
-
-        A job in which one of them is set to something other than its default is refused. A strength of 0 turns a method
-        off, and is not counted.
-
-        Returns:
-            The option's name, and why it has no effect, as the end of a sentence.
-        """
-        return {}
 
     def perturbations(self) -> Mapping[str, Client[Any]]:
         """Return the ways in which the method perturbs images or features in training, each as a half of its own.
@@ -297,10 +308,6 @@ class Client(Generic[ConfigT]):
             What is perturbed, in the plural, to a half that does this alone, and in every batch.
         """
         return {}
-
-    def repeats_samples(self) -> str:
-        """``option=value`` without which a sample may be the main part of several of a batch; empty if none may."""
-        return ""
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Specs of the arrays that the method sends from a site, by name."""
@@ -409,12 +416,10 @@ class SiteUpdate(Protocol):
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
         """Method to its arrays by name."""
-        ...
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:
         """Network keys to arrays."""
-        ...
 
 
 @dataclass(frozen=True)

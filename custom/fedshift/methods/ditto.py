@@ -32,12 +32,13 @@ The code's choice of λ on validation data among .1, 1 and 2 (``dynamic_lam``) i
 
 Read: the authors' code (litian96/ditto, ``flearn/trainers_MTL/ditto.py`` and ``fedbase.py``). The paper's text was not
 at hand for a second reading.
+
+When: sites differ so much that one model does not serve all, and a site alone has too few images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -46,7 +47,7 @@ from torch.func import functional_call
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.passes import at_weights, beside, same_precision
+from fedshift.methods.shared.passes import at_weights, extra_pass, same_precision
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -59,7 +60,10 @@ OPTIMIZER = "optimizer."
 
 
 class Config(Strict):
-    """Options of Ditto. ``lam`` is λ."""
+    """Options of Ditto.
+
+    ``lam``: λ; 0 trains the model of a site alone. With SGD ``optimizer.lr`` times it must be below 2.
+    """
 
     lam: float = Field(default=1.0, ge=0)
 
@@ -76,14 +80,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """An optimiser's state as tensors by ``number of the parameter.name``."""
     return {
         f"{number}.{name}": value.detach().cpu().clone()
-        for number, of in optimizer.state_dict()["state"].items()
-        for name, value in of.items()
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
         if isinstance(value, Tensor)
     }
 
 
 def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` gave."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
@@ -94,37 +97,29 @@ def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> 
 class Client(base.Client[Config]):
     """Trains and keeps the personal model. State: its network keys under ``own.``, its optimiser's under the other."""
 
+    clashes = (
+        base.Rule("keeps a model, or parts of it, at the site", "decides which model a site is evaluated with"),
+        base.Rule("fine-tunes the final model", "decides which model a site is evaluated with"),
+        base.Rule("sends a loss of the received model", "has a site's own model there"),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ with which SGD leads away from the received model."""
         optimizer, lam = job.task.optimizer, self.config.lam
         if optimizer.name == "sgd" and optimizer.lr * lam >= 2:
             raise ConfigError(
+                "options-clash",
                 f"method ditto: optimizer.lr {optimizer.lr:g} times ditto.lam {lam:g} must be below 2, or a step leads "
-                "past the received model and no nearer to it: lower one of them"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that decide which model a site has, or need the received one before training."""
-        if other.personal(net) or other.scores_own_model(net) or other.fine_tune():
-            raise ConfigError(
-                f"method ditto: cannot be combined with {name} and its present options, because both decide which "
-                "model a site is evaluated with: leave one of them out"
-            )
-        if any(spec.kind == "loss" for spec in other.up(net).values()):
-            raise ConfigError(
-                f"method ditto: cannot be combined with {name}, which needs the loss of the received model when the "
-                "site holds its own: leave one of them out"
+                "past the received model and no nearer to it: lower one of them",
             )
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """Always."""
         return True
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Put the personal model in place of the received one, to be evaluated."""
-        own = under(OWN, ctx.state)
-        if own:
-            ctx.run.net.load_state_dict(own)
+        personal = under(OWN, ctx.state)
+        if personal:
+            ctx.run.net.load_state_dict(personal)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Put the received model back, and set up the personal one beside it."""
@@ -132,11 +127,11 @@ class Client(base.Client[Config]):
         assert run.optimizer is not None
         device = next(run.net.parameters()).device
         run.net.load_state_dict({key: torch.as_tensor(value) for key, value in run.received.items()})
-        own = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
-        own = {key: value.to(device, copy=True) for key, value in own.items()}
+        personal = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
+        personal = {key: value.to(device, copy=True) for key, value in personal.items()}
         self._anchor = {name: received for name, _, received in run.received_parameters()}
-        self._parameters = {name: own.pop(name).requires_grad_() for name in self._anchor}
-        self._buffers = own
+        self._parameters = {name: personal.pop(name).requires_grad_() for name in self._anchor}
+        self._buffers = personal
         self._optimizer = like(run.optimizer, list(self._parameters.values()))
         if run.optimizer.state:  # it was restored, so the task keeps it
             restore(self._optimizer, under(OPTIMIZER, ctx.state))
@@ -152,7 +147,7 @@ class Client(base.Client[Config]):
         if run.replay:
             return
         x, y = self._batch.x, self._batch.y
-        with beside(run, x.device):
+        with extra_pass(run, x.device):
             with same_precision(self._logits):
                 answer = functional_call(run.net, {**self._parameters, **self._buffers}, (x,))
             loss = run.objective(answer, y)
@@ -168,13 +163,11 @@ class Client(base.Client[Config]):
         self._optimizer.step()
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The personal model and its optimiser's state."""
-        own = {OWN + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
-        return own | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
+        personal = {OWN + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
+        return personal | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with both."""
         held = {**self._parameters, **self._buffers}
         for key, value in under(OWN, kept).items():
             held[key].copy_(value)
@@ -189,8 +182,9 @@ class Client(base.Client[Config]):
         held = {key: value.cpu().clone() for key, value in self.checkpoint(ctx).items()}
         if not all(bool(value.isfinite().all()) for value in under(OWN, held).values()):
             raise DataError(
+                "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the personal model is not finite after training: lower "
-                "ditto.lam or optimizer.lr"
+                "ditto.lam or optimizer.lr",
             )
         ctx.state.clear()
         ctx.state.update(held)

@@ -49,6 +49,9 @@ classification there are no boundaries: the rest is as it is.
 Variants: ``variant: released`` follows the authors' code. λ is 1 and M the DC term alone, with one other site a step;
 the inner gradient is a constant, clamped to ±100; features of x are those at θ, and L_boundary is NT-Xent over all
 features of the batch, bounded too: every ordered pair counts. The code's clipping of t to [0, 255] is left out.
+
+When: a model for sites that it has not seen, where sites may share spectra. Below 100 pixels, ``alpha`` of 0.01 is the
+brightness alone.
 """
 
 from __future__ import annotations
@@ -67,11 +70,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.last_layers import last_layers
+from fedshift.methods.shared.features import over_space, spatial_dims
+from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.passes import at_weights, uncounted
-from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
@@ -88,7 +89,16 @@ SEARCH = {"alpha": search.log(0.005, 0.1), "lam": None, "spectra": None, "partne
 
 
 class Config(Strict):
-    """Options of ELCFS."""
+    """Options of ELCFS.
+
+    ``alpha``: half the side of the centre, as a part of the image's shortest side. ``lam``: λ ~ U(0, lam). ``spectra``:
+    training images whose low-frequency amplitudes a site sends. ``partners``: other sites in a step; null for all.
+    ``inner_lr``: β. ``order``: ``second`` differentiates the inner gradient, ``first`` takes it as a constant.
+    ``contrast``: γ. ``bounded``: true has the pair itself in the sum of L_boundary, as the authors' code has; false is
+    the equation as it is read, whose loss has no least value. ``temperature``: of L_boundary. ``variant``: ``released``
+    replaces the brightness alone, in full, with that of one other site; the inner gradient is a constant, and the
+    contrast is NT-Xent over the batch.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     alpha: float = Field(default=0.01, ge=0, lt=0.5)
@@ -103,7 +113,6 @@ class Config(Strict):
 
     @property
     def reach(self) -> float:
-        """α."""
         return 0.0 if self.variant == "released" else self.alpha
 
 
@@ -214,50 +223,34 @@ def boundary_loss(
 class Client(base.Client[Config]):
     """Sends spectra once and trains in episodes."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require another site."""
-        if len(job.task.sites) < 2:
-            raise ConfigError("method elcfs: exchanges spectra with other sites, and the job has one: name more sites")
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that a second pass confuses, that change images whose spectra are sent, or make masks soft."""
-        if other.reads_last_pass:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which takes what the network computes in a step's "
-                "last pass, and elcfs has two passes: leave one of them out"
-            )
-        if type(other).inputs is not base.Client.inputs:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which normalises images, because the spectra that "
-                "sites exchange are of images as they are: leave one of them out"
-            )
-        if other.mixes_samples:
-            raise ConfigError(
-                f"method elcfs: cannot be combined with {name}, which mixes images and their targets, so that they "
-                "have no boundaries: leave one of them out"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Options that the variant, the kind of task, the number of sites or a zero leaves without effect."""
-        c = self.config
-        idle: dict[str, str] = {}
-        if c.variant == "released":
-            why = "variant released takes the whole brightness of one other site, and the inner gradient as a constant"
-            idle |= dict.fromkeys(("alpha", "lam", "partners", "order"), why)
-            idle["bounded"] = "variant released is bounded"
-        elif c.partners is not None and c.partners >= len(job.task.sites) - 1:
-            idle["partners"] = f"there are {len(job.task.sites) - 1} other sites, all of which take part by default"
-        if not c.inner_lr:
-            idle["order"] = "inner_lr is 0"
-        if not c.contrast:
-            idle |= dict.fromkeys(("bounded", "temperature"), "contrast is 0")
-        if not build_task(job).dense:
-            why = "images with one label each have no boundaries"
-            idle |= dict.fromkeys(("contrast", "bounded", "temperature"), why)
-        return idle
+    needs = (base.Rule("two sites", "they exchange spectra"),)
+    clashes = (
+        base.Rule("reads what a step's last pass computes", "has two passes in a step"),
+        base.Rule("normalises images", "exchanges spectra of images as they are"),
+        base.Rule("mixes images and their targets", "needs masks with boundaries"),
+    )
+    idle = (
+        base.Rule(
+            "alpha lam partners order",
+            "variant released takes the whole brightness of one other site, and the inner gradient as a constant",
+            {"variant": "released"},
+        ),
+        base.Rule("bounded", "variant released is bounded", {"variant": "released"}),
+        base.Rule(
+            "partners",
+            "there are no more other sites, all of which take part by default",
+            lambda case: (case.config.partners or 0) >= len(case.job.task.sites) - 1,
+        ),
+        base.Rule("order", "inner_lr is 0", {"inner_lr": 0}),
+        base.Rule("bounded temperature", "contrast is 0", {"contrast": 0}),
+        base.Rule(
+            "contrast bounded temperature",
+            "images with one label each have no boundaries",
+            lambda case: not build_task(case.job).dense,
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The site's spectra."""
         c = self.config
         what = "brightness"
         if c.reach:
@@ -275,16 +268,15 @@ class Client(base.Client[Config]):
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The spectra of random training images."""
         chosen = torch.zeros(data.n_train, dtype=torch.bool)
         chosen[torch.randperm(data.n_train, generator=ctx.rng("images"))[: self.config.spectra]] = True
-        found, start = [], 0
+        spectra, start = [], 0
         for x, _ in data.chunks():
-            mine = chosen[start : start + len(x)]
+            here = chosen[start : start + len(x)]
             start += len(x)
-            if mine.any():  # some transforms refuse a batch of none
-                found.append(low_amplitude(x[mine], alpha=self.config.reach))
-        return {"spectra": torch.cat(found).float().numpy()}
+            if here.any():  # some transforms refuse a batch of none
+                spectra.append(low_amplitude(x[here], alpha=self.config.reach))
+        return {"spectra": torch.cat(spectra).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """All sites' spectra, apart from this one's."""
@@ -292,8 +284,8 @@ class Client(base.Client[Config]):
         if not arrays:
             return
         owner, sites = arrays["owner"], ctx.run.sites
-        own = sites.index(ctx.run.site) if ctx.run.site in sites else -1
-        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != own]
+        this = sites.index(ctx.run.site) if ctx.run.site in sites else -1
+        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != this]
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Keep the features before the last layer of each training pass, if boundaries are to be held apart."""
@@ -317,7 +309,7 @@ class Client(base.Client[Config]):
         sites = [torch.randperm(len(self._banks), generator=rng)[:count].tolist() for _ in range(n)]
         moved = []
         for number in range(count):
-            banks = [self._banks[of[number]] for of in sites]
+            banks = [self._banks[order[number]] for order in sites]
             places = (torch.rand(n, generator=rng, dtype=torch.float64) * torch.tensor([len(b) for b in banks])).long()
             spectra = torch.stack([bank[place] for bank, place in zip(banks, places.tolist(), strict=True)])
             share = torch.ones(n) if released else c.lam * torch.rand(n, generator=rng)
@@ -340,7 +332,7 @@ class Client(base.Client[Config]):
         half = logits.dtype == torch.bfloat16
         with uncounted(run), at_weights(run.net, weights), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
             outer = run.net(x)
-        outer = outer[first:] if isinstance(outer, Tensor) else [one[first:] for one in outer]
+        outer = outer[first:] if isinstance(outer, Tensor) else [output[first:] for output in outer]
         y = batch.y.repeat(len(moved) // len(batch.y), *[1] * (batch.y.dim() - 1))
         loss = loss + run.objective(outer, y)
         if contrast:
@@ -374,7 +366,6 @@ class Server(base.Server[Config]):
     """Keeps all spectra and sends them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The distribution bank."""
         spec = Client(self.config).up(net)["spectra"]
         return {
             "spectra": base.ArraySpec(spec.shape, reveals="all sites' `spectra`", keep=False, sides=spec.sides),
@@ -382,7 +373,6 @@ class Server(base.Server[Config]):
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: put the spectra together."""
         if ctx.round == 0:
             sent = [update.arrays["elcfs"]["spectra"] for update in updates]
             owner = [ctx.sites.index(update.site) for update in updates]
@@ -392,5 +382,4 @@ class Server(base.Server[Config]):
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """All of them."""
         return self.state

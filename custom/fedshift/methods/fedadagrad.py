@@ -10,6 +10,8 @@ FedAdam's.
 
 Choices: β1 = 0, plain Adagrad as in the authors' code, and η = 0.1, larger than FedAdam's because v is a sum over
 rounds; the authors' tuned values are from 10⁻¹·⁵ to 10. What was read is said in FedAdam's file.
+
+When: few rounds, in which the learning rate should fall without a schedule.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive
 
 SEARCH = adaptive.SEARCH
@@ -32,13 +33,8 @@ class Config(adaptive.Config):
     server_lr: float = Field(default=0.1, gt=0)
 
 
-class Client(base.Client[Config]):
-    """Plain local training."""
-
-
 class Server(adaptive.Server[Config]):
     """FedAvg with Adagrad at the server."""
 
     def second_moment(self, v: np.ndarray, squared: np.ndarray) -> Any:
-        """Sum of Δ² over rounds."""
         return v + squared

@@ -24,6 +24,9 @@ Read: the authors' code and its tables (google-research/federated, ``optimizatio
 ``utils/optimizers/yogi.py``); of Algorithm 2 the implementations of Flower and FL-bench, which agree with the formulas
 above, but for v, which is 0 at first there too. The paper's text was not at hand: v = τ² at first, and β2, are what
 others write of it.
+
+When: parameters whose changes differ much in size, many rounds, and time to tune ``server_lr``: no other option of an
+aggregation here matters as much.
 """
 
 from __future__ import annotations
@@ -33,7 +36,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive, search
 
 SEARCH = {**adaptive.SEARCH, "beta2": search.choice(0.9, 0.99, 0.999)}
@@ -45,13 +47,8 @@ class Config(adaptive.Config):
     beta2: float = Field(default=0.99, ge=0, lt=1)
 
 
-class Client(base.Client[Config]):
-    """Plain local training."""
-
-
 class Server(adaptive.Server[Config]):
     """FedAvg with Adam at the server."""
 
     def second_moment(self, v: np.ndarray, squared: np.ndarray) -> Any:
-        """Moving mean of Δ²."""
         return self.config.beta2 * v + (1 - self.config.beta2) * squared

@@ -12,6 +12,8 @@ evaluated with them (``local``). With ``local``, a site that has never trained e
 its own training images.
 
 Deviation from the paper: integer batch counters are not averaged; the server takes the largest.
+
+When: the baseline. The FedFA and FedBN papers average uniformly, FedRDN and the original by sample count.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ from torch import nn
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.methods.shared.norms import re_estimate
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedAvg."""
+    """Options of FedAvg.
+
+    ``weights``: ``samples`` is c_k = n_k / Σ n, ``uniform`` 1 / K. ``buffers``: running statistics are averaged, or
+    with ``local`` stay at the site, which evaluates the model with its own; a site that has never trained first
+    computes them from its training images.
+    """
 
     weights: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local"] = "average"
@@ -39,11 +45,13 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``buffers: local`` in a network without buffers."""
-        if next(net.buffers(), None) is None:
-            return {"buffers": f"network {job.task.network.name} has no running statistics"}
-        return {}
+    idle = (
+        base.Rule(
+            "buffers",
+            "network {case.job.task.network.name} has no running statistics",
+            lambda case: next(case.net.buffers(), None) is None,
+        ),
+    )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """All buffers with ``buffers: local``, otherwise nothing."""
@@ -65,5 +73,4 @@ class Server(base.Server[Config]):
         return 1 if self.config.weights == "uniform" else n_samples
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Σ_k c_k w_k for every tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

@@ -13,6 +13,8 @@ Deviation: FedFA's released code also applies momentum to batch-norm statistics,
 Here batch-norm statistics are averaged as in FedAvg.
 
 Velocities are kept in float64, so that β = 0 reproduces FedAvg bit for bit.
+
+When: few rounds, or updates that vary much between rounds; ``beta`` 0 is ``fedavg``.
 """
 
 from __future__ import annotations
@@ -22,12 +24,10 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -35,7 +35,11 @@ SEARCH = {"beta": search.choice(0.01, 0.1, 0.5, 0.9, 0.97), "server_lr": search.
 
 
 class Config(Strict):
-    """Options of FedAvgM."""
+    """Options of FedAvgM.
+
+    ``beta``: momentum β. ``nesterov``: Nesterov's form. ``server_lr``: η. ``weights``: ``samples`` is n_k/n,
+    ``uniform`` 1/K.
+    """
 
     beta: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -46,9 +50,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``nesterov`` without momentum."""
-        return {} if self.config.beta else {"nesterov": "beta is 0, so there is no momentum"}
+    idle = (base.Rule("nesterov", "beta is 0, so there is no momentum", {"beta": 0}),)
 
 
 class Server(base.Server[Config]):

@@ -20,6 +20,10 @@ Variants:
   the network and takes their running statistics, without labels and with the initial scale and shift. With
   ``averaged`` N is sent and averaged as in FedAvg, but only new sites use the average. The default matches the authors'
   server, whose N stays as initialised, and keeps the brightness and contrast of a site's features at the site.
+
+When: sites differ in scale, contrast or colour and each site should get its own model. In a network without
+normalisation layers it is FedAvg, and with instance norm alone (``norms: all``) only scales and shifts stay: there are
+no running statistics.
 """
 
 from __future__ import annotations
@@ -39,7 +43,13 @@ log = logging.getLogger("fedshift")
 
 
 class Config(Strict):
-    """Options of FedBN."""
+    """Options of FedBN.
+
+    ``norms``: which layers stay at a site; ``batch`` is every module with running_mean and running_var, ``all`` adds
+    group, layer, RMS and instance norm. ``unseen``: what a site that has never trained uses; ``re-estimated`` takes
+    running statistics from its own training images, without labels; with ``averaged`` sites send theirs to the server,
+    which averages them for such sites only.
+    """
 
     norms: Norms = "batch"
     unseen: Literal["re-estimated", "averaged"] = "re-estimated"
@@ -48,14 +58,22 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Keeps normalisation layers at the site."""
 
+    idle = (
+        base.Rule(
+            "norms",
+            "all norms of network {case.job.task.network.name} are batch norms",
+            lambda case: norm_keys(case.net, "all") == norm_keys(case.net, "batch"),
+        ),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require layers to keep; ``unseen: averaged`` needs running statistics to be sent."""
         if not norm_keys(net, self.config.norms):
             network = job.task.network.name
             if norm_keys(net, "all"):
                 raise ConfigError(
+                    "method-needs",
                     f"method fedbn: keeps batch norms at a site, and network {network} has none, only norms of another "
-                    "kind (instance, group or layer norm): add --set fedbn.norms=all to keep those"
+                    "kind (instance, group or layer norm): add --set fedbn.norms=all to keep those",
                 )
             # FedFA's Table 3 has this row, of a LeNet.
             log.warning(
@@ -63,15 +81,10 @@ class Client(base.Client[Config]):
             )
         if self.config.unseen == "averaged" and job.methods.get("fedavg", {}).get("buffers") == "local":
             raise ConfigError(
+                "methods-clash",
                 "method fedbn: unseen=averaged needs running statistics to be sent, and fedavg.buffers=local keeps "
-                "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated"
+                "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated",
             )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``norms: all`` in a network with batch norm only."""
-        if norm_keys(net, "all") == norm_keys(net, "batch"):
-            return {"norms": f"all norms of network {job.task.network.name} are batch norms"}
-        return {}
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """Keys of normalisation layers; batch counters that are sent are left out, they count all sites' batches."""

@@ -30,6 +30,9 @@ was not in the last aggregate (absent, rejected, not drawn) measures the error o
 model without it. It keeps its sums over its own rounds. A site without validation samples measures on its training
 samples. Batch-norm statistics are averaged with p, and w_−i has them without site i's; a variance that rounding made
 negative is 0.
+
+When: a federation wants to know what each site brings, and to give sites that differ more weight. The estimate of every
+round is in ``results.json`` and in the report.
 """
 
 from __future__ import annotations
@@ -42,11 +45,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import places
-from fedshift.methods.shared.aggregation import average, inner_products
+from fedshift.methods.shared.aggregation import average, inner_products, places
 from fedshift.methods.shared.passes import predicted
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 from fedshift.tasks.losses import main
@@ -58,7 +58,10 @@ FLOOR = 1e-3
 
 
 class Config(Strict):
-    """Options of FedCE."""
+    """Options of FedCE.
+
+    ``join``: how the two estimates are joined.
+    """
 
     join: Literal["sum", "product"] = "sum"
 
@@ -68,26 +71,26 @@ def prediction_error(run: base.Run, data: base.TrainingSamples) -> float:
 
     Over the validation samples, or over the training samples if the site has no others.
     """
-    hits, there, found = (torch.zeros(run.n_classes, dtype=torch.float64) for _ in range(3))
+    hits, actual, guessed = (torch.zeros(run.n_classes, dtype=torch.float64) for _ in range(3))
     for samples in (data.validation, data.chunks):
         with torch.no_grad():
             for logits, y in predicted(run, samples()):
                 guess, truth = main(logits).argmax(1).flatten().cpu(), y.flatten().cpu()
                 hits += torch.bincount(truth[guess == truth], minlength=run.n_classes)
-                there += torch.bincount(truth, minlength=run.n_classes)
-                found += torch.bincount(guess, minlength=run.n_classes)
-        if there.sum() > 0:
+                actual += torch.bincount(truth, minlength=run.n_classes)
+                guessed += torch.bincount(guess, minlength=run.n_classes)
+        if actual.sum() > 0:
             break
     if not run.dense:
-        return float(1 - hits.sum() / there.sum())
-    dice = (2 * hits / (there + found))[1:][there[1:] > 0]
+        return float(1 - hits.sum() / actual.sum())
+    dice = (2 * hits / (actual + guessed))[1:][actual[1:] > 0]
     return float(1 - dice.mean()) if len(dice) else 1.0
 
 
-def without(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+def without(weights: Mapping[str, Tensor], trained: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """The floating tensors of (w − p_i w_i) / (1 − p_i)."""
     rest = {
-        key: (value.double() - share * own[key].to(value.device).double()) / (1 - share)
+        key: (value.double() - share * trained[key].to(value.device).double()) / (1 - share)
         for key, value in weights.items()
         if value.is_floating_point()
     }
@@ -101,16 +104,9 @@ class Client(base.Client[Config]):
     State: ``own.<key>`` is the network after the site's last training round, ``received.<key>`` what the server sent.
     """
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a job with one site, without which there is no model."""
-        if len(job.task.sites) < 2:
-            raise ConfigError(
-                f"method fedce: compares each site with the others, and {job.task.sites[0]} is the only one: choose "
-                "two or more with --sites"
-            )
+    needs = (base.Rule("two sites", "each is compared with the others"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """One number."""
         return {
             "error": base.ArraySpec(
                 (),
@@ -133,8 +129,8 @@ class Client(base.Client[Config]):
         if ctx.round == 1 or not self._arrays:  # the latter: a final model, which nobody asks the error of
             return
         share = float(self._arrays["weights"][ctx.run.sites.index(ctx.run.site)])
-        net, own = ctx.run.net, self._own(ctx)
-        if not own or not 0 < share < 1:  # the site has no part in the model, or is alone in it
+        net, trained = ctx.run.net, self._own(ctx)
+        if not trained or not 0 < share < 1:  # the site has no part in the model, or is alone in it
             self._error = prediction_error(ctx.run, data)
             return
         received = {key: value.clone() for key, value in net.state_dict().items()}
@@ -142,7 +138,7 @@ class Client(base.Client[Config]):
             key: value for key, value in received.items() if np.array_equal(value.cpu(), ctx.run.received[key])
         }  # not the layers that a site keeps for itself
         try:
-            net.load_state_dict(without(averaged, own, share), strict=False)
+            net.load_state_dict(without(averaged, trained, share), strict=False)
             self._error = prediction_error(ctx.run, data)
         finally:
             net.load_state_dict(received)
@@ -160,12 +156,12 @@ class Client(base.Client[Config]):
         place = ctx.run.sites.index(ctx.run.site)
         parts = dict(zip((PARAMETERS, BUFFERS), self._arrays["used"][place].tolist(), strict=True))
         parameters = {name for name, _ in ctx.run.net.named_parameters()}
-        own = {key.removeprefix("own."): value for key, value in ctx.state.items() if key.startswith("own.")}
-        for key, value in own.items():
+        trained = {key.removeprefix("own."): value for key, value in ctx.state.items() if key.startswith("own.")}
+        for key, value in trained.items():
             part = parts[PARAMETERS if key in parameters else BUFFERS]
             if part != 1:
-                own[key] = (1 - part) * ctx.state[f"received.{key}"] + part * value
-        return own
+                trained[key] = (1 - part) * ctx.state[f"received.{key}"] + part * value
+        return trained
 
 
 def cosines(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -178,14 +174,14 @@ def cosines(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
     Returns:
         (K,).
     """
-    found = np.zeros(len(shares))
+    result = np.zeros(len(shares))
     for site in range(len(shares)):
         others = np.where(np.arange(len(shares)) == site, 0.0, shares)
         along = np.einsum("i,i->", products[site], others)
         length = np.einsum("i,ij,j->", others, products, others) * products[site, site]
         if length > 0:
-            found[site] = np.clip(along / np.sqrt(length), -1, 1)
-    return found
+            result[site] = np.clip(along / np.sqrt(length), -1, 1)
+    return result
 
 
 def joined(apart: np.ndarray, errors: np.ndarray, *, join: str) -> np.ndarray:
@@ -212,7 +208,6 @@ class Server(base.Server[Config]):
     tells_sites_apart = True
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """One number for each site."""
         return {
             "weights": base.ArraySpec(
                 ("sites",), "float64", low=0, high=1, keep=False, reveals="every site's weight in the received model"
@@ -228,7 +223,6 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """p_i = 1/K, and nobody in the initial model."""
         n = len(ctx.sites)
         zeros: dict[str, Any] = {name: np.zeros(n) for name in ("weights", "cosines", "errors", "rounds")}
         self.state = {**zeros, "estimate": np.full(n, 1 / n), "used": np.ones((n, 2))}
@@ -249,7 +243,9 @@ class Server(base.Server[Config]):
         state["weights"] = np.zeros(len(ctx.sites))
         state["weights"][present] = shares
         state["used"] = np.ones((len(ctx.sites), 2))
-        state["used"][present] = [[update.scaled.get(of, 1.0) for of in (PARAMETERS, BUFFERS)] for update in updates]
+        state["used"][present] = [
+            [update.scaled.get(part, 1.0) for part in (PARAMETERS, BUFFERS)] for update in updates
+        ]
         self.state = state
         return average(weights, updates, shares.tolist())
 

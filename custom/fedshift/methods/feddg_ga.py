@@ -35,6 +35,8 @@ Read: the authors' code (MediaBrain-SJTU/FedDG-GA, ``utils/weight_adjust.py`` an
 paper's formulas FL4Health's implementation (Vector Institute, ``strategies/feddg_ga.py``), which notes where the two
 differ: centred gaps, no 1/K, clipping below 0 alone, d_r from r = 0. The paper's text was not at hand: that its
 denominator has absolute values rests on FL4Health.
+
+When: averaging costs some sites more than others; scores on sites that took no part matter.
 """
 
 from __future__ import annotations
@@ -47,8 +49,7 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import places
-from fedshift.methods.shared.aggregation import average
+from fedshift.methods.shared.aggregation import average, places
 from fedshift.methods.shared.passes import validation_loss
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -64,7 +65,12 @@ NONE = -1
 
 
 class Config(Strict):
-    """Options of FedDG-GA."""
+    """Options of FedDG-GA.
+
+    ``step``: d; 0 is ``fedavg`` with uniform weights. A step moves up to 3 d of the mean weight. ``variant``:
+    ``released`` does not centre the gaps, divides d_r by the number of sites, and limits weights to 1, as the authors'
+    code.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     step: float = Field(default=0.2, ge=0, lt=1)
@@ -85,16 +91,15 @@ class Client(base.Client[Config]):
     """Sends the received and the trained model's loss over the site's validation samples, or else training samples."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse two sites, whose centred gaps are always as far from 0."""
         sites = min(len(job.task.sites), job.federation.sites_per_round or len(job.task.sites))
         if self.config.variant == "paper" and sites < PAPER_SITES:
             raise ConfigError(
+                "method-needs",
                 f"method feddg_ga: compares the gaps of three sites at least, and a round has {sites}: use --set "
-                "feddg_ga.variant=released or more sites"
+                "feddg_ga.variant=released or more sites",
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Two numbers."""
         return {
             name: base.ArraySpec(
                 (),
@@ -109,11 +114,9 @@ class Client(base.Client[Config]):
         }
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's loss."""
         self._received = validation_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """That loss, and the trained model's."""
         return {"received": np.asarray(self._received), "trained": np.asarray(validation_loss(ctx.run, data))}
 
 
@@ -128,7 +131,6 @@ class Server(base.Server[Config]):
     tells_sites_apart = True
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Equal weights, and no model yet."""
         n = len(ctx.sites)
         self.state = {"weights": np.full(n, 1 / n), "trained": np.zeros(n), "round": np.full(n, NONE)}
 
@@ -142,16 +144,16 @@ class Server(base.Server[Config]):
         released, n = self.config.variant == "released", len(ctx.sites)
         if ctx.round > 1 and known.sum() >= (2 if released else PAPER_SITES):
             sites = np.array(present)[known]
-            own, gaps = state["weights"][sites], losses["received"][known] - state["trained"][sites]
+            before, gaps = state["weights"][sites], losses["received"][known] - state["trained"][sites]
             step = self.config.step * (1 - (ctx.round - 2) / ctx.rounds)
-            step = step / n if released else step * (PAPER_SITES * (own.mean() if len(own) < n else 1 / n))
+            step = step / n if released else step * (PAPER_SITES * (before.mean() if len(before) < n else 1 / n))
             state["weights"] = state["weights"].copy()
-            state["weights"][sites] = adjusted(own, gaps, step=step, released=released)
+            state["weights"][sites] = adjusted(before, gaps, step=step, released=released)
         state["trained"], state["round"] = state["trained"].copy(), state["round"].copy()
         state["trained"][present], state["round"][present] = losses["trained"], ctx.round
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Mean of the round's models weighted by a."""
-        own = self.state["weights"][places(updates, ctx)]
-        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+        present = self.state["weights"][places(updates, ctx)]
+        shares = present / present.sum() if present.sum() > 0 else np.full(len(present), 1 / len(present))
         return average(weights, updates, shares.tolist())

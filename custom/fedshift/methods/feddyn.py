@@ -33,12 +33,15 @@ Choices:
 Read: the authors' code (alpemreacar/FedDyn, ``utils_methods.py`` and ``utils_general.py``), with which FL-bench agrees;
 it has the signs, m and m_S of the formulas above, with equal amounts of data. The paper's text was not at hand for a
 second reading.
+
+When: many local steps and sites whose optima differ. As in every round the server moves farther than the mean of the
+models, it is quick and less stable than FedAvg: watch the validation scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,7 +51,6 @@ from torch import nn
 from fedshift.methods import base
 from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
@@ -56,7 +58,11 @@ SEARCH = {"alpha": search.log(0.001, 0.1)}
 
 
 class Config(Strict):
-    """Options of FedDyn."""
+    """Options of FedDyn.
+
+    ``alpha``: α. The paper tunes it between 0.001 and 0.1. ``variant``: ``released`` divides α by n_k over its mean at
+    a site with n_k samples, so that sites count by samples and not equally; they are told the mean.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     alpha: float = Field(default=0.01, gt=0)
@@ -69,20 +75,10 @@ class Client(base.Client[Config]):
     """
 
     adds_up_changes = True
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep parameters at the site, or fine-tune."""
-        parameters = {key for key, _ in net.named_parameters()}
-        if other.scores_own_model(net) or parameters & other.withheld(net):
-            raise ConfigError(
-                f"method feddyn: its server rule needs every site's change of all parameters, and {name} keeps a model "
-                "or a part of it at the site: leave one of them out"
-            )
-        if other.fine_tune():
-            raise ConfigError(
-                f"method feddyn: cannot be combined with {name}, because its terms would pull the fine-tuned model "
-                "back towards the other sites: leave one of them out"
-            )
+    clashes = (
+        base.Rule("keeps a model, or parts of it, at the site", "needs every site's change of all parameters"),
+        base.Rule("fine-tunes the final model", "would pull it back towards the other sites"),
+    )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Which l_k the server's h contains, and with ``released`` the mean number of samples."""
@@ -94,7 +90,7 @@ class Client(base.Client[Config]):
         if self.config.variant == "released":
             self._alpha *= float(self._arrays["mean_samples"]) / data.n_train
         self._received = {name: received for name, _, received in ctx.run.received_parameters()}
-        self._moved = tally.kept(self._arrays, ctx)
+        self._moved = tally.value_at_site(self._arrays, ctx)
 
     @torch.no_grad()
     def gradients(self, ctx: base.Context) -> None:
@@ -121,14 +117,12 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """What the server has used, and with ``released`` the mean number of training samples."""
         if self.config.variant == "paper":
             return tally.specs()
         mean = base.ArraySpec((), "float64", low=0, reveals="mean number of training samples over sites", keep=False)
         return {**tally.specs(), "mean_samples": mean}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set h to 0; no update has been used."""
         self.state = {f"moved.{name}": np.zeros(tuple(p.shape)) for name, p in net.named_parameters()}
         self.state |= tally.start(ctx.sites)
         if self.config.variant == "released":
@@ -153,5 +147,4 @@ class Server(base.Server[Config]):
         return result
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """What the server has used, and with ``released`` the mean number of samples."""
         return {name: array for name, array in self.state.items() if not name.startswith("moved.")}

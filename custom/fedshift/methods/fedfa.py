@@ -39,6 +39,9 @@ Variants:
       mean = received mean + Σ d / M,    Σ² = Σ d² / M − (Σ d / M)²
 
   This equals (5) up to rounding. Without encryption the server still sees every site's values.
+
+When: sites differ in appearance and one model should serve all of them, including new sites. Instance norm takes the
+shifted means away, and only scaled deviations are left; ``fedshift job`` warns.
 """
 
 from __future__ import annotations
@@ -55,9 +58,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.mixing import stages_of
-from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.features import over_space, spatial_dims, stages_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -71,7 +72,14 @@ SEARCH = {"momentum": search.choice(0.5, 0.9, 0.99, 0.999)}
 
 
 class Config(Strict):
-    """Options of FedFA."""
+    """Options of FedFA.
+
+    ``p``: probability that a layer acts on a batch. ``momentum``: α. ``layers``: encoder stages, from 1; null for all.
+    ``fusion``: ``direct`` has Σ² in place of γ, ``local`` is FedFA-C, ``random`` FedFA-R. ``running``: m and s continue
+    from the sites' mean, begin anew, or stay the site's. ``share``: sites send m and s, or with ``sums`` differences of
+    which the server uses only the sums. ``eps``: added inside roots. ``variant``: ``released`` has unbiased variances
+    and one scalar Σ² over sites and channels.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     fusion: Literal["adaptive", "direct", "local", "random"] = "adaptive"
@@ -194,26 +202,24 @@ class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
 
     option_for_sums = "fedfa.share=sums"
+    idle = (
+        base.Rule(
+            "momentum running share", "with fusion {case.config.fusion} sites share no statistics", {"shares": False}
+        ),
+        base.Rule(
+            "momentum running",
+            "variant released has one variance for all channels, which makes every γ 1 whatever the sites send",
+            {"variant": "released", "fusion": "adaptive"},
+        ),
+    )
     _strength = BOTH
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """Those of means and of deviations, of which instance norm takes the former away."""
         if not self.config.p:
             return {}
         means, deviations = (Client(self.config.model_copy(update={"p": 1.0})) for _ in range(2))
         means._strength, deviations._strength = (1.0, 0.0), (0.0, 1.0)
         return {"shifted means of features": means, "scaled deviations of features": deviations}
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What needs shared statistics or a γ that differs between channels."""
-        config = self.config
-        if not config.shares:
-            why = f"with fusion {config.fusion} sites share no statistics"
-            return {"momentum": why, "running": why, "share": why}
-        if config.variant == "released" and config.fusion == "adaptive":
-            why = "variant released has one variance for all channels, which makes every γ 1 whatever the sites send"
-            return {"momentum": why, "running": why}
-        return {}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """For each layer m and s, or with ``share: sums`` their d and d²."""
@@ -262,12 +268,10 @@ class Client(base.Client[Config]):
                 layer.running_std = ctx.state[f"std.{number}"]
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """M and s of every layer."""
         means = {f"mean.{number}": layer.running_mean for number, layer in self._layers.items()}
         return means | {f"std.{number}": layer.running_std for number, layer in self._layers.items()}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         for number, layer in self._layers.items():
             layer.running_mean, layer.running_std = kept[f"mean.{number}"], kept[f"std.{number}"]
 
@@ -277,12 +281,12 @@ class Client(base.Client[Config]):
             return {}
         arrays: Arrays = {}
         for number, layer in self._layers.items():
-            for name, own in (("mean", layer.running_mean.numpy()), ("std", layer.running_std.numpy())):
+            for name, value in (("mean", layer.running_mean.numpy()), ("std", layer.running_std.numpy())):
                 if self.config.share == "sums":
-                    difference = own.astype(np.float64) - layer.received[name]
+                    difference = value.astype(np.float64) - layer.received[name]
                     arrays |= {f"{name}.{number}": difference, squared(f"{name}.{number}"): difference**2}
                 else:
-                    arrays[f"{name}.{number}"] = own
+                    arrays[f"{name}.{number}"] = value
             if self.config.running == "local":
                 ctx.state[f"mean.{number}"] = layer.running_mean
                 ctx.state[f"std.{number}"] = layer.running_std
@@ -329,7 +333,6 @@ class Server(base.Server[Config]):
     """Computes γ from the sites' m and s."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """For each layer γ, and the mean over sites of m and s."""
         if not self.config.shares:
             return {}
         return {
@@ -339,7 +342,6 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Start with γ = 1, m = 0, s = 1."""
         if not self.config.shares:
             return
         for number, stage in stages_of(net, self.config.layers, "fedfa").items():
@@ -379,5 +381,4 @@ class Server(base.Server[Config]):
         return stack.mean(0), site_variance(stack, scalar=scalar)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """γ, m and s for the next round."""
         return self.state

@@ -32,6 +32,8 @@ Read: three independent implementations of the paper's formula, which agree with
 LINs-lab/FedTHE, ``pcode/aggregation/gma_fedavg.py``; one for reinforcement learning), and the benchmark's code
 (skydvn/FedOMG, ``FL_DG_Benchmark_OMG/src/server.py``). Neither the authors' code nor the paper's text was found. Code
 under the method's name elsewhere (siddarth-c/FedGMA) is of an earlier paper of theirs with another mask.
+
+When: sites that pull in opposite directions; the more sites, the finer A is.
 """
 
 from __future__ import annotations
@@ -41,13 +43,11 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -55,7 +55,12 @@ SEARCH = {"tau": search.choice(0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "server_lr": searc
 
 
 class Config(Strict):
-    """Options of FedGMA."""
+    """Options of FedGMA.
+
+    ``tau``: τ; 0 is ``fedavg``. With three sites every τ in (1/3, 1] is the same. ``server_lr``: η. ``weights``:
+    ``samples`` is n_k/n, ``uniform`` 1/K. ``variant``: ``released`` is the mask of public code, M = 1 − A where A ≥ τ
+    and 0 elsewhere, with τ as step size too. It contradicts the paper and is here to reproduce figures only.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     tau: float = Field(default=0.4, ge=0, le=1)
@@ -66,8 +71,9 @@ class Config(Strict):
         """Refuse ``variant: released`` with τ = 0, which is its step size."""
         if self.variant == "released" and self.tau == 0:
             raise ConfigError(
+                "options-clash",
                 "method fedgma: variant released steps by tau, so with tau 0 no round changes the model: use "
-                "--set fedgma.tau=0.4"
+                "--set fedgma.tau=0.4",
             )
 
 
@@ -80,9 +86,7 @@ def mask(agreement: np.ndarray, *, tau: float, released: bool) -> np.ndarray:
 class Client(base.Client[Config]):
     """Plain local training."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``server_lr`` with ``variant: released``."""
-        return {"server_lr": "variant released steps by tau"} if self.config.variant == "released" else {}
+    idle = (base.Rule("server_lr", "variant released steps by tau", {"variant": "released"}),)
 
 
 class Server(base.Server[Config]):

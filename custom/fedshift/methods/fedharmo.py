@@ -13,6 +13,8 @@ Choices: α = 0.05 as in the authors' code.
 Deviations: the authors' networks use batch statistics at test time as well and keep no running statistics, nor scale
 and shift; here batch norm is used as the task's network defines it (the U-Net has ``norm: batch_statistics``). Other
 deviations and ``variant`` are those of ``harmofl``.
+
+When: to compare with FedFA's "FedHarmo" rows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from fedshift.methods.fedsam import perturbed_step
 
 
 class Config(harmofl.Config):
-    """Options of FedHarmo."""
+    """Options of FedHarmo.
+
+    ``alpha``: length of the perturbation; 0 is ``harmofl``. ``variant``: as for ``harmofl``.
+    """
 
     alpha: float = Field(default=0.05, ge=0)
 
@@ -36,7 +41,6 @@ class Config(harmofl.Config):
 class Client(harmofl.Client):
     """Normalises images and takes the local step with the gradient at w + δ."""
 
-    name = "fedharmo"
     owns = frozenset({"step"})
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:

@@ -32,6 +32,8 @@ Memory: the server keeps, for every site, how often each parameter has moved dow
 Read: the authors' code (yuhangchen0/FedHEAL, ``models/fedavgheal.py``, ``models/utils/federated_model.py`` and
 ``main.py``) and the paper's abstract and introduction. The paper's equations were not at hand, so whether its distance
 is this sum of norms, and whether p is normalised in every round, is the code's word.
+
+When: one site's domain is far from the others', and its score should be nearer to theirs.
 """
 
 from __future__ import annotations
@@ -43,24 +45,22 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import places
-from fedshift.methods.shared.aggregation import average
+from fedshift.methods.shared.aggregation import average, places
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedHEAL."""
+    """Options of FedHEAL.
+
+    ``tau``: τ; 0 drops nothing. ``beta``: β; 0 keeps the weights equal.
+    """
 
     tau: float = Field(default=0.3, ge=0, lt=1)
     beta: float = Field(default=0.4, ge=0, le=1)
 
 
-class Client(base.Client[Config]):
-    """Plain local training."""
-
-
-def kept(falls: np.ndarray, earlier: int, change: np.ndarray, *, tau: float) -> np.ndarray:
+def consistent_mask(falls: np.ndarray, earlier: int, change: np.ndarray, *, tau: float) -> np.ndarray:
     """M, of the shape of ``change``.
 
     Args:
@@ -87,7 +87,6 @@ class Server(base.Server[Config]):
     tells_sites_apart = True
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """No earlier round."""
         n = len(ctx.sites)
         self.state = {"rounds": np.zeros(n, np.int64), "p": np.zeros(n), "delta": np.zeros(n)}
 
@@ -118,20 +117,19 @@ class Server(base.Server[Config]):
         change = update.weights[key] - old
         falls = self.state.get(f"falls.{key}")
         earlier = 0 if falls is None else int(self.state["rounds"][site])
-        mask = kept(np.zeros(()) if falls is None else falls[site], earlier, change, tau=self.config.tau)
+        mask = consistent_mask(np.zeros(()) if falls is None else falls[site], earlier, change, tau=self.config.tau)
         return change * mask, mask
 
     def _distances(
         self, weights: Weights, updates: Sequence[base.SiteUpdate], keys: Sequence[str], ctx: base.ServerContext
     ) -> np.ndarray:
-        """d_k, (K,)."""
-        found = np.zeros(len(updates))
+        distances = np.zeros(len(updates))
         for key in keys:
             old = weights[key].astype(np.float64)
             for number, update in enumerate(updates):
                 flat = self._masked(key, update, old, ctx)[0].reshape(-1)
-                found[number] += np.sqrt(np.einsum("i,i->", flat, flat))  # without BLAS: the same bits everywhere
-        return found
+                distances[number] += np.sqrt(np.einsum("i,i->", flat, flat))  # without BLAS: the same bits everywhere
+        return distances
 
     def _weigh(self, distances: np.ndarray, present: Sequence[int]) -> np.ndarray:
         """p_k / Σ p of the round's sites, after this round's step: (K,) -> (K,)."""

@@ -24,12 +24,14 @@ corrected for its start at 0, so that it is short in the first rounds.
 
 Read: the authors' code (YamingGuo98/FedIIR, ``domainbed/algorithms.py`` and ``hparams_registry.py``). FL-bench agrees
 but for m, which it does not keep between rounds. The paper's text was not available.
+
+When: the model should work at sites that do not take part. Segmentation too: the head is then the layer that gives a
+pixel's classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +42,6 @@ from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import head_keys
 from fedshift.methods.shared.passes import gradient_over
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -49,7 +49,10 @@ SEARCH = {"gamma": search.log(1e-4, 1e-2), "ema": search.choice(0.9, 0.95, 0.99)
 
 
 class Config(Strict):
-    """Options of FedIIR."""
+    """Options of FedIIR.
+
+    ``gamma``: γ; 0 is ``fedavg``. ``ema``: how much of m stays in a round.
+    """
 
     gamma: float = Field(default=1e-3, ge=0)
     ema: float = Field(default=0.95, ge=0, lt=1)
@@ -57,7 +60,7 @@ class Config(Strict):
 
 def head_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
     """The classifier's parameters by network key."""
-    keys = head_keys("fediir", net)
+    keys = head_keys(net)
     return {name: parameter for name, parameter in net.named_parameters() if name in keys}
 
 
@@ -87,17 +90,8 @@ def specs(net: nn.Module, reveals: str, *, up: bool) -> dict[str, base.ArraySpec
 class Client(base.Client[Config]):
     """Adds the penalty to the loss and sends the classifier's mean gradient."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a network that names its head."""
-        head_keys("fediir", net, job.task.network.name)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with a classifier of its own at every site."""
-        if head_keys("fediir", net) & other.keeps(net):
-            raise ConfigError(
-                f"method fediir: compares gradients of one classifier over sites, and with {name} and its present "
-                "options a site may have its own: leave one of them out"
-            )
+    needs = (base.Rule("a named head"),)
+    clashes = (base.Rule("may keep the head at the site", "compares gradients of one classifier over sites"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The classifier's mean gradient, one array for each parameter."""
@@ -116,7 +110,6 @@ class Client(base.Client[Config]):
         self._mean = [torch.from_numpy(arrays[name]).to(device) for name in names]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's gradient."""
         self._gradient = gradient_over(ctx.run, data, head_parameters(ctx.run.net), method="fediir")
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
@@ -127,7 +120,6 @@ class Client(base.Client[Config]):
         return loss + self.config.gamma * misalignment(ctx.run.objective(logits, batch.y), parameters, self._mean)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The gradient at the received model."""
         return {name: gradient.cpu().numpy() for name, gradient in self._gradient.items()}
 
 
@@ -135,11 +127,9 @@ class Server(base.Server[Config]):
     """Averages the gradients over sites and over rounds."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean m, one array for each parameter of the classifier."""
         return specs(net, "moving average over rounds of the mean gradient over sites", up=False)
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set m to 0."""
         self.state = {name: np.zeros(tuple(p.shape), np.float32) for name, p in head_parameters(net).items()}
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
@@ -152,7 +142,6 @@ class Server(base.Server[Config]):
             self.state[name] = np.asarray(ema * old.astype(np.float64) + (1 - ema) * mean, np.float32)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The mean m for the next round."""
         return self.state
 
 

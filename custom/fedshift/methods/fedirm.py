@@ -20,6 +20,9 @@ Deviations from the paper:
 - A ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is FedAvg.
 - f is the task's loss alone. Terms that other methods add are not penalised. They are divided by β only if their method
   runs before this one (alphabetical order).
+
+When: to reproduce the paper, with ``schedule.local_steps=1``: a round with plain SGD is then one step of centralised
+``irm``. The paper reports that it degrades with more local steps and leaves it out of its main tables.
 """
 
 from __future__ import annotations
@@ -29,24 +32,28 @@ from typing import Literal, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import idle_warmup, penalty_weight, warn_of_warmup
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays
+from fedshift.methods.shared.domains import WarmedUp
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
-    """Options of Fed-IRM."""
+    """Options of Fed-IRM.
+
+    ``penalty``: ``scalar`` is the paper's equation, ``classifier`` what its code uses by default. ``weight``: β; 0 is
+    ``fedavg``. ``warmup``: steps of a site with β = 1, after which the optimiser's state is reset once.
+    """
 
     penalty: Literal["scalar", "classifier"] = "scalar"
     weight: float = Field(default=100.0, ge=0)
     warmup: int = Field(default=500, ge=0)
+
+
+LINEAR = base.Rule("a linear head", "of penalty classifier", {"penalty": "classifier"}, "{name}.penalty=scalar")
 
 
 def scalar_penalty(logits: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -63,32 +70,18 @@ def classifier_penalty(loss: Tensor, weight: Tensor) -> Tensor:
     return gradient.square().sum()
 
 
-class Client(base.Client[Config]):
+class Client(WarmedUp[Config]):
     """Adds the penalty and counts the site's steps over all rounds."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """``penalty: classifier`` needs a linear head."""
-        if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
-            raise ConfigError(
-                f"method fedirm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
-                "has none: use --set fedirm.penalty=scalar"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
-        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
+    needs = (LINEAR,)
+    traits = (base.Rule("divides the task's loss"),)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(loss + β penalty) / max(β, 1)."""
-        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        weight = self.penalty_weight(ctx)
         if self.config.penalty == "scalar":
             penalty = scalar_penalty(logits, batch.y, ctx.run.objective)
         else:
             head = cast(ClassifyingNetwork, ctx.run.net).head
             penalty = classifier_penalty(ctx.run.objective(logits, batch.y), head.weight)
         return (loss + weight * penalty) / max(weight, 1.0)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Warn after the last round if the warm-up is not over; sends nothing."""
-        warn_of_warmup(ctx, method="fedirm", weight=self.config.weight, warmup=self.config.warmup)
-        return {}

@@ -23,6 +23,11 @@ Deviations from the paper:
 
 Variants: ``variant: released`` follows both public re-implementations (the authors published no code): the inner
 product is averaged over samples, which makes the third term too small by a factor of the batch size.
+
+When: to reproduce the papers' tables, and where sites may share averaged images. It reveals more than any other method:
+averages of ``images`` training images, in which single images may be recognisable. They pass through the server to
+every site; model files do not contain them, but the server's ``server_state.pt`` does. Several jobs on other choices of
+a site's images give single ones away.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import soft
+from fedshift.methods.shared.features import soft
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -60,7 +65,12 @@ SEARCH = {"per_round": None}
 
 
 class Config(Strict):
-    """Options of FedMix."""
+    """Options of FedMix.
+
+    ``lam``: λ. ``images``: per average. ``per_round``: averages that the server sends each round. ``variant``:
+    ``released`` divides the inner product by the batch size, as both public re-implementations do; the third term is
+    then too small by that factor.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     lam: float = Field(default=0.1, ge=0, lt=1)
@@ -78,12 +88,12 @@ def group_means(data: base.TrainingSamples, group: Tensor, *, n_classes: int) ->
     sums: list[Tensor] = []
     start = 0
     for x, y in data.chunks():
-        of = group[start : start + len(x)]
+        numbers = group[start : start + len(x)]
         start += len(x)
         for number, values in enumerate((x, soft(y, n_classes))):
             if len(sums) <= number:
                 sums.append(torch.zeros(n_groups, *values.shape[1:]))
-            sums[number].index_add_(0, of[of >= 0], values[of >= 0])
+            sums[number].index_add_(0, numbers[numbers >= 0], values[numbers >= 0])
     return sums[0] / size, sums[1] / size
 
 
@@ -91,30 +101,25 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
     """CE(f, y), CE(f, ȳ) and ⟨∂[(1−λ) CE(f, y)]/∂x, x̄⟩; f are the logits of ``x`` (scaled, requires a gradient)."""
     logits = precise(logits)
     mean_x, mean_y = average
-    own = functional.cross_entropy(logits, y)
-    theirs = functional.cross_entropy(logits, mean_y.to(logits).expand_as(logits))
-    (slope,) = torch.autograd.grad((1 - lam) * own, x, create_graph=True)
-    return own, theirs, (precise(slope) * mean_x.to(slope)).sum()
+    hard = functional.cross_entropy(logits, y)
+    soft_loss = functional.cross_entropy(logits, mean_y.to(logits).expand_as(logits))
+    (slope,) = torch.autograd.grad((1 - lam) * hard, x, create_graph=True)
+    return hard, soft_loss, (precise(slope) * mean_x.to(slope)).sum()
 
 
 class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
-    reads_last_pass = True
+    traits = (base.Rule("reads what a step's last pass computes"),)
+    clashes = (base.Rule("divides the task's loss", "replaces that loss"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse methods that divide the loss, and losses of several outputs: FedMix subtracts the whole loss."""
         task = build_task(job)
         if task.dense and not isinstance(trial.run(net, task.spatial, training=True), Tensor):
             raise ConfigError(
+                "method-needs",
                 "method fedmix: replaces the loss of one output, and the network has several (deep supervision): turn "
-                "it off in network.options"
-            )
-        released = job.methods.get("fraug", {}).get("variant") == "released"
-        for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
-            raise ConfigError(
-                f"method fedmix: cannot be combined with {other}, which divides the task's loss that FedMix replaces: "
-                "leave one of them out"
+                "it off in network.options",
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -124,7 +129,7 @@ class Client(base.Client[Config]):
         targets: tuple[int | str, ...] = ("groups", "classes", "spatial")
         if isinstance(head, nn.Linear):
             targets = ("groups", head.out_features)
-        of = f"{self.config.images} of the site's training images, drawn at random; every image is in at most one"
+        average = f"{self.config.images} of the site's training images, drawn at random; every image is in at most one"
         several = (
             "jobs with the same training images send the same averages, and jobs with others, or with another "
             "fedmix.images, together give single images away"
@@ -135,7 +140,7 @@ class Client(base.Client[Config]):
                 when="once",
                 low=-LARGEST,
                 high=LARGEST,
-                reveals=f"averages of {of}: blurred images in which single ones may be recognisable; {several}",
+                reveals=f"averages of {average}: blurred images in which single ones may be recognisable; {several}",
                 kind="images",
             ),
             "targets": base.ArraySpec(
@@ -143,7 +148,7 @@ class Client(base.Client[Config]):
                 when="once",
                 low=0,
                 high=1,
-                reveals=f"averages of the targets of {of}; {several}",
+                reveals=f"averages of the targets of {average}; {several}",
                 kind="images",
             ),
         }
@@ -153,13 +158,15 @@ class Client(base.Client[Config]):
         each = self.config.images
         if ctx.run.marginal:
             raise DataError(
+                "masks-partial",
                 f"site {ctx.run.site}: its masks leave out some of the task's classes, and FedMix averages masks: "
-                "leave the site or the method out"
+                "leave the site or the method out",
             )
         if data.n_train < each:
             raise DataError(
+                "too-few-images",
                 f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "
-                "fedmix.images or leave the site out"
+                "fedmix.images or leave the site out",
             )
         order = torch.randperm(data.n_train, generator=generator(GROUPS_SEED, ctx.run.site, 0, "fedmix.groups"))
         group = torch.full((data.n_train,), -1)
@@ -169,7 +176,6 @@ class Client(base.Client[Config]):
         return {"images": images.numpy(), "targets": targets.numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """This round's averages."""
         self._averages = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
@@ -198,12 +204,12 @@ class Client(base.Client[Config]):
         if not self._averages:
             return loss
         lam = self.config.lam
-        own, theirs, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
+        hard, soft_loss, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
         if self.config.variant == "released":
             inner = inner / len(batch.x)
         if ctx.run.dense:  # in classification the task's loss equals `own` bit for bit
-            loss = loss + (own - ctx.run.objective(logits, batch.y))
-        return loss + lam * (theirs - own + inner)
+            loss = loss + (hard - ctx.run.objective(logits, batch.y))
+        return loss + lam * (soft_loss - hard + inner)
 
 
 # --- at the server ------------------------------------------------------------------------------------
@@ -213,7 +219,6 @@ class Server(base.Server[Config]):
     """Keeps all averages and sends a random selection every round."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """This round's averages."""
         reveals = f"up to {self.config.per_round} of all sites' `{{}}`, drawn at random, without names"
         return {
             name: base.ArraySpec(spec.shape, spec.dtype, reveals=reveals.format(name), keep=False)
@@ -221,13 +226,11 @@ class Server(base.Server[Config]):
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: concatenate all sites' averages."""
         if ctx.round == 0:
             names = ("images", "targets")
             self.state = {name: np.concatenate([u.arrays["fedmix"][name] for u in updates]) for name in names}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """A random selection for the round."""
         if not self.state:
             return {}
         rng = generator(ctx.seed, "server", ctx.round, "fedmix.averages")

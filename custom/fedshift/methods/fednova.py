@@ -20,6 +20,9 @@ Restrictions: the formulas assume SGD whose momentum starts at zero in each roun
 rounds are refused, and so is momentum together with fedprox, as well as fedprox's released norm, which is not a
 quadratic. So is fedrep, which trains each part of the network in some of the steps only. Weight decay counts as part of
 the site's loss. Batch-norm statistics are averaged with p_i.
+
+When: sites differ much in their amount of data, and so in steps per round. With equal steps (``schedule.local_steps``)
+it is ``fedavg``.
 """
 
 from __future__ import annotations
@@ -44,46 +47,37 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Plain local training with SGD."""
 
+    needs = (
+        base.Rule("SGD"),
+        base.Rule("momentum that begins at zero in each round"),
+        base.Rule("SGD with plain momentum"),
+    )
+    clashes = (
+        base.Rule("trains parts of the network in turn", "divides each site's change by the number of all its steps"),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require SGD with momentum starting at zero; with FedProx, plain SGD."""
         optimizer = job.task.optimizer
-        if optimizer.name != "sgd":
-            raise ConfigError(
-                f"method fednova: is defined for SGD, not {optimizer.name}: use --set optimizer.name=sgd optimizer.lr=…"
-            )
-        if optimizer.momentum > 0 and optimizer.keep:
-            raise ConfigError(
-                "method fednova: assumes that momentum starts at zero in each round: use --set optimizer.keep=false"
-            )
-        if optimizer.nesterov:
-            raise ConfigError(
-                "method fednova: its step normalisation is that of plain momentum: use --set optimizer.nesterov=false"
-            )
         if job.task.schedule.minutes is not None and job.federation.robust is not None:
             raise ConfigError(
+                "options-clash",
                 "method fednova: divides by numbers of steps, for which the server has only the sites' word with "
-                "schedule.minutes, and federation.robust does not bound them: leave one of the two out"
+                "schedule.minutes, and federation.robust does not bound them: leave one of the two out",
             )
         prox = proximal(job.methods)
         if prox is None:
             return
         if optimizer.momentum > 0 or prox.variant != "paper":
             raise ConfigError(
+                "methods-clash",
                 "method fednova: is defined with fedprox for plain SGD and the paper's squared distance: use --set "
-                "optimizer.momentum=0 fedprox.variant=paper"
+                "optimizer.momentum=0 fedprox.variant=paper",
             )
         if optimizer.lr * prox.mu >= 1:
             raise ConfigError(
+                "options-clash",
                 f"method fednova: optimizer.lr {optimizer.lr:g} times fedprox.mu {prox.mu:g} must be below 1, or the "
-                "proximal term oscillates: lower one of them"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse FedRep, whose shared part is trained in fewer steps than a site sends."""
-        if name == "fedrep":
-            raise ConfigError(
-                "method fednova: divides each site's change by its number of steps, and with fedrep the shared part "
-                "takes only some of them: leave one of them out"
+                "proximal term oscillates: lower one of them",
             )
 
 

@@ -35,6 +35,8 @@ Batch-norm statistics are averaged with c_k.
 Read: the authors' code (skydvn/FedOMG, ``FedOMG-DG``, ``FL_DG_Benchmark_OMG`` and ``system``); the paper's abstract and
 introduction; and a reader's notes of its equations 11 to 17 and its settings, which the formulas above follow. The
 equations themselves were not at hand.
+
+When: the mean change moves against some site.
 """
 
 from __future__ import annotations
@@ -46,9 +48,8 @@ import numpy as np
 from pydantic import Field
 
 from fedshift.methods import base
-from fedshift.methods.afl import project
 from fedshift.methods.shared import search
-from fedshift.methods.shared.aggregation import inner_products, move, site_fractions
+from fedshift.methods.shared.aggregation import inner_products, move, project, site_fractions
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
@@ -67,15 +68,15 @@ ROUNDING = 1e-14
 
 
 class Config(Strict):
-    """Options of FedOMG."""
+    """Options of FedOMG.
+
+    ``kappa``: κ; 0 is ``fedavg`` with uniform weights. ``server_lr``: η. ``weights``: ``uniform`` is 1/K, ``samples``
+    n_k/n.
+    """
 
     kappa: float = Field(default=0.5, ge=0, lt=1)
     server_lr: float = Field(default=1.0, gt=0)
     weights: Literal["uniform", "samples"] = "uniform"
-
-
-class Client(base.Client[Config]):
-    """Plain local training."""
 
 
 def matched(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> np.ndarray:
@@ -128,8 +129,8 @@ def coefficients(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> n
     scaled = products / size
     gamma = matched(scaled, shares, kappa=kappa)
     pull = kappa * _length(scaled, shares) / _length(scaled, gamma)
-    found: np.ndarray = shares + pull * gamma
-    return found
+    result: np.ndarray = shares + pull * gamma
+    return result
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
@@ -152,5 +153,5 @@ class Server(base.Server[Config]):
         """Return w + η (g + κ ‖g‖/‖g_γ*‖ g_γ*); buffers are averaged with c_k."""
         shares = site_fractions(updates, self.config.weights)
         products = inner_products(weights, updates, trainable=ctx.trainable)
-        found = self.config.server_lr * coefficients(products, np.array(shares), kappa=self.config.kappa)
-        return move(weights, updates, found.tolist(), trainable=ctx.trainable, buffers=shares)
+        moves = self.config.server_lr * coefficients(products, np.array(shares), kappa=self.config.kappa)
+        return move(weights, updates, moves.tolist(), trainable=ctx.trainable, buffers=shares)

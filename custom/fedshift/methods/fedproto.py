@@ -30,30 +30,38 @@ Deviations from the paper:
   contradict this rule.
 - A soft label (Mixup) uses the prototype of its largest class. Options with which one image of a batch may so count
   twice (``mixup.draw: sample``) are refused with ``last_epoch``.
+
+When: sites that need their own model but should agree on what a class looks like; connections that are too slow for
+models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LastEpoch, check_beside, prototype_fault, prototype_specs
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import classes_of, head_of
+from fedshift.methods.shared.prototypes import TOO_FEW, LastEpoch, PrototypeClient, PrototypeServer
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 
 
 class Config(Strict):
-    """Options of FedProto. ``weight`` is λ."""
+    """Options of FedProto.
+
+    ``weight``: λ. ``average_weights``: false exchanges prototypes only, and each site keeps its own model, as in the
+    original. ``prototypes``: from the batches of the round's last epoch, as in the authors' code, or from one more pass
+    with the trained model. ``weights``: ``samples`` weighs sites by their images of the class, and only then do class
+    counts leave a site. ``min_samples``: a site sends no prototype averaged over fewer images, because that of one
+    image is that image's embedding.
+    """
 
     prototypes: Literal["last_epoch", "trained"] = "last_epoch"
     weight: float = Field(default=1.0, ge=0)
@@ -68,35 +76,19 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
     return difference.square().mean()
 
 
-class Client(base.Client[Config]):
+class Client(PrototypeClient[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fedproto", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with which an image may count twice, where prototypes are of training batches."""
-        if self.config.prototypes == "last_epoch":
-            check_beside("fedproto", name, other, min_samples=self.config.min_samples)
-
-    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Prototypes (K, d) and counts (K,): class counts with ``weights: samples``, otherwise 0 or 1."""
-        return prototype_specs(net, min_samples=self.config.min_samples, by_class=self.config.weights == "samples")
+    clashes = (
+        base.Rule(
+            "may show an image twice in a batch",
+            TOO_FEW,
+            lambda case: case.config.prototypes == "last_epoch" and case.config.min_samples > 1,
+        ),
+    )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All keys, unless models are averaged."""
         return frozenset() if self.config.average_weights else frozenset(net.state_dict())
-
-    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Record the input of the head."""
-
-        def see(u: Tensor) -> None:
-            self._embedding = u
-
-        return [on_embedding(net, see)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The server's prototypes and which classes have one."""
@@ -106,12 +98,11 @@ class Client(base.Client[Config]):
         self._pulls = bool(arrays["known"].any())
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Start with empty class means."""
         self._means = LastEpoch(self._prototypes, ctx.run)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The loss plus λ times the prototype loss; embeddings are collected for ``last_epoch``."""
-        u = precise(self._embedding)
+        u = precise(self.embedding)
         classes = classes_of(batch.y)
         if self.config.prototypes == "last_epoch":
             self._means.add(u, classes, ctx.run)
@@ -119,19 +110,11 @@ class Client(base.Client[Config]):
             return loss
         return loss + self.config.weight * prototype_loss(u, classes, self._prototypes.to(u), self._known)
 
-    def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The class means so far."""
-        return self._means.tensors()
-
-    def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
-        self._means.load(kept)
-
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
-        return self._means.arrays(min_samples=self.config.min_samples, by_class=self.config.weights == "samples")
+        return super().end(data, ctx)
 
     @torch.no_grad()
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -142,16 +125,15 @@ class Client(base.Client[Config]):
         try:
             for x, y in data.chunks():
                 net(ctx.run.normalise(x.to(self._prototypes.device), training=False))
-                self._means.seen.add(self._embedding, y.to(self._prototypes.device))
+                self._means.seen.add(self.embedding, y.to(self._prototypes.device))
         finally:
             net.train(training)
 
 
-class Server(base.Server[Config]):
+class Server(PrototypeServer[Config]):
     """Averages prototypes class by class."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The averaged prototypes (K, d) and which classes have one (K,)."""
         head = head_of(net)
         return {
             "prototypes": base.ArraySpec((head.out_features, head.in_features), reveals="a mean over sites"),
@@ -159,15 +141,9 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """No class has a prototype."""
         head = head_of(net)
         self.state["prototypes"] = np.zeros((head.out_features, head.in_features), np.float32)
         self.state["known"] = np.zeros(head.out_features, np.float32)
-
-    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """Reject impossible counts and prototypes of classes whose count is 0."""
-        by_class = self.config.weights == "samples"
-        return prototype_fault(arrays, n_samples, min_samples=self.config.min_samples, by_class=by_class)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Update P_c, the mean over the sites that have class c, weighted by their counts."""
@@ -180,7 +156,3 @@ class Server(base.Server[Config]):
         has = total > 0
         self.state["prototypes"] = np.where(has[:, None], mean, self.state["prototypes"]).astype(np.float32)
         self.state["known"] = np.maximum(self.state["known"], has).astype(np.float32)
-
-    def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The current prototypes."""
-        return self.state

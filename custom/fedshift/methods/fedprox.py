@@ -9,6 +9,8 @@ values are not the site's model. Buffers are not parameters and are not held.
 
 Variants: ``variant: released`` follows FedFA's and FedBN's code: μ/2 ‖w − w_g‖, the norm instead of its square, and no
 term in the first step of a round. The gradient of this term has constant length, however far w is from w_g.
+
+When: many local steps, sites whose optima differ.
 """
 
 from __future__ import annotations
@@ -18,18 +20,21 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedshift.methods import base, method_set
+from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 SEARCH = {"mu": search.log(0.001, 1)}
 
 
 class Config(Strict):
-    """Options of FedProx."""
+    """Options of FedProx.
+
+    ``mu``: μ; 0 is ``fedavg``. ``variant``: ``released`` adds μ/2 ‖w − w_g‖ (the norm, not its square), and no term in
+    the first step of a round, as the code of FedFA and FedBN does.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     mu: float = Field(default=0.01, ge=0)
@@ -44,24 +49,28 @@ def distance(weights: Sequence[Tensor], anchor: Sequence[Tensor], *, squared: bo
 class Client(base.Client[Config]):
     """Adds the proximal term to the loss."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """Both options where gradients are taken at w_g alone, at which the term's is 0."""
-        beside = [method.client() for method in method_set.load(job.methods)]
-        if "fedsgd" in job.methods:
-            why = "fedsgd moves no weight before the end of a round"
-        # FedSAM takes a gradient elsewhere within its step, and fine-tuning takes further steps.
-        elif job.task.schedule.local_steps == 1 and not any("step" in o.owns or o.fine_tune() for o in beside):
-            why = "schedule.local_steps is 1, and before the first step no weight has moved"
-        else:
-            return {}
-        return {"mu": why, "variant": why}
+    idle = (
+        base.Rule(
+            "mu variant",
+            "schedule.local_steps is 1, and before the first step no weight has moved",
+            # FedSAM takes a gradient elsewhere within its step, and fine-tuning takes further steps.
+            lambda case: (
+                case.job.task.schedule.local_steps == 1
+                and not any("step" in other.owns or other.fine_tune() for other in case.others.values())
+            ),
+        ),
+        base.Rule(
+            "mu variant",
+            "no weight moves before the end of a round",
+            lambda case: any(other.waits for other in case.others.values()),
+        ),
+    )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Drop the anchor of an earlier training run."""
         ctx.scratch.pop("anchor", None)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus the proximal term."""
         if "anchor" not in ctx.scratch:  # first step: every method's `begin` has run, no weight has changed yet
             ctx.scratch["anchor"] = [p.detach().clone() for p in ctx.run.net.parameters()]
         released = self.config.variant == "released"
@@ -71,9 +80,7 @@ class Client(base.Client[Config]):
         return loss + self.config.mu / 2 * far
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The weights at the start of the round."""
         return {str(number): anchor for number, anchor in enumerate(ctx.scratch["anchor"])}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Hold training near the same weights."""
         ctx.scratch["anchor"] = [kept[str(i)].to(p.device) for i, p in enumerate(ctx.run.net.parameters())]

@@ -20,6 +20,10 @@ Variants:
 - ``variant: released`` follows the code: mean and standard deviation are drawn independently, one of each per batch.
 - ``mode: mean`` is FedRDN-V: the mean of all sites' pairs, in training and test.
 - ``mode: fixed`` is plain normalisation with ``fixed_mean`` and ``fixed_std`` at every site.
+
+When: sites differ in brightness and contrast; it costs almost nothing and combines with the other methods. Not where
+each volume is normalised by itself (``data.normalise: volume``, the default of patches): all pairs are then nearly the
+same, and it can do nothing. ``fedshift job`` warns.
 """
 
 from __future__ import annotations
@@ -33,9 +37,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -44,7 +47,12 @@ SMALLEST_STD = 1e-6
 
 
 class Config(Strict):
-    """Options of FedRDN."""
+    """Options of FedRDN.
+
+    ``variant``: ``released`` draws mean and standard deviation independently, one of each per batch. ``mode``: ``mean``
+    is FedRDN-V, the mean of all sites' pairs; ``fixed`` is plain normalisation. ``fixed_mean``: for ``fixed``, one
+    number or one per channel. ``fixed_std``: likewise.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     mode: Literal["random", "mean", "fixed"] = "random"
@@ -54,7 +62,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse a standard deviation that is too small to divide by."""
         if min(self.fixed_std) < SMALLEST_STD:
-            raise ConfigError(f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}")
+            raise ConfigError(
+                "invalid-value", f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}"
+            )
 
 
 def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,18 +77,16 @@ class Client(base.Client[Config]):
     """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
 
     per_sample = frozenset({"inputs"})  # in training only what all sites have sent is used
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What another ``mode`` reads."""
-        mode, idle = self.config.mode, {}
-        if mode != "fixed":
-            idle = dict.fromkeys(("fixed_mean", "fixed_std"), f"mode {mode} uses the sites' statistics: set mode=fixed")
-        if mode != "random":
-            idle["variant"] = f"mode {mode} draws no pairs"
-        return idle
+    idle = (
+        base.Rule(
+            "fixed_mean fixed_std",
+            "mode {case.config.mode} uses the sites' statistics: set mode=fixed",
+            lambda case: case.config.mode != "fixed",
+        ),
+        base.Rule("variant", "mode {case.config.mode} draws no pairs", lambda case: case.config.mode != "random"),
+    )
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to images."""
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -115,8 +123,9 @@ class Client(base.Client[Config]):
         own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_images
         if float(own_std.min()) < SMALLEST_STD:
             raise DataError(
+                "images-constant",
                 f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "
-                "with it: run 'fedshift data check' on the site"
+                "with it: run 'fedshift data check' on the site",
             )
         ctx.state["mean"], ctx.state["std"] = own_mean, own_std
         return {"mean": own_mean.numpy(), "std": own_std.numpy()}
@@ -157,7 +166,6 @@ class Server(base.Server[Config]):
     """Collects the pairs once and sends all of them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The list of pairs, (K, C) each, without site names."""
         if self.config.mode == "fixed":
             return {}
         reveals = "every site's `{}`, without names"
@@ -174,5 +182,4 @@ class Server(base.Server[Config]):
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same list every round, so a site does not have to store it."""
         return self.state

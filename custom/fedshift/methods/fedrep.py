@@ -23,11 +23,11 @@ pixel or voxel.
 
 Read: the authors' code, as a copy of it has it (AC-Amiya233/FedRep, ``main_fedrep.py``, ``models/Update.py``). The
 paper's text was not at hand for a second reading.
+
+When: sites agree on features but not on what to make of them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from pydantic import Field
 from torch import nn
@@ -43,7 +43,10 @@ SEARCH = {"head": search.uniform(0.2, 0.9)}
 
 
 class Config(Strict):
-    """Options of FedRep: ``head`` is the share of a round's steps in which the head is trained."""
+    """Options of FedRep.
+
+    ``head``: the share of a round's steps that train the head, at least one step for each part.
+    """
 
     head: float = Field(default=0.5, gt=0, lt=1)
 
@@ -56,41 +59,37 @@ def head_steps(steps: int, share: float) -> int:
 class Client(base.Client[Config]):
     """Keeps the head at the site and trains one part at a time."""
 
+    needs = (base.Rule("a named head"),)
+    traits = (base.Rule("trains parts of the network in turn"),)
+    clashes = (base.Rule("may keep the head at the site", "keeps it too"),)
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a network that names its head, at least two steps a round, and no held-out sites."""
-        head_keys("fedrep", net, job.task.network.name)
         if job.task.schedule.local_steps == 1:
             raise ConfigError(
+                "method-needs",
                 "method fedrep: trains the head before the body, which takes two steps a round: set "
-                "schedule.local_steps to at least 2"
+                "schedule.local_steps to at least 2",
             )
         if job.task.schedule.minutes is not None:
             raise ConfigError(
+                "method-needs",
                 "method fedrep: divides the planned steps of a round between head and body, and schedule.minutes may "
                 "end the round before the body's turn: use --set schedule.minutes=null, and schedule.local_steps for "
-                "shorter rounds"
+                "shorter rounds",
             )
         if job.task.held_out:
             raise ConfigError(
+                "method-needs",
                 f"method fedrep: every site has a head of its own, and {', '.join(job.task.held_out)}, held out as it "
-                "is, may not train one: leave held_out empty"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep the same layers."""
-        if head_keys("fedrep", net) & other.personal(net):
-            raise ConfigError(
-                f"method fedrep: cannot be combined with {name}, because both keep the head at the site: leave one of "
-                "them out"
+                "is, may not train one: leave held_out empty",
             )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """The head's keys."""
-        return head_keys("fedrep", net)
+        return head_keys(net)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Look up the head."""
-        self._head = head_keys("fedrep", ctx.run.net)
+        self._head = head_keys(ctx.run.net)
 
     def gradients(self, ctx: base.Context) -> None:
         """Remove the gradients of the part that this step does not train, which optimisers then leave as it is."""

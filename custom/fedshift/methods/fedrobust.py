@@ -23,6 +23,8 @@ Deviations from the paper:
 
 The adversary's pass does not update running statistics, and it uses the same random draws (dropout, FedFA) as the
 training pass.
+
+When: sites, or later users, whose images differ in gain, offset or tint.
 """
 
 from __future__ import annotations
@@ -32,15 +34,14 @@ from typing import NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
+from fedshift.methods.shared.features import over_space
 from fedshift.methods.shared.passes import probing
-from fedshift.methods.shared.spatial import over_space
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -54,7 +55,11 @@ SEARCH = {
 
 
 class Config(Strict):
-    """Options of FedRobust."""
+    """Options of FedRobust.
+
+    ``step_delta``: step size of δ's ascent. ``step_gamma``: step size of Γ's. ``penalty_delta``: λ_δ.
+    ``penalty_gamma``: λ_Γ.
+    """
 
     step_delta: float = Field(default=0.02, ge=0)
     step_gamma: float = Field(default=0.001, ge=0)
@@ -67,8 +72,9 @@ class Config(Strict):
             step, penalty = getattr(self, f"step_{name}"), getattr(self, f"penalty_{name}")
             if step * penalty >= 1:
                 raise ConfigError(
+                    "options-clash",
                     f"method fedrobust: step_{name} {step:g} times penalty_{name} {penalty:g} must be below 1, or the "
-                    f"adversary diverges: lower step_{name}"
+                    f"adversary diverges: lower step_{name}",
                 )
 
 
@@ -110,13 +116,12 @@ def intensity_range(data: base.TrainingSamples, run: base.Run) -> float:
 class Client(base.Client[Config]):
     """Keeps the site's adversary and trains on the images that it changes."""
 
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """A penalty on what does not move."""
-        steps = {"delta": self.config.step_delta, "gamma": self.config.step_gamma}
-        return {f"penalty_{name}": f"step_{name} is 0" for name, step in steps.items() if not step}
+    idle = (
+        base.Rule("penalty_delta", "step_delta is 0", {"step_delta": 0}),
+        base.Rule("penalty_gamma", "step_gamma is 0", {"step_gamma": 0}),
+    )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Measure the images' range, once."""
         if "range" not in ctx.state:
             ctx.state["range"] = torch.tensor(intensity_range(data, ctx.run), dtype=torch.float64)
 
@@ -132,12 +137,10 @@ class Client(base.Client[Config]):
         return base.Batch(affine(x), batch.y)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """Γ and δ."""
         affine: Affine = ctx.scratch["affine"]
         return {"gamma": affine.gamma.detach(), "delta": affine.delta.detach()}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         device = next(ctx.run.net.parameters()).device
         scale = float(ctx.state["range"])
         ctx.scratch["affine"] = Affine(kept["gamma"].to(device), kept["delta"].to(device), scale)

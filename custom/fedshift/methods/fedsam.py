@@ -16,6 +16,8 @@ batch-norm statistics in both passes; here T follows the formula for all paramet
 first pass.
 
 Variants: ``adaptive: true`` is ASAM, with η as ``eta``.
+
+When: small sites; a model that must generalise to unseen sites.
 """
 
 from __future__ import annotations
@@ -24,17 +26,20 @@ from collections.abc import Callable
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 TINY = 1e-12
 
 
 class Config(Strict):
-    """Options of FedSAM."""
+    """Options of FedSAM.
+
+    ``rho``: ρ; 0 is ``fedavg``. ``adaptive``: scale ε element by element with the weights (ASAM). ``eta``: η of the
+    adaptive form.
+    """
 
     rho: float = Field(default=0.05, ge=0)
     adaptive: bool = False
@@ -78,10 +83,7 @@ class Client(base.Client[Config]):
     """Takes the local step with the gradient at w + ε."""
 
     owns = frozenset({"step"})
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``eta`` without ``adaptive``."""
-        return {} if self.config.adaptive else {"eta": "it belongs to adaptive SAM: --set fedsam.adaptive=true as well"}
+    idle = (base.Rule("eta", "it belongs to adaptive SAM: --set fedsam.adaptive=true as well", {"adaptive": False}),)
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Two forward and backward passes, one optimiser step."""

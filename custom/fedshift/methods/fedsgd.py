@@ -19,25 +19,28 @@ Deviations from the paper:
 
 Choices: a site sends w_k, which reveals as much to the server as the gradient. Weight decay is part of the gradient at
 w. Only plain SGD is allowed; for momentum use fedavgm, which applies it at the server.
+
+When: a reference without client drift; it needs many more rounds than ``fedavg``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of FedSGD."""
+    """Options of FedSGD.
+
+    ``weights``: ``samples`` is n_k/n, ``uniform`` 1/K.
+    """
 
     weights: Literal["samples", "uniform"] = "samples"
 
@@ -46,37 +49,22 @@ class Client(base.Client[Config]):
     """Accumulates gradients and takes one step at the end of the round."""
 
     owns = frozenset({"step"})
+    waits = True
+    needs = (
+        base.Rule("SGD", "it is one step of it"),
+        base.Rule(
+            "SGD without momentum",
+            "it takes one plain step a round; fedavgm with schedule.local_steps=1 has momentum at the server",
+        ),
+    )
+    clashes = (
+        base.Rule("trains parts of the network in turn", "takes the mean gradient over all of a round's batches"),
+        base.Rule("fine-tunes the final model", "takes one step a round, with which nothing is fine-tuned"),
+    )
 
     def __init__(self, config: Config) -> None:
-        """No gradient accumulated yet."""
         super().__init__(config)
         self._total: dict[str, Tensor] = {}
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require plain SGD and no method that fine-tunes at the site."""
-        optimizer = job.task.optimizer
-        if optimizer.name != "sgd":
-            raise ConfigError(
-                f"method fedsgd: is one step of SGD, not {optimizer.name}: use --set optimizer.name=sgd optimizer.lr=…"
-            )
-        if optimizer.momentum > 0:
-            raise ConfigError(
-                "method fedsgd: takes one plain SGD step a round: use --set optimizer.momentum=0, or for "
-                "momentum at the server method fedavgm with schedule.local_steps=1"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse fine-tuning, which needs more than one step at a site, and FedRep, which takes its steps apart."""
-        if name == "fedrep":
-            raise ConfigError(
-                "method fedsgd: takes the mean gradient over a round's batches, and with fedrep each part of the "
-                "network has one in only some of them: leave one of them out"
-            )
-        if other.fine_tune():
-            raise ConfigError(
-                f"method fedsgd: cannot be combined with {name}, because one step a round leaves no room "
-                "for fine-tuning: leave one of them out"
-            )
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Add the gradient of one more batch; the weights do not change."""
@@ -87,11 +75,9 @@ class Client(base.Client[Config]):
         return loss
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The sum of the gradients so far."""
         return self._total
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with it."""
         device = next(ctx.run.net.parameters()).device
         self._total = {name: total.to(device) for name, total in kept.items()}
 
@@ -110,5 +96,4 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Σ_k c_k w_k for every tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

@@ -27,6 +27,8 @@ Soft labels (Mixup) count as their largest class.
 Read: the authors' code (atuannguyen/FedSR, ``src/methods/FedSR.py``, ``base.py`` and ``argument.py``), with which
 FL-bench agrees. The paper's text was not available: whether its first term is ‖z‖, as in the code, or ‖z‖², and whether
 it has c, is not known.
+
+When: the model should work at sites that do not take part.
 """
 
 from __future__ import annotations
@@ -42,8 +44,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.auxiliary import AuxiliaryNetwork
-from fedshift.methods.shared.head import classes_of, head_of, require_embedding
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import EmbeddingClient, classes_of, head_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import Strict
@@ -53,7 +54,11 @@ SEARCH = {"l2r": search.log(1e-3, 0.1), "cmi": search.log(1e-4, 1e-2), "lr": sea
 
 
 class Config(Strict):
-    """Options of FedSR. ``l2r`` is α, ``cmi`` is β."""
+    """Options of FedSR.
+
+    ``l2r``: α. ``cmi``: β. ``stochastic``: false is the authors' FedL2R (z = u, and only the first term). ``lr``:
+    learning rate of σ's layer and of the reference c, μ, ρ. ``momentum``: their momentum.
+    """
 
     l2r: float = Field(default=0.01, ge=0)
     cmi: float = Field(default=0.001, ge=0)
@@ -85,23 +90,18 @@ class Noise(nn.Module):
         return kl.sum(1).mean()
 
 
-class Client(base.Client[Config]):
+class Client(EmbeddingClient[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
-    reads_last_pass = True
+    idle = (
+        base.Rule(
+            "cmi lr momentum",
+            "stochastic is false, so the embedding has no distribution: --set fedsr.stochastic=true as well",
+            {"stochastic": False},
+        ),
+    )
 
     _noise: AuxiliaryNetwork | None = None
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fedsr", job, net)
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``cmi``, ``lr`` and ``momentum`` with an embedding that is not drawn."""
-        if self.config.stochastic:
-            return {}
-        why = "stochastic is false, so the embedding has no distribution: --set fedsr.stochastic=true as well"
-        return dict.fromkeys(("cmi", "lr", "momentum"), why)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Put z in place of the head's input in training, and record it."""
@@ -129,7 +129,6 @@ class Client(base.Client[Config]):
         self._noise.restore(ctx.state)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus both terms."""
         loss = loss + self.config.l2r * torch.linalg.vector_norm(precise(self._z), dim=1).mean()
         if self._noise is None:
             return loss
@@ -143,11 +142,9 @@ class Client(base.Client[Config]):
             self._noise.advance(step=not ctx.run.replay)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """σ's layer and the reference, with their momentum."""
         return {} if self._noise is None else self._noise.remember(keys=self._noise.net.state_dict())
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         if self._noise is not None:
             self._noise.restore(kept)
 

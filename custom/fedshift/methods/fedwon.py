@@ -35,6 +35,10 @@ here:
   networks, MedNeXt's grow beyond use.
 - Clipping comes before ``optimizer.clip_norm``, and at its turn among methods that change gradients. The personal
   model of Ditto has the same network, and its gradients are clipped by its own weights.
+
+When: small batches (a batch of one image trains), or sites so different that no running statistics suit all. Every site
+gets the same model. In FedFA's U-Net and MONAI's BasicUNet features keep their size from the first to the last layer;
+in residual networks they grow, and a lower ``gamma`` helps.
 """
 
 from __future__ import annotations
@@ -53,10 +57,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.last_layers import last_layers
-from fedshift.methods.shared.norms import is_norm, norm_keys
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import last_layers
+from fedshift.methods.shared.norms import is_norm
 from fedshift.schema.strict import Strict
 
 RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))
@@ -66,7 +68,11 @@ SEARCH = {"gamma": None, "clip": search.log(0.01, 1.28)}
 
 
 class Config(Strict):
-    """Options of FedWon."""
+    """Options of FedWon.
+
+    ``gamma``: γ; the default suits ReLU. ``gain``: norms keep their learnable shift only, or with ``learned`` their
+    scale too. ``clip``: λ; null does not clip.
+    """
 
     gamma: float = Field(default=RELU_GAIN, gt=0)
     gain: Literal["constant", "learned"] = "constant"
@@ -110,7 +116,6 @@ class Replaced(RemovableHandle):
         module.forward = MethodType(forward, module)
 
     def remove(self) -> None:
-        """The module's own again."""
         self._module.__dict__.pop("forward", None)
 
 
@@ -129,29 +134,18 @@ class Client(base.Client[Config]):
 
     attached_to_predict = True
     removes_norms = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse transformers, which don't train without their norms."""
-        if any(isinstance(module, nn.LayerNorm | nn.RMSNorm) for module in net.modules()):
-            raise ConfigError(
-                f"method fedwon: network {job.task.network.name} has layer norms, without which its attention doesn't "
-                "train, and weight standardisation is for convolutions: take a convolutional network"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with which a site keeps norms, or chooses to, and not always the rest."""
-        everything = {key for key, _ in net.named_parameters()}
-        if other.keeps(net) & norm_keys(net, "all") and not other.personal(net) >= everything:
-            raise ConfigError(
-                f"method fedwon: cannot be combined with {name} and its present options, because {name} lets a site "
-                "keep normalisation layers, and fedwon removes them: leave one of them out"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``gain`` without a norm that has a scale."""
-        if any(getattr(module, "weight", None) is not None for module in net.modules() if is_norm(module, "all")):
-            return {}
-        return {"gain": f"no normalisation layer of network {job.task.network.name} has a scale"}
+    needs = (base.Rule("a network without layer norms", "attention does not train without them"),)
+    traits = (base.Rule("clips gradients", "", lambda case: case.config.clip is not None, "fedwon.clip=null"),)
+    clashes = (base.Rule("may keep norms, and not the rest, at the site", "removes them"),)
+    idle = (
+        base.Rule(
+            "gain",
+            "no normalisation layer of network {case.job.task.network.name} has a scale",
+            lambda case: all(
+                getattr(module, "weight", None) is None for module in case.net.modules() if is_norm(module, "all")
+            ),
+        ),
+    )
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Give convolutions standardised weights, and let norms add their shift alone."""
@@ -185,7 +179,6 @@ class Client(base.Client[Config]):
         ctx.run.clip_gradients = self._clip
 
     def gradients(self, ctx: base.Context) -> None:
-        """AGC."""
         self._clip()
 
     def _clip(self) -> None:

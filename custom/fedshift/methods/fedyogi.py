@@ -8,6 +8,8 @@ In a round v moves by no more than (1 − β2) Δ². When the changes become sma
 for much longer than with FedAdam, whose v falls by the part 1 − β2 of itself in every round.
 
 Options, deviations, choices and what was read are FedAdam's.
+
+When: FedAdam's model swings from round to round.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
 from fedshift.methods.shared import adaptive, search
 
 SEARCH = {**adaptive.SEARCH, "beta2": search.choice(0.9, 0.99, 0.999)}
@@ -27,10 +28,6 @@ class Config(adaptive.Config):
     """Options of FedYogi."""
 
     beta2: float = Field(default=0.99, ge=0, lt=1)
-
-
-class Client(base.Client[Config]):
-    """Plain local training."""
 
 
 class Server(adaptive.Server[Config]):

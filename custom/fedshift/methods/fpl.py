@@ -32,25 +32,25 @@ Choices: τ is the paper's 0.02. The paper's sum with weight 1 is strong where u
 rate of the task ``digits`` it slows training down a lot, and ``consistency`` has to be tuned (1/d is the code's).
 
 Read: the paper's text, and the authors' code (WenkeHuang/RethinkFL, ``models/fpl.py`` and ``utils/finch.py``).
+
+When: some sites are alike and others are not, and the alike ones should not decide what a class looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, check_beside, prototype_fault, prototype_specs
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.head import classes_of, head_of
+from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, PrototypeClient, PrototypeServer
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -64,7 +64,12 @@ SEARCH = {
 
 
 class Config(Strict):
-    """Options of FPL. ``temperature`` is τ."""
+    """Options of FPL.
+
+    ``temperature``: τ. ``contrast``: weight of the first term. ``consistency``: weight of the second. ``min_samples``:
+    as with ``fedproto``. ``variant``: ``released`` divides the second term by the length of u, as the authors' code
+    does; with the paper's sum ``consistency`` has to be tuned.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     temperature: float = Field(default=0.02, gt=0)
@@ -118,46 +123,22 @@ def contrast_loss(u: Tensor, classes: Tensor, prototypes: Tensor, present: Tenso
     n_classes, most, _ = prototypes.shape
     similarity = functional.cosine_similarity(u[:, None], prototypes.flatten(0, 1)[None], dim=2) / temperature
     similarity = similarity.masked_fill(~present.flatten()[None], -torch.inf)
-    own = torch.arange(n_classes, device=u.device).repeat_interleave(most)[None] == classes[:, None]
-    return similarity.logsumexp(1) - similarity.masked_fill(~own, -torch.inf).logsumexp(1)
+    same_class = torch.arange(n_classes, device=u.device).repeat_interleave(most)[None] == classes[:, None]
+    return similarity.logsumexp(1) - similarity.masked_fill(~same_class, -torch.inf).logsumexp(1)
 
 
-class Client(base.Client[Config]):
+class Client(PrototypeClient[Config]):
     """Adds both terms to the loss and sends the site's prototypes."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("fpl", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods with which an image may count twice."""
-        check_beside("fpl", name, other, min_samples=self.config.min_samples)
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``temperature`` without the contrast, ``variant`` without consistency, ``min_samples`` without both."""
-        idle = {} if self.config.contrast else {"temperature": "contrast is 0, and τ is a part of it"}
-        if not self.config.consistency:
-            idle["variant"] = "consistency is 0, and variants differ in it alone"
-        if not self.config.contrast and not self.config.consistency:
-            idle["min_samples"] = "contrast and consistency are 0, so no prototype is used"
-        return idle
-
-    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Prototypes (K, d), and which classes the site has (K,)."""
-        return prototype_specs(net, min_samples=self.config.min_samples, by_class=False)
-
-    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Record the input of the head."""
-
-        def see(u: Tensor) -> None:
-            self._embedding = u
-
-        return [on_embedding(net, see)]
+    idle = (
+        base.Rule("temperature", "contrast is 0, and τ is a part of it", {"contrast": 0}),
+        base.Rule("variant", "consistency is 0, in which variants differ", {"consistency": 0}),
+        base.Rule(
+            "min_samples", "contrast and consistency are 0, so no prototype is used", {"contrast": 0, "consistency": 0}
+        ),
+    )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's clusters."""
         device = next(ctx.run.net.parameters()).device
         self._prototypes = torch.from_numpy(arrays["prototypes"]).to(device)
         number = torch.from_numpy(arrays["number"]).to(device)
@@ -165,36 +146,25 @@ class Client(base.Client[Config]):
         self._unbiased = (self._prototypes * self._present[..., None]).sum(1) / number.clamp(min=1)[:, None]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Start with empty class means."""
         self._means = LastEpoch(self._unbiased, ctx.run)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The loss plus both terms; embeddings are collected."""
-        u, classes = precise(self._embedding), classes_of(batch.y)
+        u, classes = precise(self.embedding), classes_of(batch.y)
         self._means.add(u, classes, ctx.run)
         known = self._present.any(1)[classes]
         if not known.any():
             return loss
-        some, of = u[known], classes[known]
-        apart = contrast_loss(some, of, self._prototypes.to(u), self._present, temperature=self.config.temperature)
-        squares = (some - self._unbiased.to(u)[of]).square()
+        embeddings, labels = u[known], classes[known]
+        apart = contrast_loss(
+            embeddings, labels, self._prototypes.to(u), self._present, temperature=self.config.temperature
+        )
+        squares = (embeddings - self._unbiased.to(u)[labels]).square()
         far = squares.mean(1) if self.config.variant == "released" else squares.sum(1)
         return loss + (self.config.contrast * apart + self.config.consistency * far).sum() / len(u)
 
-    def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The class means so far."""
-        return self._means.tensors()
 
-    def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
-        self._means.load(kept)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
-        return self._means.arrays(min_samples=self.config.min_samples, by_class=False)
-
-
-class Server(base.Server[Config]):
+class Server(PrototypeServer[Config]):
     """Clusters the sites' prototypes class by class."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -213,14 +183,9 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """No class has a prototype."""
         head = head_of(net)
         self.state["prototypes"] = np.zeros((head.out_features, len(ctx.sites), head.in_features), np.float32)
         self.state["number"] = np.zeros(head.out_features, np.int64)
-
-    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """Reject impossible counts and prototypes of classes whose count is 0."""
-        return prototype_fault(arrays, n_samples, min_samples=self.config.min_samples, by_class=False)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Replace the clusters of every class that a site of this round has."""
@@ -235,7 +200,3 @@ class Server(base.Server[Config]):
             prototypes[label] = 0
             prototypes[label, : len(means)], number[label] = means, len(means)
         self.state = {"prototypes": prototypes, "number": number}
-
-    def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The current clusters."""
-        return self.state

@@ -33,6 +33,10 @@ has no other use) and ``gamma_syn: 0.002`` in 300 rounds, with which w is .5 in 
 
 Table 3's columns are ``rtnet`` (û), ``moving_average`` (û_c) and ``schedule`` (λ_syn, else 1); without the first two
 the generator's output v itself is the synthetic embedding.
+
+When: classification with few images per site and few classes missing at a site. λ_syn grows to nearly 1 at the end,
+where the paper's unweighted losses can destabilise the head: use the best round, not the last, or ``variant=released``,
+which gives synthetic embeddings at most half the weight.
 """
 
 from __future__ import annotations
@@ -52,12 +56,11 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import site_fractions
 from fedshift.methods.shared.auxiliary import AuxiliaryNetwork, Mlp
-from fedshift.methods.shared.head import head_of, on_embedding
-from fedshift.methods.shared.mixing import soft
+from fedshift.methods.shared.features import soft
+from fedshift.methods.shared.head import head_of
 from fedshift.methods.shared.mmd import mmd
 from fedshift.methods.shared.norms import norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import Strict
@@ -73,7 +76,19 @@ SourceKind = Literal["prototype", "real", "agnostic"]
 
 
 class Config(Strict):
-    """Options of FRAug; ``variant: released`` changes the defaults named in `RELEASED`."""
+    """Options of FRAug.
+
+    ``variant``: ``released`` is the authors' code for OfficeHome and changes the defaults named in `RELEASED`.
+    ``alpha``: α, weight of the generator's distance. ``beta``: β, weight of the RTNet's distance.
+    ``generator_distance``: of the generator's loss; ``l2`` is unbounded. ``rtnet_distance``: of the RTNet's loss.
+    ``latent``: numbers in z; null for half the embedding. ``gamma_syn``: γ; null for 3 / rounds. ``interpolate``:
+    whether λ_syn scales the residuals. ``lambda_c``: λ. ``ramp_up``: T as a part of the rounds; 0 for a fixed λ_c.
+    ``absent``: class means of classes missing from a batch; ``decay`` is the formula as printed. ``noise``:
+    distribution of z. ``lr_generator``: of its SGD. ``lr_rtnet``: of its SGD. ``momentum``: of both. ``bn``: batch
+    norms stay at the site, or with ``statistics`` only their running statistics. ``weights``: of the generator's
+    average. ``share_generator_bn``: whether its batch norms are averaged. ``rtnet``: Table 3's switch of û.
+    ``moving_average``: Table 3's switch of û_c. ``schedule``: Table 3's switch of λ_syn, else 1.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     latent: int | None = Field(default=None, ge=1)
@@ -107,8 +122,9 @@ class Config(Strict):
     def _interpolates_in_the_paper(self) -> Self:
         if self.variant == "paper" and not self.interpolate:
             raise ConfigError(
+                "options-clash",
                 "method fraug: interpolate=false is a setting of the released code, and in the paper λ_syn has no "
-                "other use: set fraug.schedule=false for λ_syn = 1, or fraug.variant=released"
+                "other use: set fraug.schedule=false for λ_syn = 1, or fraug.variant=released",
             )
         return self
 
@@ -116,6 +132,11 @@ class Config(Strict):
     def personalises(self) -> bool:
         """Whether an RTNet is used at all."""
         return self.rtnet or self.moving_average
+
+    @property
+    def uses_class_means(self) -> bool:
+        """Whether class means are used; as released, l2 measures the generator's output against them."""
+        return self.moving_average or (self.variant == "released" and self.generator_distance == "l2")
 
 
 # --- formulas -----------------------------------------------------------------------------------------
@@ -153,13 +174,7 @@ DISTANCES: Mapping[Distance, Callable[[Tensor, Tensor], Tensor]] = {"mmd": mmd, 
 # --- generator and RTNet ------------------------------------------------------------------------------
 
 
-def has_embedding(net: nn.Module) -> bool:
-    """Whether the network is made of ``features`` and a linear ``head``."""
-    return hasattr(net, "features") and isinstance(getattr(net, "head", None), nn.Linear)
-
-
 def latent_size(head: nn.Linear, config: Config) -> int:
-    """Length of z."""
     return config.latent or max(1, head.in_features // 2)
 
 
@@ -185,7 +200,6 @@ def shared_tensors(generator: nn.Module, config: Config) -> dict[str, Tensor]:
 
 
 def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base.ArraySpec]:
-    """Specs of `shared_tensors`."""
     with torch.device("meta"):
         tensors = shared_tensors(make_generator(head_of(net), config), config)
     return {
@@ -218,52 +232,38 @@ class Client(base.Client[Config]):
     """At every step trains the classifier, then the generator, then the RTNet."""
 
     owns = frozenset({"step"})
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse networks without an embedding, and batches of one image."""
-        if job.task.kind != "classification":
-            raise ConfigError(
-                f"method fraug: makes synthetic embeddings of images, and a network for {job.task.kind} has no "
-                "embedding of a whole image: use a classification task"
-            )
-        if not has_embedding(net):
-            raise ConfigError(
-                f"method fraug: network {type(net).__name__} has no embedding, that is, no 'features' with a linear "
-                "'head': use a classification network that has both"
-            )
-        if job.task.schedule.batch_size < 2:
-            raise ConfigError(
-                "method fraug: its batch norms need batches of two images at least: use --set schedule.batch_size=…"
-            )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse fine-tuning, to which no generator comes."""
-        if other.fine_tune():
-            raise ConfigError(
-                f"method fraug: cannot be combined with {name}, because it trains with a generator, and a final model "
-                "that sites fine-tune comes without: leave one of them out"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """What the variant, the switches of Table 3 or ``schedule: false`` leave without a use."""
-        config, idle = self.config, {}
-        released, only_generator = config.variant == "released", not config.personalises
-        if not config.schedule:
-            idle["gamma_syn"] = "schedule is false, so λ_syn is 1"
-        if only_generator:
-            # The paper has λ_syn in (3) only, the released code also as a weight in the model's loss.
-            scaling = ("interpolate",) if released else ("gamma_syn", "schedule")
-            why = "without rtnet and moving_average no RTNet is used"
-            idle |= dict.fromkeys((*scaling, "beta", "lr_rtnet", "rtnet_distance"), why)
-        # As released, l2 measures the generator's output against the class means.
-        if not config.moving_average and not (released and config.generator_distance == "l2"):
-            why = "without moving_average class means are not used"
-            idle |= dict.fromkeys(("lambda_c", "ramp_up", "absent"), why)
-        return idle
+    needs = (
+        base.Rule("one label for each image"),
+        base.Rule("a linear head"),
+        base.Rule("features before a head"),
+        base.Rule("batches of two images", "its batch norms do"),
+    )
+    traits = (
+        base.Rule("reads what a step's last pass computes"),
+        base.Rule("divides the task's loss", when={"variant": "released"}, remedy="fraug.variant=paper"),
+    )
+    clashes = (base.Rule("fine-tunes the final model", "trains with a generator, and a final model has none"),)
+    idle = (
+        base.Rule("gamma_syn", "schedule is false, so λ_syn is 1", {"schedule": False}),
+        base.Rule(
+            "beta lr_rtnet rtnet_distance", "without rtnet and moving_average no RTNet is used", {"personalises": False}
+        ),
+        base.Rule(  # the paper has λ_syn in (3) only, the released code also as a weight in the model's loss
+            "gamma_syn schedule",
+            "without rtnet and moving_average no RTNet is used",
+            {"personalises": False, "variant": "paper"},
+        ),
+        base.Rule(
+            "interpolate",
+            "without rtnet and moving_average no RTNet is used",
+            {"personalises": False, "variant": "released"},
+        ),
+        base.Rule(
+            "lambda_c ramp_up absent", "without moving_average class means are not used", {"uses_class_means": False}
+        ),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The generator."""
         reveals = (
             "weights of a generator of embeddings, trained on the site's images: whoever has them can make embeddings "
             "like those of the site's images of each class"
@@ -282,14 +282,13 @@ class Client(base.Client[Config]):
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Record the embedding of every training batch."""
 
-        def note(u: Tensor) -> None:
+        def record(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if net.training:
-                self._embedding = u.detach()
+                self._embedding = inputs[0].detach()
 
-        return [on_embedding(net, note)]
+        return [head_of(net).register_forward_pre_hook(record)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """Take the average generator."""
         self._received = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -306,7 +305,9 @@ class Client(base.Client[Config]):
         self._rtnet.restore(ctx.state)
         self._generator.restore(ctx.state)
         if not self._received:
-            raise DataError(f"site {run.site}: the generator did not come with the model: start the run anew")
+            raise DataError(
+                "array-missing", f"site {run.site}: the generator did not come with the model: start the run anew"
+            )
         self._generator.load(self._received)
         means = ctx.state.get("prototypes", torch.zeros(head.out_features, head.in_features))
         # As released, classes that no image has shown yet have prototypes too: 0.
@@ -352,11 +353,9 @@ class Client(base.Client[Config]):
         return loss
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """RTNet and generator with their momentum, and the class means."""
         return self._kept(self._generator.net.state_dict())
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Go on with them."""
         self._rtnet.restore(kept)
         self._generator.restore(kept)
         self._means, self._seen = kept["prototypes"].to(self._means), kept["seen"].to(self._seen)
@@ -364,16 +363,17 @@ class Client(base.Client[Config]):
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Save the site's own part and send the generator."""
         shared = shared_tensors(self._generator.net, self.config)
-        own = [key for key in self._generator.net.state_dict() if key not in shared]
+        local = [key for key in self._generator.net.state_dict() if key not in shared]
         ctx.state.clear()
-        ctx.state.update(self._kept(own))
+        ctx.state.update(self._kept(local))
         arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in shared.items()}
         if not all(torch.isfinite(t).all() for t in ctx.state.values()) or not all(
             np.isfinite(a).all() for a in arrays.values()
         ):
             raise DataError(
+                "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the generator or the RTNet is not finite after training; "
-                "lower fraug.lr_generator, fraug.lr_rtnet or fraug.alpha"
+                "lower fraug.lr_generator, fraug.lr_rtnet or fraug.alpha",
             )
         return arrays
 
@@ -455,7 +455,6 @@ class Client(base.Client[Config]):
         return embedding.float()
 
     def _train_generator(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:
-        """Eq. 5."""
         if self.config.variant == "released":
             means, labels = self._prototypes(len(labels))
             target = means if self.config.generator_distance == "l2" else embedding
@@ -470,7 +469,6 @@ class Client(base.Client[Config]):
         self._generator.descend(ctx.run.objective(self._classify(synthetic), labels) - self.config.alpha * distance)
 
     def _train_rtnet(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:
-        """Eq. 6."""
         self._generator.net.eval()
         self._rtnet.net.train()
         values = {}
@@ -483,7 +481,6 @@ class Client(base.Client[Config]):
             self._rtnet.descend(self._total(values))
 
     def _scale(self) -> float:
-        """λ_syn in (5) and (6)."""
         fixed = self.config.variant == "released" or not self.config.interpolate
         return 1.0 if fixed else self._lambda_syn
 
@@ -495,11 +492,9 @@ class Server(base.Server[Config]):
     """Averages the generators."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The average generator."""
         return shared_specs(net, self.config, "weights of a generator of embeddings, averaged over sites")
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Make a generator from the job's seed."""
         with seeded_global(derive_seed(ctx.seed, "server", 0, "fraug.generator")):
             generator = make_generator(head_of(net), self.config)
         self.state = {name: t.detach().numpy().copy() for name, t in shared_tensors(generator, self.config).items()}
@@ -515,5 +510,4 @@ class Server(base.Server[Config]):
             self.state[name] = np.asarray(total, old.dtype)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The last average; before round 1 the initial generator."""
         return self.state

@@ -14,6 +14,9 @@ Deviations from the paper:
 - The authors' code never passes λ_min to the projection, so it runs plain AFL.
 - The initial λ, n_i / n, is projected too. This changes it only if λ_min exceeds a site's share of the samples.
 - Negative weights apply to parameters only. For batch-norm statistics and all other choices see AFL.
+
+When: ``afl`` reacts too slowly. Extrapolation can overshoot and oscillate; a smaller ``eta`` damps it. ``lambda_min`` 0
+is ``afl``, 1/n is ``fedavg`` with uniform weights.
 """
 
 from __future__ import annotations
@@ -27,13 +30,15 @@ from fedshift.schema.job import JobSpec
 
 
 class Config(afl.Config):
-    """Options of Gen-AFL."""
+    """Options of Gen-AFL.
+
+    ``lambda_min``: the least weight, at most 1/n for n sites; 0 is ``afl``. ``eta``: as in ``afl``.
+    """
 
     lambda_min: float = Field(default=-1.0, gt=-1e3, le=1)
 
     @property
     def lowest(self) -> float:
-        """λ_min."""
         return self.lambda_min
 
 
@@ -43,12 +48,12 @@ class Client(afl.Client):
     config: Config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ_min with which the weights cannot sum to 1."""
         n = len(job.task.sites)
         if self.config.lambda_min > 1 / n:
             raise ConfigError(
+                "invalid-value",
                 f"method gen_afl: with lambda_min {self.config.lambda_min:g} the weights of {n} sites sum to more "
-                f"than 1: use at most 1/{n}, such as --set gen_afl.lambda_min=0"
+                f"than 1: use at most 1/{n}, such as --set gen_afl.lambda_min=0",
             )
 
 

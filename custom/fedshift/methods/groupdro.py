@@ -10,24 +10,29 @@ f_i::
 
 A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round. It is kept as
 log q: the q of a domain whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
+
+When: the centralised counterpart of AFL; the worst site's score matters. Run it with ``fedshift pooled groupdro
+<task>``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_beside, site_losses
+from fedshift.methods.shared.domains import ByDomain, site_losses
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of GroupDRO; ``eta`` is the step size of the weights q."""
+    """Options of GroupDRO.
+
+    ``eta``: step size of the weights q; 0 is the mean over sites.
+    """
 
     eta: float = Field(default=0.01, ge=0)
 
@@ -37,14 +42,8 @@ def reweigh(log_q: Tensor, losses: Tensor, *, eta: float) -> Tensor:
     return torch.log_softmax(log_q + eta * losses.detach().to(log_q), 0)
 
 
-class Client(base.Client[Config]):
+class Client(ByDomain[Config]):
     """Trains on every site's images at once."""
-
-    trains_on = "every site"
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
-        check_beside("groupdro", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Σ_i q_i f_i with the q of this batch."""

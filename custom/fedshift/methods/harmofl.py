@@ -20,6 +20,9 @@ Deviations from the paper:
 Variants: ``variant: released`` follows the authors' code, which replaces the DC term only:
 x ← x − mean(x) + s A(0)/N, N the number of pixels, s the sign of the image's mean. Their A comes from the first batch;
 here it comes from all training images in this variant too.
+
+When: sites differ in brightness, contrast or smoothness. It applies in training and evaluation, also at new sites.
+Information in an image's own amplitudes is lost.
 """
 
 from __future__ import annotations
@@ -32,8 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.spatial import over_space, spatial_dims
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.shared.features import over_space, spatial_dims
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -43,7 +45,10 @@ LARGEST = 1e10
 
 
 class Config(Strict):
-    """Options of HarmoFL's amplitude normalisation."""
+    """Options of HarmoFL's amplitude normalisation.
+
+    ``variant``: ``released`` replaces only the DC term (the image's mean), which is the effect of the authors' code.
+    """
 
     variant: Literal["paper", "released"] = "paper"
 
@@ -73,18 +78,9 @@ def with_mean(x: Tensor, shared: Tensor) -> Tensor:
 class Client(base.Client[Config]):
     """Sends its mean spectrum once and normalises every image with the shared one."""
 
-    name: ClassVar[str] = "harmofl"
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a second method that normalises images."""
-        if type(other).inputs is not base.Client.inputs:
-            raise ConfigError(
-                f"method {self.name}: cannot be combined with {name}, because each would undo the other's "
-                "normalisation of the images: leave one of them out"
-            )
+    clashes = (base.Rule("normalises images", "would undo that, or be undone"),)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to images."""
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -113,7 +109,6 @@ class Client(base.Client[Config]):
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """A_k, summed in float64."""
         dc = self.config.variant == "released"
         total: Tensor | float = 0.0
         for x in data.images_alone():
@@ -122,7 +117,6 @@ class Client(base.Client[Config]):
         return {"amplitude": cast(Tensor, total / data.n_images).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The shared amplitude A."""
         self._shared = torch.from_numpy(arrays["amplitude"])
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
@@ -136,16 +130,13 @@ class Server(base.Server[Config]):
     name: ClassVar[str] = "harmofl"
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The shared amplitude A."""
         spec = Client(self.config).up(net)["amplitude"]
         return {"amplitude": base.ArraySpec(spec.shape, reveals="the mean of all sites' `amplitude`")}
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: the mean over sites."""
         if ctx.round == 0:
             total = sum(update.arrays[self.name]["amplitude"].astype(np.float64) for update in updates)
             self.state = {"amplitude": np.asarray(total / len(updates), np.float32)}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same A every round, so a site does not have to store it."""
         return self.state

@@ -19,35 +19,36 @@ mean is used, which makes β independent of K. DomainBed estimates the penalty f
 computed on all of a domain's samples.
 
 A centralised reference, which needs all images in one place: `fedshift pooled irm`.
+
+When: the centralised counterpart of Fed-IRM. Run it with ``fedshift pooled irm <task>``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
+from fedshift.methods.fedirm import LINEAR, classifier_penalty, scalar_penalty
 from fedshift.methods.shared.domains import (
+    ByDomain,
+    WarmedUp,
     by_site,
-    check_beside,
-    idle_warmup,
-    penalty_weight,
     site_losses,
-    warn_of_warmup,
 )
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
-    """Options of IRM."""
+    """Options of IRM.
+
+    ``penalty``: the paper's scalar, or the classifier's gradient. ``weight``: β after the warm-up. ``warmup``: steps
+    with β at most 1, after which the optimiser's state is reset.
+    """
 
     penalty: Literal["scalar", "classifier"] = "scalar"
     weight: float = Field(default=100.0, ge=0)
@@ -59,39 +60,18 @@ def penalised(losses: Tensor, penalties: Tensor, *, weight: float) -> Tensor:
     return (losses.mean() + weight * penalties.mean()) / max(weight, 1.0)
 
 
-class Client(base.Client[Config]):
+class Client(WarmedUp[Config], ByDomain[Config]):
     """Trains on batches with images of every site and counts its steps."""
 
-    trains_on = "every site"
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a linear head for ``penalty: classifier``."""
-        if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
-            raise ConfigError(
-                f"method irm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
-                "has none: use --set irm.penalty=scalar"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
-        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
-        check_beside("irm", name, other)
+    needs = (LINEAR,)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(mean loss + β mean penalty) / max(β, 1)."""
-        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        weight = self.penalty_weight(ctx)
         losses = site_losses(batch, logits, ctx.run)
         if self.config.penalty == "scalar":
             penalties = [scalar_penalty(part, y, ctx.run.objective) for part, y in by_site(batch, logits, ctx.run)]
         else:
             head = cast(ClassifyingNetwork, ctx.run.net).head
-            penalties = [classifier_penalty(one, head.weight) for one in losses]
+            penalties = [classifier_penalty(domain_loss, head.weight) for domain_loss in losses]
         return penalised(losses, torch.stack(penalties), weight=weight)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Warn after the last round if the warm-up is not over; sends nothing."""
-        warn_of_warmup(ctx, method="irm", weight=self.config.weight, warmup=self.config.warmup)
-        return {}

@@ -11,6 +11,8 @@ its setting). ``layers`` selects other places. α = 0 disables mixing.
 Deviations: masks are blended pixel by pixel (the paper has no segmentation). A U-Net's stages are its pooled branches
 and its bottleneck, as for FedFA's layers. Mixing there does not change the skip connections of the same depth and
 above, which carry the sample's own features to the decoder. Mixing at the input affects everything.
+
+When: blends of images look unlike any real image; to compare with FedFA's tables.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, blend, soft, stages_of
+from fedshift.methods.shared.features import beta, blend, soft, stages_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -34,7 +36,11 @@ FIRST_STAGES = 2
 
 
 class Config(Strict):
-    """Options of Manifold Mixup."""
+    """Options of Manifold Mixup.
+
+    ``alpha``: of the Beta distribution; 0 mixes nothing. ``layers``: places by number, 0 the input, from 1 the
+    network's stages; null for the input and the first two.
+    """
 
     alpha: float = Field(default=2.0, ge=0)
     layers: tuple[int, ...] | None = None
@@ -42,7 +48,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse an empty list of places."""
         if self.layers is not None and not self.layers:
-            raise ConfigError("method manifold_mixup: layers is empty: list 0 for the input, or stages from 1")
+            raise ConfigError(
+                "invalid-value", "method manifold_mixup: layers is empty: list 0 for the input, or stages from 1"
+            )
 
 
 def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
@@ -62,16 +70,16 @@ def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
 class Client(base.Client[Config]):
     """Draws the place for each batch; the layer at that place mixes the features."""
 
-    mixes_samples = True
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (base.Rule("mixes images and their targets"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Every place must exist in the network."""
         places(net, self.config)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """One mixing layer at each stage among the places."""
-        found = places(net, self.config)
-        self._places = list(found)
+        stages = places(net, self.config)
+        self._places = list(stages)
 
         def layer(number: int, features: Tensor) -> Tensor:
             drawn = ctx.scratch.get("mix")
@@ -80,7 +88,7 @@ class Client(base.Client[Config]):
                 return features
             return blend(features, features[drawn[1]], drawn[2])
 
-        return [stage.hook(partial(layer, number)) for number, stage in found.items() if stage is not None]
+        return [stage.hook(partial(layer, number)) for number, stage in stages.items() if stage is not None]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Clear the previous draw, so that other methods' passes before ``batch`` mix nothing."""

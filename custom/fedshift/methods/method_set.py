@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import permutations
 from types import MappingProxyType, ModuleType
-from typing import Any, overload
+from typing import Any
 
 from torch import nn
 
 from fedshift import methods as package
-from fedshift.methods.base import ArraySpec, Client, Owned, Server
+from fedshift.methods import traits
+from fedshift.methods.base import ArraySpec, Case, Client, Owned, Server
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.losses import check_mixes
 
 DEFAULT_COMBINE = "fedavg"
-NOT_METHODS = ("base", "chain", "method_set", "shared")
+NOT_METHODS = ("base", "chain", "method_set", "shared", "traits")
 """Modules of the package that are not methods."""
 
 OWNED: Mapping[Owned, str] = MappingProxyType(
@@ -81,7 +82,7 @@ def find(name: str) -> ModuleType:
         ConfigError: there is no method of that name.
     """
     if name not in available():
-        raise ConfigError(f"there is no method {name!r}{nearest(name, available())}")
+        raise ConfigError("unknown-method", f"there is no method {name!r}{nearest(name, available())}")
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
@@ -103,13 +104,17 @@ def load(specs: Mapping[str, Mapping[str, Any]]) -> tuple[Method, ...]:
         methods.append(Method(DEFAULT_COMBINE, module, module.Config()))
     references = [m.name for m in methods if m.is_pooled]
     if len(references) > 1:
-        raise ConfigError(f"{' and '.join(references)} cannot be combined: each is a whole training; name one of them")
+        raise ConfigError(
+            "methods-clash",
+            f"{' and '.join(references)} cannot be combined: each is a whole training; name one of them",
+        )
     owners: dict[Owned, str] = {}
     for method in methods:
         for owned in sorted(method.owns):
             if owned in owners:
                 raise ConfigError(
-                    f"{owners[owned]} and {method.name} cannot be combined: both {OWNED[owned]}; name one of them"
+                    "methods-clash",
+                    f"{owners[owned]} and {method.name} cannot be combined: both {OWNED[owned]}; name one of them",
                 )
             owners[owned] = method.name
     return tuple(sorted(methods, key=lambda m: ("combine" not in m.owns, "step" not in m.owns, m.name)))
@@ -148,12 +153,13 @@ def require_federation(job: JobSpec) -> None:
     reference = pooled_reference(job.methods)
     if reference is not None:
         raise ConfigError(
+            "centralised-only",
             f"{reference.name} trains where all sites' images are, which no federation has, so there is no FLARE job "
-            "for it: give the same arguments to 'fedshift pooled', which runs it in one process"
+            "for it: give the same arguments to 'fedshift pooled', which runs it in one process",
         )
 
 
-class MethodSet(Sequence[Method]):
+class MethodSet:
     """The methods of a job with the job's network, in the order in which their halves are called."""
 
     def __init__(self, job: JobSpec, net: nn.Module) -> None:
@@ -170,28 +176,22 @@ class MethodSet(Sequence[Method]):
         self.net = net
         self._methods = load(job.methods)
         self._clients = {method.name: method.client() for method in self._methods}
+        self._cases = {
+            name: Case(half.config, job, net, {other: o for other, o in self._clients.items() if other != name})
+            for name, half in self._clients.items()
+        }
 
-    @overload
-    def __getitem__(self, index: int) -> Method: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Method, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Method | tuple[Method, ...]:
-        """A method by its place in the order."""
+    def __getitem__(self, index: int) -> Method:
         return self._methods[index]
 
     def __len__(self) -> int:
-        """Number of methods."""
         return len(self._methods)
 
     def __iter__(self) -> Iterator[Method]:
-        """The methods in order."""
         return iter(self._methods)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in order."""
         return tuple(method.name for method in self)
 
     @property
@@ -268,7 +268,7 @@ class MethodSet(Sequence[Method]):
         idle = {
             (name, key): why
             for name, half in self._clients.items()
-            for key, why in half.idle(self.job, self.net).items()
+            for key, why in traits.idle_options(half, self._cases[name]).items()
         }
         if not self.sends_parameters and DEFAULT_COMBINE in self._clients:
             why = f"with {' and '.join(self.withholding)} no site sends its model, so none are averaged"
@@ -287,25 +287,25 @@ class MethodSet(Sequence[Method]):
             ConfigError: the first thing that does not fit.
         """
         for name, half in self._clients.items():
+            traits.check_needs(name, half, self._cases[name])
             half.check(self.job, self.net)
-            if half.mixes_samples:
-                check_mixes(self.job.task.loss.name, name)
-            for other, other_half in self._clients.items():
-                if other != name:
-                    half.check_beside(other, other_half, self.net)
+        for name, other in permutations(self._clients, 2):
+            traits.check_pair(name, other, self._clients, self._cases)
         self._check_batches()
         _ = self.up  # refuses layers that the network does not have
         held_out = self.job.task.held_out
         if held_out and not self.sends_parameters:
             raise ConfigError(
+                "method-needs",
                 f"method {' and '.join(self.withholding)}: every site keeps its whole network, so there is no model "
-                f"for {', '.join(held_out)} to score, held out as it is: leave held_out empty"
+                f"for {', '.join(held_out)} to score, held out as it is: leave held_out empty",
             )
         combining = self.combining.name
         if not self.sends_parameters and combining not in (DEFAULT_COMBINE, *self.withholding):
             raise ConfigError(
+                "methods-clash",
                 f"{combining} and {' and '.join(self.withholding)} cannot be combined: no site sends its model, so "
-                f"there is nothing for {combining} to combine; name one of them"
+                f"there is nothing for {combining} to combine; name one of them",
             )
         if self.pooled is not None:
             self._check_pooled(self.pooled.name)
@@ -320,15 +320,17 @@ class MethodSet(Sequence[Method]):
         for name, module in self.net.named_modules():
             if isinstance(module, nn.BatchNorm1d):
                 raise ConfigError(
+                    "batch-of-one",
                     f"network {task.network.name}: layer {name} is batch norm of one value an image and needs batches "
-                    "of two images at least: use --set schedule.batch_size=2 or more"
+                    "of two images at least: use --set schedule.batch_size=2 or more",
                 )
 
     def _check_pooled(self, reference: str) -> None:
         """Refuse what makes no sense where all images are in one place."""
         if self.job.federation.sites_per_round is not None:
             raise ConfigError(
-                f"method {reference}: trains on all sites' images at once: --set federation.sites_per_round=null"
+                "options-clash",
+                f"method {reference}: trains on all sites' images at once: --set federation.sites_per_round=null",
             )
         for method in self:
             client = self._clients[method.name]
@@ -336,6 +338,7 @@ class MethodSet(Sequence[Method]):
             owns = method.owns if method.name != DEFAULT_COMBINE else ()
             if method.name != reference and (apart or owns):
                 raise ConfigError(
+                    "methods-clash",
                     f"{reference} and {method.name} cannot be combined: {reference} trains where all images are, "
-                    f"and {method.name} needs sites that train apart"
+                    f"and {method.name} needs sites that train apart",
                 )

@@ -15,6 +15,8 @@ batches whose halves come from different sites; in a federation all of a batch c
 Choices: ``layers`` defaults to the first three stages without the last one, unless it is the only one: the authors
 recommend several lower layers and advise against the layer nearest to the prediction. The variance of a single pixel is
 taken as 0. The halves of an odd batch differ by one sample; the authors' code drops a sample.
+
+When: sites or new sites differ in style. In federated training a batch contains only the styles of one site.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, stages_of
-from fedshift.methods.shared.spatial import over_space, spatial_dims
+from fedshift.methods.shared.features import beta, over_space, spatial_dims, stages_of
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -40,7 +41,12 @@ EARLY = 3
 
 
 class Config(Strict):
-    """Options of MixStyle."""
+    """Options of MixStyle.
+
+    ``p``: probability per batch and stage. ``alpha``: of the Beta distribution. ``mix``: partners from the batch, or
+    from its other half. ``layers``: stages, from 1; null for the first three, never the last. ``eps``: added to
+    variances.
+    """
 
     p: float = Field(default=0.5, ge=0, le=1)
     alpha: float = Field(default=0.1, gt=0)
@@ -84,16 +90,13 @@ class Client(base.Client[Config]):
         return {number: stages[number] for number in early}
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Every stage in ``layers`` must exist in the network."""
         self.stages(net)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to features."""
         always = self.config.model_copy(update={"p": 1.0})
         return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One layer at each chosen stage."""
         config = self.config
 
         def layer(number: int, features: Tensor) -> Tensor:

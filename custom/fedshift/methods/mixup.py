@@ -13,6 +13,8 @@ report its value). α = 0 disables mixing. Images are blended after normalisatio
 ``inputs``.
 
 Variants: ``draw: batch`` draws one λ for each batch, as in the paper's code; ``draw: sample`` one for each image.
+
+When: a cheap first augmentation; compare with ``manifold_mixup`` and ``fedmix``, which mixes between sites.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import beta, blend, soft
+from fedshift.methods.shared.features import beta, blend, soft
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of Mixup."""
+    """Options of Mixup.
+
+    ``alpha``: shape of the Beta distribution; 0 mixes nothing. ``draw``: one λ per batch, or one per image.
+    """
 
     alpha: float = Field(default=0.2, ge=0)
     draw: Literal["batch", "sample"] = "batch"
@@ -44,14 +49,17 @@ def mix(batch: base.Batch, partner: Tensor, share: Tensor, *, n_classes: int) ->
 class Client(base.Client[Config]):
     """Mixes every training batch."""
 
-    mixes_samples = True
-
-    def repeats_samples(self) -> str:
-        """With a λ for each image, an image and its partner's may both be mainly that image."""
-        return "mixup.draw=batch" if self.config.draw == "sample" and self.config.alpha else ""
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (
+        base.Rule("mixes images and their targets"),
+        base.Rule(  # with a λ for each image, an image and its partner's may both be mainly that image
+            "may show an image twice in a batch",
+            when=lambda case: case.config.draw == "sample" and case.config.alpha > 0,
+            remedy="mixup.draw=batch",
+        ),
+    )
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Blended images and soft targets."""
         if self.config.alpha == 0:
             return batch
         rng, size = ctx.rng("mix"), len(batch.x)

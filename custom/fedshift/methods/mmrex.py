@@ -10,23 +10,26 @@ equally many samples of each of K domains, with the losses f_i::
 paper's −1. A domain is a site, unless the task's ``domains`` put several sites together.
 
 A centralised reference, which needs all images in one place: `fedshift pooled mmrex`.
+
+When: the centralised counterpart of Gen-AFL. Run it with ``fedshift pooled mmrex <task>``.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_beside, site_losses
+from fedshift.methods.shared.domains import ByDomain, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of MM-REx."""
+    """Options of MM-REx.
+
+    ``lambda_min``: smallest weight of a site; 1/K is the mean over sites, 0 the worst site.
+    """
 
     lambda_min: float = -1.0
 
@@ -36,24 +39,18 @@ def worst_extrapolation(losses: Tensor, *, lambda_min: float) -> Tensor:
     return lambda_min * losses.sum() + (1 - len(losses) * lambda_min) * losses.max()
 
 
-class Client(base.Client[Config]):
+class Client(ByDomain[Config]):
     """Trains on batches with images of every site."""
 
-    trains_on = "every site"
-
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a λ_min above 1/K, with which the weights cannot sum to 1."""
         domains = len(job.task.groups)
         largest = 1 / domains
         if self.config.lambda_min > largest:
             raise ConfigError(
+                "invalid-value",
                 f"method mmrex: with lambda_min {self.config.lambda_min:g} the weights of {domains} domains "
-                f"sum to more than 1: use --set mmrex.lambda_min={largest:.3g} or less"
+                f"sum to more than 1: use --set mmrex.lambda_min={largest:.3g} or less",
             )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
-        check_beside("mmrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The worst extrapolation of the domains' losses."""

@@ -17,6 +17,8 @@ defaults to the network's first stage, the nearest to the authors' stem.
 Deviations: soft targets replace the two terms of the loss, which is the same for cross-entropy but not for a Dice loss.
 In segmentation (not in the paper) targets are blended pixel by pixel, which fits ``pono``, whose moments belong to the
 same position.
+
+When: to compare with FedFA's tables; ``in`` swaps the same statistics as MixStyle but changes the targets accordingly.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.shared.mixing import blend, soft, stages_of
-from fedshift.methods.shared.spatial import spatial_dims
+from fedshift.methods.shared.features import blend, soft, spatial_dims, stages_of
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -41,7 +42,12 @@ SEARCH = {"layer": None}
 
 
 class Config(Strict):
-    """Options of MoEx."""
+    """Options of MoEx.
+
+    ``p``: probability per batch. ``lam``: weight of a sample's own target. ``norm``: ``pono`` takes moments over
+    channels at each position, ``in`` over space for each channel, ``ln`` over both. ``layer``: the stage. ``eps``:
+    added to variances.
+    """
 
     p: float = Field(default=1.0, ge=0, le=1)
     lam: float = Field(default=0.9, ge=0, le=1)
@@ -63,18 +69,20 @@ def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
 class Client(base.Client[Config]):
     """Draws the partners for each batch; the layer exchanges moments in every pass of the step."""
 
-    mixes_samples = True
+    needs = (base.Rule("a loss that takes shares of classes"),)
+    traits = (
+        base.Rule("mixes images and their targets"),
+        base.Rule(  # with λ = ½, both targets of a pair may stand for the same class
+            "may show an image twice in a batch",
+            when=lambda case: case.config.lam == 0.5 and case.config.p > 0,
+            remedy="moex.lam=0.9",
+        ),
+    )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The stage ``layer`` must exist in the network."""
         stages_of(net, (self.config.layer,), "moex")
 
-    def repeats_samples(self) -> str:
-        """With λ = ½, both targets of a pair may stand for the same class."""
-        return "moex.lam=0.9" if self.config.lam == 0.5 and self.config.p else ""
-
     def perturbations(self) -> Mapping[str, base.Client[Any]]:
-        """What the method does to features."""
         always = self.config.model_copy(update={"p": 1.0})
         return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 

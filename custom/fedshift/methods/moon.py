@@ -20,26 +20,24 @@ input of the network's head, with whatever layers the network has before it. The
 (several previous models) is not offered: the paper has one.
 
 Read: the authors' code (QinbinLi/MOON, ``main.py``). The paper's text was not at hand for a second reading.
+
+When: local models drift because the sites' images differ. A site's first round has no term.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import on_embedding, require_embedding
+from fedshift.methods.shared.head import EmbeddingClient
 from fedshift.methods.shared.passes import same_precision
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -48,7 +46,10 @@ SEARCH = {"mu": search.choice(0.1, 1.0, 5.0, 10.0), "temperature": search.choice
 
 
 class Config(Strict):
-    """Options of MOON."""
+    """Options of MOON.
+
+    ``mu``: μ, which the paper tunes among 0.1, 1, 5 and 10. ``temperature``: τ.
+    """
 
     mu: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=0.5, gt=0)
@@ -61,31 +62,15 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, *, temperature: floa
     return functional.cross_entropy(logits, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
-class Client(base.Client[Config]):
+class Client(EmbeddingClient[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
-    reads_last_pass = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a classification task and a network with a linear head."""
-        require_embedding("moon", job, net)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods after which a site begins with the very model that it trained last."""
-        if other.trains_on != "site" or other.personal(net) >= {key for key, _ in net.named_parameters()}:
-            raise ConfigError(
-                f"method moon: pulls a model from the site's last one towards the received one, and with {name} and "
-                "its present options a site receives the model that it trained last, so that mu does nothing: leave "
-                f"moon or {name} out"
-            )
-
-    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Record the input of the head."""
-
-        def see(u: Tensor) -> None:
-            self._embedding = u
-
-        return [on_embedding(net, see)]
+    clashes = (
+        base.Rule(
+            "gives a site the model that it trained last",
+            "pulls from that model towards the received one, so that mu would do nothing",
+        ),
+    )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Load the previous model, if there is one."""
@@ -103,16 +88,14 @@ class Client(base.Client[Config]):
         """The loss plus μ times the contrast."""
         if not self._previous:
             return loss
-        z = self._embedding
+        z = self.embedding
         positive, negative = (self._embed(ctx.run.net, model, batch.x, z) for model in (self._received, self._previous))
         return loss + self.config.mu * contrast(precise(z), positive, negative, temperature=self.config.temperature)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        """The received model."""
         return self._received
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        """Take it back."""
         device = next(ctx.run.net.parameters()).device
         self._received = {key: value.to(device) for key, value in kept.items()}
 
@@ -132,4 +115,4 @@ class Client(base.Client[Config]):
                 functional_call(net, dict(model), (x,))
         finally:
             net.train(training)
-        return precise(self._embedding)
+        return precise(self.embedding)

@@ -29,12 +29,15 @@ Deviations from the paper: these details were chosen here:
 - The search takes ``search_steps`` Adam steps with ``search_lr`` on random, un-augmented batches of ``search_batch``
   training images, before training. Batch norm normalises with batch statistics and updates no running statistics.
 - Logits start at 0, which selects the global model, and persist over rounds.
+
+When: ``adaptive``: it is not known which part of a network should be personal; ``fixed``: it is known and includes more
+than batch norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,20 +47,23 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedshift.methods import base
-from fedshift.methods.shared.norms import is_norm, own_keys
+from fedshift.methods.shared.norms import is_norm, module_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
-from fedshift.tasks import optimizers
 
 Place = Literal["norm", "first", "last", "head"]
 GLOBAL, LOCAL = 0, 1
 
 
 class Config(Strict):
-    """Options of PartialFed; ``search_*`` and ``temperature`` (τ) apply to ``mode: adaptive`` only."""
+    """Options of PartialFed.
+
+    ``mode``: ``fixed`` or ``adaptive``. ``keep``: for ``fixed``, any of ``norm``, ``first``, ``last``, ``head``; [norm]
+    is FedBN and [] FedAvg. For ``adaptive``: ``search_steps``, ``search_batch``, ``search_lr`` and ``temperature`` (τ).
+    """
 
     mode: Literal["fixed", "adaptive"] = "fixed"
     keep: tuple[Place, ...] = ("norm", "head")
@@ -70,7 +76,9 @@ class Config(Strict):
 def units(net: nn.Module) -> dict[str, tuple[str, ...]]:
     """Modules that directly hold parameters, by name, with their ``state_dict`` keys."""
     return {
-        name: keys for name, module, keys in own_keys(net) if next(module.parameters(recurse=False), None) is not None
+        name: keys
+        for name, module, keys in module_keys(net)
+        if next(module.parameters(recurse=False), None) is not None
     }
 
 
@@ -124,37 +132,31 @@ def random_batches(
 class Client(base.Client[Config]):
     """Keeps a copy of its model and mixes it with the received one."""
 
+    clashes = (base.Rule("keeps parts of the model at the site", "decides that too"),)
+    idle = (
+        base.Rule("keep", "mode adaptive learns what to keep", {"mode": "adaptive"}),
+        base.Rule(
+            "search_steps search_batch search_lr temperature",
+            "mode fixed does not search: --set partialfed.mode=adaptive",
+            {"mode": "fixed"},
+        ),
+    )
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse a ``keep`` that the network has nothing for."""
-        if self.config.mode == "fixed" and self.config.keep and not self.kept(net, {}):
+        if self.config.mode == "fixed" and self.config.keep and not self.kept_modules(net, {}):
             raise ConfigError(
+                "method-needs",
                 f"method partialfed: network {job.task.network.name} has no normalisation layers, so with keep=[norm] "
-                "this would be FedAvg: name other places, such as --set partialfed.keep=[head]"
-            )
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """The options of the other ``mode``."""
-        if self.config.mode == "adaptive":
-            return {"keep": "mode adaptive learns what to keep"}
-        search = ("search_steps", "search_batch", "search_lr", "temperature")
-        return dict.fromkeys(search, "mode fixed does not search: --set partialfed.mode=adaptive")
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse other methods that keep keys at the site."""
-        if other.personal(net):
-            raise ConfigError(
-                f"method partialfed: cannot be combined with {name} and its present options, because both "
-                "decide what a site keeps: leave one of them out"
+                "this would be FedAvg: name other places, such as --set partialfed.keep=[head]",
             )
 
     def keeps(self, net: nn.Module) -> frozenset[str]:
         """The keys of ``keep``, or all that ``adaptive`` may choose."""
-        found = units(net)
-        names = found.keys() if self.config.mode == "adaptive" else self.kept(net, {})
-        return frozenset(key for name in names for key in found[name])
+        modules = units(net)
+        names = modules.keys() if self.config.mode == "adaptive" else self.kept_modules(net, {})
+        return frozenset(key for name in names for key in modules[name])
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """True unless the site keeps nothing."""
         return self.config.mode == "adaptive" or bool(self.config.keep)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
@@ -175,11 +177,11 @@ class Client(base.Client[Config]):
                 ctx.state[f"own.{key}"] = value.detach().cpu().clone()
         return {}
 
-    def kept(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
+    def kept_modules(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
         """Names of the modules that the site keeps."""
         if self.config.mode == "fixed":
-            found = places(net)
-            return frozenset().union(*(found[place] for place in self.config.keep))
+            chosen = places(net)
+            return frozenset().union(*(chosen[place] for place in self.config.keep))
         if "logits" not in state:
             return frozenset()
         local = state["logits"][:, LOCAL] > state["logits"][:, GLOBAL]
@@ -187,29 +189,29 @@ class Client(base.Client[Config]):
 
     def _load_kept(self, ctx: base.Context) -> None:
         net = ctx.run.net
-        own = {
+        local = {
             key: ctx.state[f"own.{key}"]
             for name, keys in units(net).items()
-            if name in self.kept(net, ctx.state)
+            if name in self.kept_modules(net, ctx.state)
             for key in keys
             # Batch counters (integers) are not kept: they count the batches of all sites.
             if f"own.{key}" in ctx.state and ctx.state[f"own.{key}"].is_floating_point()
         }
-        net.load_state_dict(own, strict=False)
+        net.load_state_dict(local, strict=False)
 
     def _search(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Update the logits; the network's weights do not change."""
         net, config = ctx.run.net, self.config
         device = next(net.parameters()).device
-        found = units(net)
+        modules = units(net)
         floating = {
             key: (torch.as_tensor(ctx.run.received[key]).to(device), ctx.state[f"own.{key}"].to(device), row)
-            for row, keys in enumerate(found.values())
+            for row, keys in enumerate(modules.values())
             for key in keys
             if ctx.state[f"own.{key}"].is_floating_point()
         }
-        logits = ctx.state.get("logits", torch.zeros(len(found), 2)).clone().requires_grad_()
-        optimizer = optimizers.Adam([logits], lr=config.search_lr)
+        logits = ctx.state.get("logits", torch.zeros(len(modules), 2)).clone().requires_grad_()
+        optimizer = torch.optim.Adam([logits], lr=config.search_lr)
         was_training, rng = net.training, ctx.rng("search")
         net.eval()
         for module in net.modules():
@@ -218,8 +220,8 @@ class Client(base.Client[Config]):
             for x, y in random_batches(data, steps=config.search_steps, size=config.search_batch, rng=rng):
                 share = one_hot_sample(logits, temperature=config.temperature, rng=rng).to(device)
                 mixed = {
-                    key: share[row, GLOBAL] * theirs + share[row, LOCAL] * own
-                    for key, (theirs, own, row) in floating.items()
+                    key: share[row, GLOBAL] * shared + share[row, LOCAL] * local
+                    for key, (shared, local, row) in floating.items()
                 }
                 answer = functional_call(net, mixed, (ctx.run.normalise(x.to(device), training=True),))
                 (logits.grad,) = torch.autograd.grad(ctx.run.objective(answer, y.to(device)), logits)

@@ -10,6 +10,8 @@ combines.
 
 Choices: the paper gives no length; the default is one epoch, with a new optimiser of the task's type. The round is
 selected before fine-tuning. The fine-tuned weights stay at the site and are not saved.
+
+When: a baseline for personal models; sites with enough images of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of pFedAvg."""
+    """Options of pFedAvg.
+
+    ``epochs``: of fine-tuning, with a fresh instance of the task's optimiser.
+    """
 
     epochs: int = Field(default=1, ge=1)
 
@@ -30,5 +35,4 @@ class Client(base.Client[Config]):
     """Plain local training, and fine-tuning after the last round."""
 
     def fine_tune(self) -> int:
-        """The option ``epochs``."""
         return self.config.epochs

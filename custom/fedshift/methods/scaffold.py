@@ -30,12 +30,15 @@ Choices:
 - Option I computes the gradient over un-augmented samples in training mode, with running statistics frozen.
 - The corrections cover every parameter, so methods that keep parameters at the site, or fine-tune them there, are
   refused; so is clipping (``optimizer.clip_norm``, ``fedwon.clip``), after which the change is no mean gradient.
+
+When: many local steps and sites whose optima differ. Option I needs short rounds: with many steps and unequal
+curvatures it can diverge where II does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,16 +49,19 @@ from fedshift.methods import base
 from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import gradient_over
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
+CHANGE = "it derives the mean gradient from the change of the weights"
 SEARCH = {"server_lr": search.log(0.3, 3)}
 
 
 class Config(Strict):
-    """Options of SCAFFOLD."""
+    """Options of SCAFFOLD.
+
+    ``option``: how c_i is updated. ``weights``: ``uniform`` as the paper, or ``samples`` n_k/n as NIID-Bench.
+    ``server_lr``: η.
+    """
 
     option: Literal["I", "II"] = "II"
     weights: Literal["uniform", "samples"] = "uniform"
@@ -93,45 +99,17 @@ class Client(base.Client[Config]):
     """
 
     adds_up_changes = True
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require SGD with momentum starting at zero, all parameters shared, and no fine-tuning."""
-        optimizer = job.task.optimizer
-        if optimizer.name != "sgd":
-            raise ConfigError(
-                f"method scaffold: is defined for SGD, not {optimizer.name}: "
-                "use --set optimizer.name=sgd optimizer.lr=…"
-            )
-        if optimizer.momentum > 0 and optimizer.keep:
-            raise ConfigError(
-                "method scaffold: derives the mean gradient from the change of the weights in one round, which "
-                "momentum kept from earlier rounds distorts: use --set optimizer.keep=false"
-            )
-        for option, off in (("nesterov", "false"), ("clip_norm", "null")):
-            if getattr(optimizer, option):
-                raise ConfigError(
-                    f"method scaffold: derives the mean gradient from the change of the weights, which "
-                    f"optimizer.{option} distorts: use --set optimizer.{option}={off}"
-                )
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep parameters at the site, clip gradients, or fine-tune."""
-        parameters = {key for key, _ in net.named_parameters()}
-        if other.scores_own_model(net) or parameters & other.withheld(net):
-            raise ConfigError(
-                f"method scaffold: corrects and sends the gradients of all parameters, and {name} keeps "
-                "some at the site: leave one of them out"
-            )
-        if name == "fedwon" and other.config.clip is not None:
-            raise ConfigError(
-                "method scaffold: derives the mean gradient from the change of the weights, which fedwon.clip "
-                "distorts: use --set fedwon.clip=null"
-            )
-        if other.fine_tune():
-            raise ConfigError(
-                f"method scaffold: cannot be combined with {name}, because its correction would pull the "
-                "fine-tuned model back towards the other sites: leave one of them out"
-            )
+    needs = (
+        base.Rule("SGD"),
+        base.Rule("momentum that begins at zero in each round", CHANGE),
+        base.Rule("SGD with plain momentum", CHANGE),
+        base.Rule("gradients that nothing clips", CHANGE),
+    )
+    clashes = (
+        base.Rule("keeps a model, or parts of it, at the site", "corrects and sends the gradients of all parameters"),
+        base.Rule("clips gradients", "derives the mean gradient from the change of the weights"),
+        base.Rule("fine-tunes the final model", "would pull it back towards the other sites"),
+    )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The change of c_i, one array for each parameter."""
@@ -143,8 +121,10 @@ class Client(base.Client[Config]):
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Choose the c_i that the server's c contains, compute c − c_i, and for option I the gradient at x."""
-        self._own = tally.kept(self._arrays, ctx)
-        self._correction = {name: torch.from_numpy(self._arrays[name]).to(own) - own for name, own in self._own.items()}
+        self._own = tally.value_at_site(self._arrays, ctx)
+        self._correction = {
+            name: torch.from_numpy(self._arrays[name]).to(control) - control for name, control in self._own.items()
+        }
         self._gradient = mean_gradient(ctx, data) if self.config.option == "I" else {}
 
     @torch.no_grad()
@@ -156,7 +136,6 @@ class Client(base.Client[Config]):
 
     @torch.no_grad()
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The change c_i⁺ − c_i."""
         optimizer = ctx.run.optimizer
         assert optimizer is not None
         steps = effective_steps(ctx.run.step, float(optimizer.param_groups[0]["momentum"]))
@@ -182,7 +161,6 @@ class Server(base.Server[Config]):
         return {**specs(net, "the mean gradient over all sites"), **tally.specs()}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set c to 0; no update has been used."""
         self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}
         self.state |= tally.start(ctx.sites)
 
@@ -202,5 +180,4 @@ class Server(base.Server[Config]):
         return move(weights, updates, moves, trainable=ctx.trainable, buffers=fractions)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The control variate c, and what the server has used, for the next round."""
         return self.state

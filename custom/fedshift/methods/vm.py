@@ -22,6 +22,9 @@ locally trained model.
 
 Choices: β = 0.5, the paper's value for PACS and OfficeHome. With it c_i stays positive as long as no loss is 1 or more
 below the mean loss. The paper uses 10 for Rotated MNIST. The code's β is n times the β of (24).
+
+When: all sites should reach similar losses. ``beta`` 0 is ``fedavg`` with uniform weights. A large β extrapolates: c_i
+is negative where f_i is more than 1/(2β) below the mean.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.afl import LOSS, project
-from fedshift.methods.shared.aggregation import move, site_fractions
+from fedshift.methods.afl import LOSS
+from fedshift.methods.shared.aggregation import move, project, site_fractions
 from fedshift.methods.shared.passes import mean_loss
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays, Weights
@@ -43,7 +46,12 @@ from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of VM."""
+    """Options of VM.
+
+    ``beta``: weight of the variance. ``weights``: ``uniform`` is 1/n, ``samples`` n_i/N in place of every 1/n.
+    ``variant``: ``released`` has no 1/n before the second sum (its β is n times the paper's) and computes f_i with the
+    locally trained model.
+    """
 
     variant: Literal["paper", "released"] = "paper"
     beta: float = Field(default=0.5, ge=0)
@@ -52,7 +60,9 @@ class Config(Strict):
     def model_post_init(self, _context: object) -> None:
         """Refuse ``weights: samples`` with ``variant: released``, whose rule has no sample weights."""
         if self.variant == "released" and self.weights == "samples":
-            raise ConfigError("method vm: variant released has no sample weights: use --set vm.weights=uniform")
+            raise ConfigError(
+                "options-clash", "method vm: variant released has no sample weights: use --set vm.weights=uniform"
+            )
 
 
 def coefficients(losses: np.ndarray, shares: np.ndarray, *, beta: float, released: bool) -> np.ndarray:
@@ -66,7 +76,6 @@ class Client(base.Client[Config]):
     """Sends the loss of the received model, or with ``variant: released`` of the trained one."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean loss, a float64 scalar."""
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:

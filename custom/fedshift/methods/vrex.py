@@ -14,24 +14,25 @@ Deviation: a ``weight`` of at most 1 applies from the first step, without a rese
 domains.
 
 A centralised reference, which needs all images in one place: `fedshift pooled vrex`.
+
+When: the centralised counterpart of VM. Run it with ``fedshift pooled vrex <task>``.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_beside, idle_warmup, penalty_weight, site_losses, warn_of_warmup
-from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays
+from fedshift.methods.shared.domains import ByDomain, WarmedUp, site_losses
 from fedshift.schema.strict import Strict
 
 
 class Config(Strict):
-    """Options of V-REx."""
+    """Options of V-REx.
+
+    ``weight``: β after the warm-up. ``warmup``: steps with β at most 1, after which the optimiser's state is reset.
+    """
 
     weight: float = Field(default=10.0, ge=0)
     warmup: int = Field(default=500, ge=0)
@@ -42,25 +43,10 @@ def penalised(losses: Tensor, *, weight: float) -> Tensor:
     return losses.mean() + weight * losses.var(correction=0)
 
 
-class Client(base.Client[Config]):
+class Client(WarmedUp[Config], ByDomain[Config]):
     """Trains on batches with images of every site and counts its steps."""
-
-    trains_on = "every site"
-
-    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
-        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
-
-    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse other methods that change the loss, mix sites or train at a single site."""
-        check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Mean plus β times variance of the domains' losses."""
-        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        weight = self.penalty_weight(ctx)
         return penalised(site_losses(batch, logits, ctx.run), weight=weight)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Warn after the last round if the warm-up is not over; sends nothing."""
-        warn_of_warmup(ctx, method="vrex", weight=self.config.weight, warmup=self.config.warmup)
-        return {}

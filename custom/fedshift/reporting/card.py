@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.data.shift import ASPECTS, ShiftMap, shift_map
+from fedshift.data.tallies import row_of_site
 from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.inference.plausible import expected_of
-from fedshift.reporting.report import findings, scores, setup
+from fedshift.reporting.report import scores, setup, summary
 from fedshift.reporting.report.runs import Run, is_of, model_file, read
 from fedshift.reporting.report.section import (
     Block,
@@ -28,13 +30,13 @@ from fedshift.reporting.report.section import (
     Section,
     Table,
     Text,
+    Tone,
 )
-from fedshift.reporting.report.wording import counted, listed, size
+from fedshift.reporting.report.sentences import finding, say
+from fedshift.reporting.report.wording import listed, size
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.results import FILE_NAME, Results
-from fedshift_survey.shift import ASPECTS, ShiftMap, shift_map
-from fedshift_survey.shift_table import site_row
 
 RESEARCH = "Research use only. This is not a medical device, and nothing here is for diagnosis or treatment."
 PHANTOM = "Trained on the phantom: simulated scans, no patients. It is of no use on scans of patients."
@@ -178,19 +180,11 @@ def intended_use(described: Described) -> Iterator[str]:
     header = described.header
     task = header.job.task
     yield RESEARCH
-    if task.kind == "segmentation":
-        sequences = header.preparation.get("sequences") or ()
-        of = f" with the sequences {listed(sequences)}" if sequences else ""
-        yield f"It outlines {listed(task.classes[1:])} in volumes{of}, for research into federated learning."
-        expected = expected_of(task.classes[1])
-        if expected is not None:
-            (least, most), (thin, thick) = expected.field_of_view, expected.slice_distance
-            yield (
-                f"It expects {expected.modality} with a field of view of {least:g} to {most:g} mm and slices {thin:g} "
-                f"to {thick:g} mm apart; 'fedshift predict' warns of others."
-            )
-    else:
-        yield f"It sorts pictures into {counted(len(task.classes), 'class', 'classes')}: {listed(task.classes)}."
+    yield say("use", task=task, sequences=header.preparation.get("sequences"), expected=None)
+    expected = expected_of(task.classes[1]) if task.kind == "segmentation" else None
+    if expected is not None:
+        limits_of = {"view": expected.field_of_view, "distance": expected.slice_distance}
+        yield say("expected_scans", modality=expected.modality, **limits_of)
     yield "A reader must look at every result before it is used for anything."
 
 
@@ -199,33 +193,22 @@ def limits(described: Described) -> Iterator[Finding]:
     header, run = described.header, described.run
     if described.is_phantom:
         yield Finding("caution", PHANTOM)
-    yield Finding(
-        "caution",
-        f"Trained at {counted(len(header.sites), 'site')} ({listed(header.sites)}): what it does with images of other "
-        "scanners, protocols or patients is not known"
-        + (", but for the sites that were held out." if header.job.task.held_out else "."),
-    )
+    yield finding("caution", "card_sites", sites=header.sites, held_out=header.job.task.held_out)
     if header.personal:
-        yield Finding(
-            "caution",
-            f"{counted(len(header.personal), 'array')} of the network are each site's own and are not in this file: "
-            "its scores are not those of the sites.",
-        )
+        yield finding("caution", "card_personal", arrays=len(header.personal))
     if run is None:
-        yield Finding("caution", "The results of its run are not known: there are no test scores on this card.")
+        yield finding("caution", "card_without_results")
         return
     if run.results.final is not None and run.results.final.best.round != header.round:
-        yield Finding(
-            "caution",
-            f"The tables of scores are of round {run.results.final.best.round}, the best one; this file is of round "
-            f"{header.round}, the last one.",
-        )
-    told = {PHANTOM}
-    for block in findings.summary(run).blocks:
+        yield finding("caution", "card_other_round", best=run.results.final.best.round, round=header.round)
+    yield from (caution for caution in _of_run(run, "caution") if caution.text != PHANTOM)
+
+
+def _of_run(run: Run, tone: Tone) -> Iterator[Finding]:
+    """What the summary of the run has in this tone."""
+    for block in summary.summary(run).blocks:
         if isinstance(block, Findings):
-            for finding in block.findings:
-                if finding.tone == "caution" and finding.text not in told:
-                    yield finding
+            yield from (finding for finding in block.findings if finding.tone == tone)
 
 
 def between_sites(described: Described) -> ShiftMap | None:
@@ -298,25 +281,15 @@ def chapter(described: Described) -> Chapter:
 def _summary(described: Described) -> Section:
     run, header = described.run, described.header
     if run is None:
-        told = (
-            f"{' + '.join(header.job.methods)} trained the task {header.job.task.name} (protocol "
-            f"{header.job.task.protocol}) up to round {header.round} at {counted(len(header.sites), 'site')} "
-            f"({listed(header.sites)}), on {KINDS[header.kind]}."
-        )
-        found = [Finding("result", told)]
+        facts = {"methods": " + ".join(header.job.methods), "task": header.job.task, "round": header.round}
+        found = [finding("result", "card_trained", sites=header.sites, kind=KINDS[header.kind], **facts)]
         found += [
-            Finding("result", f"Validation, mean over sites: {name.removeprefix('val_')} {value:.3f}.")
+            finding("result", "card_validation", name=name.removeprefix("val_"), value=value)
             for name, value in header.scores.items()
         ]
     else:
-        found = [
-            finding
-            for block in findings.summary(run).blocks
-            if isinstance(block, Findings)
-            for finding in block.findings
-            if finding.tone == "result"
-        ]
-    found.append(Finding("result", _amount(described)))
+        found = list(_of_run(run, "result"))
+    found.append(finding("result", "card_amount", **_amount(described)))
     return Section("summary", "What it is", "In short; the sections below have the numbers.", [Findings(found)])
 
 
@@ -328,17 +301,17 @@ def cases_of(described: Described) -> dict[str, dict[str, int]]:
     return {**found, **told}
 
 
-def _amount(described: Described) -> str:
-    """On how much it was trained, in a sentence."""
+def _amount(described: Described) -> dict[str, int | None]:
+    """On how much it was trained."""
     header, results = described.header, described.results
-    known = cases_of(described)
+    known, n = cases_of(described), len(header.sites)
     cases = sum(known[site].get("train", 0) for site in header.sites if site in known)
     if cases and known.keys() >= set(header.sites):
-        return f"Trained on {counted(cases, 'case')} of {counted(len(header.sites), 'site')}."
+        return {"sites": n, "cases": cases, "samples": None}
     if results is None or not results.data:
-        return f"Trained at {counted(len(header.sites), 'site')}; on how many cases is not known."
+        return {"sites": n, "cases": None, "samples": None}
     samples = sum(results.data[site].n.get("train", 0) for site in header.sites if site in results.data)
-    return f"Trained on {samples:,} samples of {counted(len(header.sites), 'site')}, see Data."
+    return {"sites": n, "cases": None, "samples": samples}
 
 
 def _data(described: Described) -> Section:
@@ -353,7 +326,7 @@ def _data(described: Described) -> Section:
             Column("Outlined", numeric=False, detail="median size"),
         ]
         rows: list[Row] = [
-            [one.site, *(f"{one.cases.get(split, 0):,}" for split in setup.SPLITS), *site_row(one)] for one in told
+            [one.site, *(f"{one.cases.get(split, 0):,}" for split in setup.SPLITS), *row_of_site(one)] for one in told
         ]
         totals = [f"{sum(one.cases.get(split, 0) for one in told):,}" for split in setup.SPLITS]
         blocks.append(Table(columns, rows, [["all sites", *totals, "", "", ""]], caption="Cases, as the sites tell"))

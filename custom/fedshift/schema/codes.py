@@ -116,5 +116,5 @@ def parse_codes(task: Mapping[str, Any], *, where: str) -> Codes:
     """
     raw = task.get("codes") or {}
     if not isinstance(raw, dict):
-        raise ConfigError(f"{where}: 'codes' must map classes to category and type")
+        raise ConfigError("invalid-value", f"{where}: 'codes' must map classes to category and type")
     return {str(name): ClassCodes.parse(of, where=f"{where}: codes of {name}") for name, of in raw.items()}

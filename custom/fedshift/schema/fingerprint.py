@@ -1,7 +1,7 @@
 """What a site tells of its data when it is surveyed, and the record of a survey (``survey.json``, schema 1).
 
 Everything is a sum over cases: those of two sites add up to what both would tell if their cases were in one folder
-(`fedshift_survey.merge`). Every case counts the same in a sum, however many voxels it has.
+(`fedshift.data.merged_fingerprint`). Every case counts the same in a sum, however many voxels it has.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def read_survey(path: Path) -> Survey:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise ConfigError(f"{path} cannot be read: 'fedshift survey' writes one") from None
+        raise ConfigError("file-unreadable", f"{path} cannot be read: 'fedshift survey' writes one") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is not valid JSON: make the survey again") from None
+        raise ConfigError("not-json", f"{path} is not valid JSON: make the survey again") from None
     return Survey.parse(raw, where=str(path))

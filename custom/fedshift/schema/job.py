@@ -57,7 +57,8 @@ Tracking = Literal["tensorboard", "mlflow", "wandb"]
 class WeightsSpec(Strict):
     """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job.
 
-    ``partial``: arrays that the file does not have, or in another shape, keep their random initial values.
+    ``file``: its name. ``sha256``: its hash. ``partial``: arrays that the file does not have, or in another shape, keep
+    their random initial values.
     """
 
     file: Name
@@ -71,7 +72,11 @@ class WeightsSpec(Strict):
 
 
 class NetworkSpec(Strict):
-    """A network from `fedshift.tasks.networks`, its options, and optionally a file of initial weights."""
+    """A network from `fedshift.tasks.networks`, its options, and optionally a file of initial weights.
+
+    ``name``: one of fedshift's, or of MONAI's as ``monai.DynUNet``. ``options``: its keyword arguments. ``weights``:
+    the file that a run starts from, which ``fedshift job --weights`` and ``--init`` write; null for random weights.
+    """
 
     name: str
     options: dict[str, Any] = {}
@@ -86,7 +91,8 @@ class NetworkSpec(Strict):
 class LossSpec(Strict):
     """A loss by name, with its options: ``loss: ce_dice``, or ``loss: {name: monai.DiceCELoss, options: {…}}``.
 
-    Without options it is its name alone, in job files as in messages.
+    ``name``: one of fedshift's, or of MONAI's as ``monai.DiceCELoss``. ``options``: its keyword arguments. Without
+    options it is its name alone, in job files as in messages.
     """
 
     name: str
@@ -114,6 +120,10 @@ BY_CLOCK = "rounds end by the sites' clocks (schedule.minutes), so this run cann
 
 class ScheduleSpec(Strict):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
+
+    ``rounds``: how many. ``local_epochs``: passes over a site's training samples in a round. ``batch_size``: samples of
+    an optimiser step. ``precision``: ``auto`` is bf16 on hardware that computes in it natively, else fp32.
+    ``threads``: PyTorch threads of a site; ``auto`` divides the machine's cores among the processes that run at once.
 
     ``local_steps`` sets the optimiser steps of a round and replaces ``local_epochs``. ``drop_last`` skips the last
     batch of an epoch if it is smaller than ``batch_size``. ``patience`` ends the run when the mean validation score has
@@ -151,7 +161,11 @@ class ScheduleSpec(Strict):
 
 
 class TaskSpec(Strict):
-    """What is learned. The task's kind (``fedshift.tasks.kinds.<kind>``) checks ``data``.
+    """What is learned.
+
+    ``name``: of the task. ``kind``: ``segmentation`` or ``classification``. ``dataset``: the prepared data set.
+    ``protocol``: the named settings that the job was made with. ``sites``: those that train. ``classes``: background
+    first in a segmentation. ``data``: how scans or pictures become samples; the task's kind checks it.
 
     Sites in ``held_out`` do not train: they only score the final models. ``domains``: name → sites that are parts of
     one domain, which a centralised reference trains on as one (`groups`); sites that it does not name stand alone.
@@ -277,9 +291,9 @@ class Practical(Strict):
 class RobustSpec(Strict):
     """Robust aggregation, for federations that do not trust every site (`fedshift.federation.server.robust`).
 
-    ``trim``: how many of the largest and of the smallest values rule ``trimmed_mean`` discards. ``clip``: the limit of
-    rule ``norm_clipping`` for the norm of a site's change, as a multiple of the median norm over sites, and for its
-    sample count, as a multiple of the median count.
+    ``rule``: how updates are summed. ``trim``: how many of the largest and of the smallest values rule ``trimmed_mean``
+    discards. ``clip``: the limit of rule ``norm_clipping`` for the norm of a site's change, as a multiple of the median
+    norm over sites, and for its sample count, as a multiple of the median count.
     """
 
     rule: Literal["median", "trimmed_mean", "norm_clipping"]
@@ -399,7 +413,11 @@ class EvaluationSpec(Strict):
 
 
 class JobSpec(Strict):
-    """A fully resolved job (schema 1), as ``fedshift job`` writes it."""
+    """A fully resolved job (schema 1), as ``fedshift job`` writes it.
+
+    ``schema``: of this file. ``name``: of the job and its folder. ``seed``: of all random numbers. ``methods``: each
+    with its options. ``evaluation``: how rounds and final models are scored.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: Name
@@ -475,18 +493,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist")
+            raise ConfigError("file-missing", f"{path} does not exist")
         raw = _load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): see to its permissions") from None
+        raise ConfigError(
+            "file-unreadable", f"{path} cannot be read ({error.strerror}): see to its permissions"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
+        raise ConfigError("not-text", f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError("not-yaml", f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply: write it with fewer levels") from None
+        raise ConfigError("too-deep", f"{path} is nested too deeply: write it with fewer levels") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path} must hold keys and values, not {type(raw).__name__}")
+        raise ConfigError("not-a-mapping", f"{path} must hold keys and values, not {type(raw).__name__}")
     return raw
 
 

@@ -38,7 +38,8 @@ def lineage_of(content: object, *, where: str) -> Lineage:
         return joined(known, str(header["job"]["task"]["dataset"]), _names(header["sites"]))
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(
-            f"{where} does not say which sites trained it: it was written by another version of fedshift, or is damaged"
+            "other-version",
+            f"{where} does not say which sites trained it: another version of fedshift wrote it, or it is damaged",
         ) from None
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from fedshift.runtime import DIRECTION_TOLERANCE as DIRECTION_TOLERANCE
+from fedshift.runtime import SPACING_TOLERANCE as SPACING_TOLERANCE
+from fedshift.runtime import is_dummy_geometry as is_dummy_geometry
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.names import ClassName, few_names
@@ -21,10 +23,6 @@ from fedshift.schema.strict import Strict
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
 _READING = b'"reading"'
-SPACING_TOLERANCE = 1e-3
-"""Millimetres; headers in single precision and decimal DICOM strings differ by less."""
-DIRECTION_TOLERANCE = 1e-3
-"""Of a direction cosine, about 0.06 degrees."""
 ORDER, LISTED = "order", "of the list"
 """Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
 TRUE_SPACING = "true_spacing"
@@ -46,7 +44,7 @@ class Case(Strict):
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
     ``reading``: how its files were read, under ``image`` or the names of the sequences, and ``mask``; it stays at the
-    site.
+    site. ``subject``: whose scan it is, "" where its id alone says so.
     """
 
     id: str
@@ -59,22 +57,11 @@ class Case(Strict):
     array: str
     offset: int
     reading: dict[str, Reading] = {}
+    subject: str = ""
 
     @model_serializer(mode="wrap")
     def _what_is_there(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in write(self).items() if key != "reading" or value}
-
-
-def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:
-    """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost.
-
-    ``direction`` is a 3 x 3 matrix of cosines, row by row; signs do not matter.
-    """
-    along_axes = all(
-        abs(abs(cosine) - (row == column)) < DIRECTION_TOLERANCE
-        for (row, column), cosine in zip(product(range(3), range(3)), direction, strict=True)
-    )
-    return along_axes and all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)
+        return {key: value for key, value in write(self).items() if value or key not in ("reading", "subject")}
 
 
 class Picture(Strict):
@@ -211,13 +198,15 @@ class Manifest(Strict):
         ):
             if have != want:
                 raise DataError(
-                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
+                    "other-data",
+                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder",
                 )
         if self.classes != classes:
             raise DataError(
+                "other-classes",
                 f"{folder}: {self.site} was prepared with the classes {', '.join(self.classes)}, the job has "
                 f"{', '.join(classes)}: correct the task's classes, or delete the folder and prepare it again, own "
-                "scans with --task NAME"
+                "scans with --task NAME",
             )
 
     def write(self, folder: Path) -> None:
@@ -239,14 +228,14 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         sites = sorted(below.parent.name for below in folder.glob(f"*/{FILE_NAME}") if below.parent.name[0] != ".")
         if sites:
-            raise DataError(f"{folder} holds the sites {few_names(sites)}: name one of them")
-        raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
+            raise DataError("several-sites", f"{folder} holds the sites {few_names(sites)}: name one of them")
+        raise DataError("not-prepared", f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+        raise DataError("not-json", f"{path} is not valid JSON ({error}): prepare the site again") from None
     except RecursionError:
-        raise DataError(f"{path} is nested too deeply: prepare the site again") from None
+        raise DataError("too-deep", f"{path} is nested too deeply: prepare the site again") from None
     return Manifest.parse(raw, where=str(path))
 
 

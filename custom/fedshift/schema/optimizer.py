@@ -22,6 +22,9 @@ class LearningRateSpec(Strict):
         step          factor^⌊i / every⌋
         cosine        last + (1 − last) (1 + cos(π i / n)) / 2
         polynomial    last + (1 − last) (1 − i / n)^power
+
+    ``name``: the curve. ``every``: after how many rounds a step falls. ``factor``: by which it falls. ``power``: of the
+    polynomial. ``last``: the factor of the last round.
     """
 
     name: Literal["constant", "step", "cosine", "polynomial"] = "constant"
@@ -60,6 +63,8 @@ class LearningRateSpec(Strict):
 
 class OptimizerSpec(Strict):
     """The local optimiser.
+
+    ``name``: which one. ``lr``: its learning rate. ``lr_schedule``: how that changes from round to round.
 
     ``adam`` adds ``weight_decay`` to the loss as an L2 penalty, as the papers' code does; ``adamw`` decays the weights
     apart from the gradient. ``momentum`` and ``nesterov`` are SGD's, ``betas`` Adam's. ``clip_norm`` scales the

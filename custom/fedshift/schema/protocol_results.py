@@ -47,9 +47,9 @@ class _Record(_Model):
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{path} does not exist: the command was not finished") from None
+            raise ConfigError("file-missing", f"{path} does not exist: the command was not finished") from None
         except ValueError as error:
-            raise ConfigError(f"{path} is not a file of this version ({first_fault(error)})") from None
+            raise ConfigError("other-version", f"{path} is not a file of this version ({first_fault(error)})") from None
 
 
 class ModelScores(_Model):

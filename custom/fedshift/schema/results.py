@@ -275,11 +275,13 @@ def read_results(path: Path) -> Results:
     """
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: a run writes it into the server's job folder")
+        raise ConfigError("file-missing", f"{path} does not exist: a run writes it into the server's job folder")
     try:
         return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is not a results file of this version ({first_fault(error)})") from None
+        raise ConfigError(
+            "other-version", f"{path} is not a results file of this version ({first_fault(error)})"
+        ) from None
 
 
 def new_results(job: JobSpec, *, metric: str) -> Results:

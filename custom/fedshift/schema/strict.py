@@ -49,12 +49,18 @@ class Strict(BaseModel):
             path = ".".join(str(part) for part in first["loc"])
             if first["type"] == "extra_forbidden":
                 known = _known_keys(cls, first["loc"][:-1])
-                raise ConfigError(f"{where}: unknown key {path!r}{nearest(str(first['loc'][-1]), known)}") from None
+                raise ConfigError(
+                    "unknown-key", f"{where}: unknown key {path!r}{nearest(str(first['loc'][-1]), known)}"
+                ) from None
             said = sentence(first)
             if first["type"] == "value_error":  # a sentence of ours
-                raise ConfigError(f"{where}: {path!r}: {said}" if path else f"{where}: {said}") from None
+                raise ConfigError(
+                    "invalid-value", f"{where}: {path!r}: {said}" if path else f"{where}: {said}"
+                ) from None
             place = f"{path!r} " if path else ""
-            raise ConfigError(f"{where}: {place}{said[0].lower()}{said[1:]}{_instead(first)}") from None
+            raise ConfigError(
+                "invalid-value", f"{where}: {place}{said[0].lower()}{said[1:]}{_instead(first)}"
+            ) from None
 
 
 def sentence(fault: ErrorDetails) -> str:

@@ -19,7 +19,7 @@ def apps_dir() -> Path:
     for folder in (package / "apps", package.parents[1] / "apps"):
         if folder.is_dir():
             return folder
-    raise ConfigError("the folder 'apps' with the task files is missing: install fedshift again")
+    raise ConfigError("installation", "the folder 'apps' with the task files is missing: install fedshift again")
 
 
 def tasks() -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from fedshift.data.prepared import mask_file
 from fedshift.data.samples import Samples
 from fedshift.data.splits import subject_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
@@ -83,7 +84,7 @@ class SiteData(Samples):
         if not self.manifest.cases:
             return cases  # every picture is of a subject of its own
         first: dict[str, int] = {}
-        subjects = [first.setdefault(subject_of(case.id), k) for k, case in enumerate(self.manifest.cases)]
+        subjects = [first.setdefault(subject_of(case), k) for k, case in enumerate(self.manifest.cases)]
         return np.asarray(np.array(subjects, dtype=np.int64)[cases])
 
     @property
@@ -140,15 +141,29 @@ class SiteData(Samples):
         self.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
         if (without := self.manifest.preparation.get(WITHOUT_STRUCTURE)) and not task.takes_empty:
             raise DataError(
+                "mask-empty",
                 f"site {site}: {without} of its cases have an empty mask, and the task {task.name} takes none: set "
-                "data.empty=true, or prepare the site without them"
+                "data.empty=true, or prepare the site without them",
             )
         if not self.n_train and site not in task.held_out:
-            raise DataError(f"site {site}: no image to train on; prepare the site with more of them, or hold it out")
+            raise DataError(
+                "no-images", f"site {site}: no image to train on; prepare the site with more of them, or hold it out"
+            )
 
 
 class ScanData(SiteData):
     """A prepared site of scans, whose labels are masks."""
+
+    def check_masks(self, folder: Path) -> None:
+        """Look for the mask of every case.
+
+        Raises:
+            DataError: one is missing.
+        """
+        lost = next((case.id for case in self.manifest.cases if not mask_file(folder, case.id).is_file()), None)
+        if lost is not None:
+            said = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
+            raise DataError("mask-missing", f"{folder / 'volumes'} {said}")
 
     @abstractmethod
     def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
@@ -215,7 +230,6 @@ class Task(Protocol):
 
     def network(self) -> nn.Module:
         """The network with its initial weights."""
-        ...
 
     def preparation(self) -> dict[str, Any]:
         """How a scan or picture becomes the network's input, as plain values, for the header of a model file.
@@ -223,19 +237,15 @@ class Task(Protocol):
         A model file whose statement differs from this version's was trained on images prepared otherwise: it is
         refused.
         """
-        ...
 
     def open(self, folder: Path, site: str) -> SiteData:
         """A site's prepared folder."""
-        ...
 
     def at(self, data: SiteData) -> Task:
         """The task at a site: itself, unless the site's labels are other than the task's."""
-        ...
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
-        ...
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
         """Logits of the images of one batch of ``data.eval_images``.
@@ -245,14 +255,12 @@ class Task(Protocol):
             x: the batch, on the CPU.
             final: whether final models are evaluated, and not those of each round.
         """
-        ...
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:
         """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
 
         What selects the best round: quick, on what the network sees.
         """
-        ...
 
     def evaluate(
         self,
@@ -274,7 +282,6 @@ class Task(Protocol):
             share_cases: whether scores of single cases may leave.
             keep: gets every score of single cases, for comparisons at the site, whether they may leave or not.
         """
-        ...
 
 
 class ScanTask(Task, Protocol):
@@ -285,7 +292,6 @@ class ScanTask(Task, Protocol):
 
         ``probabilities`` come as for `evaluate`.
         """
-        ...
 
 
 def selecting(job: JobSpec, known: Sequence[str]) -> str:
@@ -301,7 +307,8 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
     name = job.evaluation.metric
     if name is not None and name not in known:
         raise ConfigError(
-            f"evaluation.metric: rounds of task {job.task.name} have no score {name!r}{nearest(name, known)}"
+            "unknown-metric",
+            f"evaluation.metric: rounds of task {job.task.name} have no score {name!r}{nearest(name, known)}",
         )
     return name or known[0]
 
@@ -317,8 +324,9 @@ def refuse_patch_options(job: JobSpec) -> None:
         default = fields[key].default
         if getattr(job.evaluation, key) != default:
             raise ConfigError(
+                "options-clash",
                 f"evaluation.{key} is for segmentation by patches: set data.patch, or evaluation.{key}="
-                f"{str(default).lower()}"
+                f"{str(default).lower()}",
             )
 
 

@@ -43,8 +43,8 @@ def processor() -> str:
     """
     has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     known = {"amx_bf16": "AMX", "avx512_bf16": "AVX512 BF16"}
-    told = next((known[name] for name in known if has.get(name)), torch.backends.cpu.get_cpu_capability())
-    return f"{processor_model()} ({told})"
+    instructions = next((known[name] for name in known if has.get(name)), torch.backends.cpu.get_cpu_capability())
+    return f"{processor_model()} ({instructions})"
 
 
 def device_name(device: torch.device) -> str:
@@ -79,7 +79,9 @@ def choose_device(asked: str = "auto") -> torch.device:
 
 
 def _unusable(asked: str, reason: str) -> ConfigError:
-    return ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda")
+    return ConfigError(
+        "device-unusable", f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda"
+    )
 
 
 def own_device() -> str:

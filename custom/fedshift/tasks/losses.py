@@ -106,22 +106,13 @@ SURE = 30.0
 
 
 def available() -> list[str]:
-    """Names of all losses."""
     return [*OWN, *(PREFIX + name for name in ALLOWED)]
 
 
-def check_mixes(name: str, method: str) -> None:
-    """Refuse a method that mixes samples where the loss takes one class for each voxel.
-
-    Raises:
-        ConfigError: it does.
-    """
+def takes_soft_targets(name: str) -> bool:
+    """Whether targets may be shares of classes, as methods that mix samples make them."""
     allowed = ALLOWED.get(name.removeprefix(PREFIX))
-    if allowed is not None and not allowed.soft:
-        raise ConfigError(
-            f"method {method}: it mixes the classes of voxels, and loss {name} takes one class for each: take "
-            f"{PREFIX}DiceCELoss, or leave {method} out"
-        )
+    return allowed is None or allowed.soft
 
 
 class Loss:
@@ -136,13 +127,14 @@ class Loss:
         """The loss, in float32 or float64."""
         if target.is_floating_point() and not self.soft:
             raise ConfigError(
+                "loss-unfit",
                 f"loss {self.name} takes one class for each voxel, and a method of this job mixes them: take "
-                f"{PREFIX}DiceCELoss, or leave the method out"
+                f"{PREFIX}DiceCELoss, or leave the method out",
             )
         if isinstance(logits, Tensor):
             return self._one(logits, target)
         weights = [0.5**number for number in range(len(logits))]
-        losses = [self._one(one, _at(target, one.shape[2:])) for one in logits]
+        losses = [self._one(output, _at(target, output.shape[2:])) for output in logits]
         parts = [weight / sum(weights) * loss for weight, loss in zip(weights, losses, strict=True)]
         return torch.stack(parts).sum()
 
@@ -196,23 +188,28 @@ def make_loss(
             classes, no annotated class, or a loss that cannot leave classes out.
     """
     if name not in available():
-        raise ConfigError(f"there is no loss {name!r}{nearest(name, available())}")
+        raise ConfigError("unknown-loss", f"there is no loss {name!r}{nearest(name, available())}")
     if annotated is not None:
         annotated = tuple(sorted(set(annotated)))
         if not annotated or annotated[0] < 1 or annotated[-1] >= n_classes:
             raise ConfigError(
-                f"loss {name}: annotated classes are some of 1 to {n_classes - 1}, not {list(annotated) or 'none'}"
+                "invalid-value",
+                f"loss {name}: annotated classes are some of 1 to {n_classes - 1}, not {list(annotated) or 'none'}",
             )
     partial = None if annotated is None or len(annotated) == n_classes - 1 else tuple(annotated)
     if name in OWN:
         if options:
-            raise ConfigError(f"loss {name} has no options: leave out {', '.join(options)}, or take {PREFIX}DiceCELoss")
+            raise ConfigError(
+                "unknown-option",
+                f"loss {name} has no options: leave out {', '.join(options)}, or take {PREFIX}DiceCELoss",
+            )
         return Loss(name, OWN[name], soft=True, n_classes=n_classes, annotated=partial)
     allowed = ALLOWED[name.removeprefix(PREFIX)]
     if partial is not None and not allowed.marginal:
         raise ConfigError(
+            "loss-unfit",
             f"loss {name} cannot leave classes out, since it is not of the softmax's probabilities alone, and a site "
-            f"annotates {len(partial)} of {n_classes - 1} classes: take {PREFIX}DiceCELoss"
+            f"annotates {len(partial)} of {n_classes - 1} classes: take {PREFIX}DiceCELoss",
         )
     with torch.device("cpu"):  # jobs are checked with tasks that are made without memory, and a trial needs values
         chosen = _chosen(name, options, allowed, n_classes=n_classes, annotated=partial)
@@ -223,7 +220,7 @@ def make_loss(
         except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigError(
-                f"loss {name}: no such loss can be made with options {dict(options)} ({reason})"
+                "loss-unmade", f"loss {name}: no such loss can be made with options {dict(options)} ({reason})"
             ) from None
     return loss
 
@@ -248,7 +245,7 @@ def _try(loss: Loss, *, n_classes: int, dims: int) -> None:
 def _class(name: str) -> Any:
     module = importlib.import_module("monai.losses")
     if not hasattr(module, name.removeprefix(PREFIX)):
-        raise ConfigError(f"loss {name} is not in the MONAI that is installed: install a newer one")
+        raise ConfigError("library-old", f"loss {name} is not in the MONAI that is installed: install a newer one")
     return getattr(module, name.removeprefix(PREFIX))
 
 
@@ -263,18 +260,20 @@ def _chosen(
     for key, value in options.items():
         if key == IGNORED:
             raise ConfigError(
+                "option-fixed",
                 f"loss {name}: there is no class to ignore, and classes that a site's masks do not outline are left "
-                f"out of its loss already: leave {key} out of loss.options"
+                f"out of its loss already: leave {key} out of loss.options",
             )
         if key in WITHHELD:
-            raise ConfigError(f"loss {name}: {key} follows from the task: leave it out of loss.options")
+            raise ConfigError("option-fixed", f"loss {name}: {key} follows from the task: leave it out of loss.options")
         if key not in known:
-            raise ConfigError(f"loss {name}: unknown option {key!r}{nearest(key, known)}")
+            raise ConfigError("unknown-option", f"loss {name}: unknown option {key!r}{nearest(key, known)}")
         chosen[key] = _value(name, key, value, n_classes, background, annotated)
     if not background and not allowed.foreground:
         raise ConfigError(
+            "options-clash",
             f"loss {name}: without the background (include_background: false) MONAI leaves it out of the softmax too, "
-            f"and it is never learned: give it a small first number in weight instead, or take {PREFIX}DiceFocalLoss"
+            f"and it is never learned: give it a small first number in weight instead, or take {PREFIX}DiceFocalLoss",
         )
     return chosen
 
@@ -284,11 +283,12 @@ def _value(name: str, key: str, value: Any, n_classes: int, background: bool, an
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(one, int | float) for one in value):
-        raise ConfigError(f"loss {name}: option {key} must be a number, a word or a list of numbers")
+        raise ConfigError("invalid-value", f"loss {name}: option {key} must be a number, a word or a list of numbers")
     first = 0 if background or name == f"{PREFIX}DiceCELoss" else 1  # DiceCE's cross-entropy has all classes
     if key in OF_CLASSES and len(value) != n_classes - first:
         raise ConfigError(
-            f"loss {name}: {key} must have {n_classes - first} numbers, one for each class, not {len(value)}"
+            "invalid-value",
+            f"loss {name}: {key} must have {n_classes - first} numbers, one for each class, not {len(value)}",
         )
     if key not in OF_CLASSES:
         return tuple(value)

@@ -33,6 +33,6 @@ def cores() -> int:
 
 def own_cores(workers: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """This process's share of the cores, if ``workers`` (default ``$FEDSHIFT_WORKERS``) processes share them."""
-    said = environ.get(WORKERS, "")
-    beside = workers or (int(said) if said.isdigit() else 1)
-    return max(1, cores() // max(beside, 1))
+    text = environ.get(WORKERS, "")
+    processes = workers or (int(text) if text.isdigit() else 1)
+    return max(1, cores() // max(processes, 1))

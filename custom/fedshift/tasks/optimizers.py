@@ -1,22 +1,12 @@
-"""Torch's optimisers without its compiler, and SGD that goes over large parameters once.
-
-Torch wraps the methods of its optimisers so that a program that is compiled leaves them out. At the first call the
-wrapper imports all of ``torch._dynamo``, also where nothing is compiled, as here: more than a second and 70 MB for each
-process that trains. These classes have the methods that are wrapped; the numbers are the same, bit for bit.
-"""
+"""SGD that goes over large parameters once."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.sgd import sgd
-
-Kind = TypeVar("Kind", bound=Optimizer)
-WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 LARGE = 2**16
 """Elements from which on a parameter is worth a call of its own."""
@@ -24,17 +14,7 @@ LANES = 16
 """Elements that the widest processors take at once. The rest of a parameter is rounded otherwise in one pass."""
 
 
-def _uncompiled(kind: type[Kind]) -> type[Kind]:
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in WRAPPED}
-    step = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), {**methods, "step": step})
-
-
-Adam = _uncompiled(torch.optim.Adam)
-AdamW = _uncompiled(torch.optim.AdamW)
-
-
-class SGD(_uncompiled(torch.optim.SGD)):  # type: ignore[misc]  # a class that is made
+class SGD(torch.optim.SGD):
     """SGD whose large parameters are updated in one pass over memory on a processor.
 
     By itself torch goes over parameter, gradient and momentum once for each term. Its ``fused`` step gives the same
@@ -44,8 +24,8 @@ class SGD(_uncompiled(torch.optim.SGD)):  # type: ignore[misc]  # a class that i
     """
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Make a step with the gradients that are there."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Make a step with the gradients that are there; there is no closure to call."""
         for group in self.param_groups:
             usual = []
             for parameter in group["params"]:

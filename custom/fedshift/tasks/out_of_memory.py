@@ -20,7 +20,7 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 @contextmanager
-def out_of_memory_as_error(where: str, *, mend: str) -> Iterator[None]:
+def out_of_memory_as_error(where: str, *, remedy: str) -> Iterator[None]:
     """Raise `TooLittleMemory`, with where it was and what to do, if the block runs out of memory.
 
     Raises:
@@ -32,14 +32,14 @@ def out_of_memory_as_error(where: str, *, mend: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         what = "the GPU's memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "memory"
-        raise TooLittleMemory(f"{where}: {what} ran out; {mend}") from error
+        raise TooLittleMemory("out-of-memory", f"{where}: {what} ran out; {remedy}") from error
 
 
 def training_out_of_memory(site: str, round_: int | None = None) -> AbstractContextManager[None]:
     """`out_of_memory_as_error` of a site's work in a round."""
     return out_of_memory_as_error(
         f"site {site}" if round_ is None else f"site {site}, round {round_}",
-        mend="make the job with a smaller schedule.batch_size or smaller images (such as data.matrix), or let fewer "
+        remedy="make the job with a smaller schedule.batch_size or smaller images (such as data.matrix), or let fewer "
         "sites work at a time with 'fedshift run -p'",
     )
 
@@ -47,5 +47,5 @@ def training_out_of_memory(site: str, round_: int | None = None) -> AbstractCont
 def prediction_out_of_memory(scan: Path) -> AbstractContextManager[None]:
     """`out_of_memory_as_error` of a scan's prediction."""
     return out_of_memory_as_error(
-        str(scan), mend="predict it on a machine with more memory (--device cpu does without a GPU's)"
+        str(scan), remedy="predict it on a machine with more memory (--device cpu does without a GPU's)"
     )

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+import ctypes
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
-from fedshift.tasks.allocator import keep_freed_memory
-from fedshift.tasks.instance_norm import keep_channels_last
+from fedshift.runtime.segmentation import autocast as autocast
+from fedshift.runtime.segmentation import uses_bf16
+from fedshift.tasks.layers import keep_channels_last, protect
 from fedshift.tasks.machine import own_cores
-from fedshift.tasks.shallow_volumes import protect
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision, Threads
 
 
-def uses_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether forward passes run in bf16 on a device.
-
-    ``auto`` uses bf16 only where the hardware computes it natively: NVIDIA GPUs since Ampere, processors with AVX-512
-    BF16 or AMX. Elsewhere bf16 is emulated and slower than fp32.
-    """
-    if precision != "auto":
-        return precision == "bf16"
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
-
-
 def settled(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
     """The precision that a job uses on a device, with ``auto`` resolved."""
     return "bf16" if uses_bf16(precision, device) else "fp32"
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """bf16 autocast, or nothing for fp32. Parameters and optimiser state stay float32 in both."""
-    if uses_bf16(precision, device):
-        return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
@@ -100,3 +76,28 @@ def use_threads(threads: Threads, *, workers: int | None = None) -> int:
 def precise(x: torch.Tensor) -> torch.Tensor:
     """Convert reduced precision to float32; keep float64."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's numbers, as `mallopt` takes them."""
+LARGE = 32 * 2**20
+"""Bytes from which a block is mapped by itself and goes back when it is freed (glibc takes no larger limit): features
+are below, whole volumes above."""
+KEPT = 256 * 2**20
+"""Bytes at the end of the heap that are kept."""
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """From now on, in this process, keep the memory of freed features for the next pass on a processor.
+
+    By itself glibc returns it after each layer, and every page of it is zeroed when the next layer takes it. Numbers do
+    not depend on it.
+    """
+    if device.type != "cpu":
+        return
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -28,7 +28,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
 from fedshift.schema.lineage import Lineage, lineage_of
 from fedshift.tasks import networks
-from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.networks.monai import without_second_names
 
 SHOWN = 12
 """Number of hash digits shown in messages and file names."""
@@ -45,7 +45,7 @@ class Taken:
 
     arrays: dict[str, Tensor]
     """Network key -> array."""
-    of: int
+    total: int
     """Number of arrays in the network."""
     new: tuple[str, ...]
     """Arrays that keep their random initial values, for messages."""
@@ -54,8 +54,10 @@ class Taken:
 
     def __str__(self) -> str:
         """``120 of 122 arrays; new: fc.weight, fc.bias``."""
-        parts = [f"{len(self.arrays)} of {self.of} arrays"]
-        parts += [f"{what}: {', '.join(of)}" for what, of in (("new", self.new), ("unused", self.unused)) if of]
+        parts = [f"{len(self.arrays)} of {self.total} arrays"]
+        parts += [
+            f"{what}: {', '.join(names)}" for what, names in (("new", self.new), ("unused", self.unused)) if names
+        ]
         return "; ".join(parts)
 
 
@@ -69,7 +71,9 @@ def file_of(path: Path) -> Path:
         return path
     inside = path / IN_BUNDLE
     if not inside.is_file():
-        raise ConfigError(f"{path} has no {IN_BUNDLE}, as a MONAI bundle has: name a file of weights")
+        raise ConfigError(
+            "weights-missing", f"{path} has no {IN_BUNDLE}, as a MONAI bundle has: name a file of weights"
+        )
     return inside
 
 
@@ -84,7 +88,8 @@ def identify(path: Path, *, partial: bool = False) -> WeightsSpec:
         return WeightsSpec.parse({"file": path.name, "sha256": digest, "partial": partial}, where="weights")
     except ConfigError:
         raise ConfigError(
-            f"{path} may only have letters, digits, '.', '-' and '_' in its name, since the job contains it: rename it"
+            "file-name",
+            f"{path} may only have letters, digits, '.', '-' and '_' in its name, since the job contains it: rename it",
         ) from None
 
 
@@ -100,7 +105,7 @@ def read(path: Path) -> dict[str, Tensor]:
     elif isinstance(content, dict):
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
-        raise ConfigError(f"{path} does not hold named tensors: save the network's state_dict()")
+        raise ConfigError("weights-format", f"{path} does not hold named tensors: save the network's state_dict()")
     return {str(key).removeprefix("module."): value.detach() for key, value in content.items()}
 
 
@@ -110,13 +115,15 @@ def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -
     Raises:
         ConfigError: no parameter fits, or one that fits is not finite.
     """
-    own, state = net.state_dict(), without_second_names(net, state)
-    fitting = {key for key, value in own.items() if key in state and state[key].shape == value.shape}
+    initial, state = net.state_dict(), without_second_names(net, state)
+    fitting = {key for key, value in initial.items() if key in state and state[key].shape == value.shape}
     if not any(key in fitting for key, _ in net.named_parameters()):
-        raise ConfigError(f"{where} has no array that the job's network has by name and shape{_hint(state)}")
-    arrays = {key: _checked(state[key], own[key], f"{where}: {key}") for key in own if key in fitting}
-    new, unused = (key for key in own if key not in fitting), (key for key in state if key not in fitting)
-    return Taken(arrays, len(own), _by_layer(new), _by_layer(unused))
+        raise ConfigError(
+            "weights-unfit", f"{where} has no array that the job's network has by name and shape{_hint(state)}"
+        )
+    arrays = {key: _checked(state[key], initial[key], f"{where}: {key}") for key in initial if key in fitting}
+    new, unused = (key for key in initial if key not in fitting), (key for key in state if key not in fitting)
+    return Taken(arrays, len(initial), _by_layer(new), _by_layer(unused))
 
 
 def _by_layer(keys: Iterable[str]) -> tuple[str, ...]:
@@ -145,33 +152,34 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     Raises:
         ConfigError: an array is missing, unexpected, not finite or of another shape; the first one is named.
     """
-    own, state = net.state_dict(), without_second_names(net, state)
+    initial, state = net.state_dict(), without_second_names(net, state)
     head = {name for name, module in net.named_modules() if module is getattr(net, "head", None)}
     norms = {name for name, m in net.named_modules() if isinstance(m, nn.GroupNorm) and f"{name}.running_mean" in state}
-    heads = [key for key in own if _owner(key) in head]
-    fits = all(key in state and state[key].shape == own[key].shape for key in heads)
-    of_norms = [key for key in own if _owner(key) in norms]
-    counters = [key for key in own if key.endswith(COUNTER) and key not in state]  # torch before 0.4.1 had none
+    heads = [key for key in initial if _owner(key) in head]
+    fits = all(key in state and state[key].shape == initial[key].shape for key in heads)
+    of_norms = [key for key in initial if _owner(key) in norms]
+    counters = [key for key in initial if key.endswith(COUNTER) and key not in state]  # torch before 0.4.1 had none
     new = {*(() if fits else heads), *of_norms, *counters}
-    taken = {key: value for key, value in own.items() if key not in new}
+    taken = {key: value for key, value in initial.items() if key not in new}
     unfit = f"{where} does not fit the job's network"
     for key in taken:
         if key not in state:
-            raise ConfigError(f"{unfit}: it has no {key}{_hint(state)}")
+            raise ConfigError("weights-unfit", f"{unfit}: it has no {key}{_hint(state)}")
     for key in state:
-        if key not in own and _owner(key) not in norms | head:
-            raise ConfigError(f"{unfit}: the network has no {key}{_hint(state)}")
+        if key not in initial and _owner(key) not in norms | head:
+            raise ConfigError("weights-unfit", f"{unfit}: the network has no {key}{_hint(state)}")
     for key, value in taken.items():
         if state[key].shape != value.shape:
             raise ConfigError(
+                "weights-unfit",
                 f"{unfit}: its {key} is {_shape(state[key])}, the network's {_shape(value)}: choose network.options "
-                "and data.channels as they were when the file was made, or another file"
+                "and data.channels as they were when the file was made, or another file",
             )
     arrays = {key: _checked(state[key], value, f"{where}: {key}") for key, value in taken.items()}
     words = [*(() if fits else heads)]
     words += [f"group norms ({len(of_norms)} arrays)"] if of_norms else []
     words += [f"counters of norms ({len(counters)} arrays)"] if counters else []
-    return Taken(arrays, len(own), tuple(words))
+    return Taken(arrays, len(initial), tuple(words))
 
 
 def describe(spec: WeightsSpec, taken: Taken) -> str:
@@ -216,10 +224,11 @@ def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
     what = f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…)"
     mend = "copy the file there, or make the job on this machine with 'fedshift job … --weights FILE'"
     if others:
-        found = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
-        raise ConfigError(f"the job starts from {what}, but {found}: {mend}")
+        other = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
+        raise ConfigError("weights-missing", f"the job starts from {what}, but {other}: {mend}")
     raise ConfigError(
-        f"the job starts from {what}, which is not on this machine: looked in {', '.join(map(str, looked))}; {mend}"
+        "weights-missing",
+        f"the job starts from {what}, which is not on this machine: looked in {', '.join(map(str, looked))}; {mend}",
     )
 
 
@@ -232,22 +241,23 @@ def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ)
     try:
         return find(spec, environ)
     except ConfigError:
-        kept = _folders(environ)[0] / _kept_as(spec)
-    beside = kept.with_name(f".{kept.name}.partial-{uuid.uuid4().hex[:8]}")
+        target = _folders(environ)[0] / _kept_as(spec)
+    partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, beside)
-        if _sha256(beside) != spec.sha256:
-            raise ConfigError(f"{path} changed while it was copied: name it again")
-        beside.replace(kept)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, partial)
+        if _sha256(partial) != spec.sha256:
+            raise ConfigError("file-changed", f"{path} changed while it was copied: name it again")
+        partial.replace(target)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be copied to {kept.parent} ({error.strerror}): set FEDSHIFT_WEIGHTS to another folder"
+            "file-unwritable",
+            f"{path} cannot be copied to {target.parent} ({error.strerror}): set FEDSHIFT_WEIGHTS to another folder",
         ) from None
     finally:
         with suppress(OSError):
-            beside.unlink()
-    return kept
+            partial.unlink()
+    return target
 
 
 def _content(path: Path) -> Any:
@@ -260,11 +270,14 @@ def _content(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ConfigError(
+            "weights-format",
             f"{path} is not a file of tensors written by torch.save, and nothing else is loaded: save the network's "
-            "state_dict()"
+            "state_dict()",
         ) from None
     except Exception as error:  # a damaged file may fail anywhere in torch
-        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): download it again") from None
+        raise ConfigError(
+            "file-unreadable", f"{path} cannot be read ({type(error).__name__}): download it again"
+        ) from None
 
 
 def _folders(environ: Mapping[str, str]) -> list[Path]:
@@ -281,7 +294,7 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+        raise ConfigError("file-unreadable", f"{path} cannot be read ({error.strerror})") from None
 
 
 def _owner(key: str) -> str:
@@ -293,14 +306,16 @@ def _shape(value: Tensor) -> str:
     return " x ".join(map(str, value.shape)) or "a number"
 
 
-def _checked(value: Tensor, own: Tensor, what: str) -> Tensor:
+def _checked(value: Tensor, initial: Tensor, what: str) -> Tensor:
     """Convert to the dtype of the network's array; refuse arrays that are not dense, finite and on the CPU."""
     plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
-    if not plain or value.is_floating_point() != own.is_floating_point():
-        raise ConfigError(f"{what} is not an array of {own.dtype}".replace("torch.", ""))
-    value = value.to(own.dtype)
+    if not plain or value.is_floating_point() != initial.is_floating_point():
+        raise ConfigError("weights-format", f"{what} is not an array of {initial.dtype}".replace("torch.", ""))
+    value = value.to(initial.dtype)
     if not bool(torch.isfinite(value).all()):
-        raise ConfigError(f"{what} is not finite: the training that made it had failed; name another file")
+        raise ConfigError(
+            "not-finite", f"{what} is not finite: the training that made it had failed; name another file"
+        )
     return value
 
 

@@ -116,7 +116,7 @@ def level(tensor: Tensor | None, size: Sequence[int]) -> Level | None:
 
 
 @dataclass(frozen=True)
-class Found:
+class StagePlace:
     """A stage by its module's name, as `Stage` has it by the module."""
 
     name: str
@@ -124,7 +124,7 @@ class Found:
     where: str
     level: Level
 
-    def of(self, net: nn.Module) -> Stage:
+    def in_net(self, net: nn.Module) -> Stage:
         """The stage in a network."""
         return Stage(net.get_submodule(self.name), self.channels, "input" if self.where == "input" else "output")
 
@@ -134,7 +134,7 @@ def trial_size(dims: int) -> tuple[int, ...]:
     return tuple(side * DEPTH for side in SIDES[:dims])
 
 
-def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[Found, ...]:
+def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[StagePlace, ...]:
     """The encoder's stages, from the calls of a trial. Empty for a network that has no coarser features.
 
     A *step down* is the outermost module whose output is the first one at a new, coarser resolution. Every step gives
@@ -173,7 +173,7 @@ def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[Found, ...]:
         if pooling is not bottleneck:
             found.append((bottleneck, "output"))
     return tuple(
-        Found(call.name, cast(Tensor, tensor).shape[1], where, cast(Level, level(tensor, size)))
+        StagePlace(call.name, cast(Tensor, tensor).shape[1], where, cast(Level, level(tensor, size)))
         for call, where in found
         for tensor in (call.taken if where == "input" else call.given,)
         if times[call.name] == 1
@@ -241,9 +241,9 @@ def check_patch(net: nn.Module, patch: Sequence[int], *, name: str) -> None:
     """
     if fits(net, patch):
         return
-    said = f"network {name}: a patch of {_by(patch)}"
+    subject = f"network {name}: a patch of {_by(patch)}"
     try:
-        coarsest = [found.level for found in find_stages(net, trial_size(len(patch)))]
+        coarsest = [stage.level for stage in find_stages(net, trial_size(len(patch)))]
     except UNFIT:
         coarsest = []
     unit = max(coarsest, key=prod, default=(1,) * len(patch))
@@ -254,10 +254,13 @@ def check_patch(net: nn.Module, patch: Sequence[int], *, name: str) -> None:
         ]
         if near != list(patch) and fits(net, near):
             raise ConfigError(
-                f"{said} cannot be halved as often as it halves it (by {_by(unit)} in all); the nearest that fits is "
-                f"{_by(near)}: set data.patch=[{', '.join(map(str, near))}], or take a network of fewer levels"
+                "patch-size",
+                f"{subject} cannot be halved as often as it halves it (by {_by(unit)} in all); nearest that fits: "
+                f"{_by(near)}: set data.patch=[{', '.join(map(str, near))}], or take a network of fewer levels",
             )
-    raise ConfigError(f"{said} does not go through it, nor does any near it: take another patch or another network")
+    raise ConfigError(
+        "patch-size", f"{subject} does not go through it, nor does any near it: take another patch or another network"
+    )
 
 
 def _by(sizes: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedshift.inference.model import Model, ReadyModel
     from fedshift.schema.reference import Reference
     from fedshift_survey.drift.compare import Compared, Limits
-    from fedshift_survey.drift.verdict import Month
+    from fedshift_survey.drift.conclusion import Month
 
 TABLE, RECORD = "drift.csv", "drift.json"
 
@@ -57,38 +57,42 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.data.scan_folders import not_read
     from fedshift.inference import segment
     from fedshift.inference.model import open_model
-    from fedshift.inference.sequences import first_files
+    from fedshift.inference.sequences import find_cases
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.names import printable
     from fedshift_survey.drift.compare import FEWEST, compare_scans, limits
+    from fedshift_survey.drift.conclusion import Month, sentence, since
     from fedshift_survey.drift.months import scans_by_month
-    from fedshift_survey.drift.verdict import Month, sentence, since
 
     model = open_model(args.model)
     if not model.is_segmentation:
-        raise ConfigError(f"{model.path} classifies pictures: 'fedshift drift' compares scans")
+        raise ConfigError("wrong-kind-of-model", f"{model.path} classifies pictures: 'fedshift drift' compares scans")
     written = (
         next((args.out / name for name in (TABLE, RECORD) if (args.out / name).exists()), None) if args.out else None
     )
     if written is not None and not args.force:
-        raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
+        raise ConfigError(
+            "file-exists", f"{written} already exists: name another folder with --out, or replace it with --force"
+        )
     by_month = scans_by_month(args.folder)
     for line in not_read([args.folder]):
         print(printable(line))
-    images = {month: first_files(found, model.sequences) for month, found in by_month.items() if found}
+    cases = {month: find_cases(found, model.sequences) for month, found in by_month.items() if found}
+    images = {month: [case.image for case in found] for month, found in cases.items()}
     for line in describe(model):
         print(line)
     if len(images) < len(by_month):
         print(f"no scan yet, and left out: {', '.join(month for month in by_month if month not in images)}")
-    every, true = [one for found in images.values() for one in found], args.true_spacing
+    every, true = [case for found in cases.values() for case in found], args.true_spacing
     ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
     references = _references(model, ready, args.reference)
     usual = limits(list(references.values()))
     if not usual.by_aspect:
         raise ConfigError(
+            "too-few-cases",
             f"{model.path}: too few cases are known of {', '.join(references)} to tell what is usual: name prepared "
-            f"sites with --reference, with at least {FEWEST} cases together"
+            f"sites with --reference, with at least {FEWEST} cases together",
         )
     print(_compared_with(model, references, usual))
     months = [
@@ -112,15 +116,16 @@ def run(args: argparse.Namespace) -> int:
 def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dict[str, Reference]:
     """Site -> what it tells of its scans, from the model file or from the folders."""
     from fedshift.schema.errors import ConfigError
-    from fedshift_survey.drift.own import folder_reference
+    from fedshift_survey.drift.folder_reference import folder_reference
 
     if folders:
         found = [folder_reference(model, ready, folder) for folder in folders]
         return {one.fingerprint.site: one for one in found}
     if not model.header.references:
         raise ConfigError(
+            "no-reference",
             f"{model.path} does not say what scans it was trained on: train it with --set evaluation.reference=true, "
-            "or name a prepared site with --reference"
+            "or name a prepared site with --reference",
         )
     return model.header.references
 
@@ -191,9 +196,9 @@ def _by_scan(months: Sequence[Month]) -> Table:
 
 def _said(scan: Compared, key: str) -> str:
     """An aspect with the scan's distance in it: ``spacing 0.5 octaves``."""
+    from fedshift.data.shift import OF_A_SCAN
     from fedshift.schema.reference import DOUBT
     from fedshift_survey.drift.compare import NOTHING
-    from fedshift_survey.shift import OF_A_SCAN
 
     if key == NOTHING:
         return NOTHING
@@ -218,7 +223,7 @@ def _write(
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
     from fedshift_survey.drift.compare import FALSE_ALARMS
-    from fedshift_survey.drift.verdict import CHANCE
+    from fedshift_survey.drift.conclusion import CHANCE
 
     aspects = list(usual.by_aspect)
     rows = [
@@ -267,4 +272,6 @@ def _write(
                 table.row({**row, **shown}.values())
         write_text(out / RECORD, json.dumps(content, indent=1))
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None
+        raise ConfigError(
+            "file-unwritable", f"{out} cannot be written ({error.strerror}): name another folder with --out"
+        ) from None

@@ -58,7 +58,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """``fedshift survey``."""
-    from fedshift_survey.shift import shift_map
+    from fedshift.data.shift import shift_map
     from fedshift_survey.suggestions import suggestions
 
     patch = _checked(args)
@@ -100,11 +100,13 @@ def _checked(args: argparse.Namespace) -> list[int] | None:
     from fedshift_survey.planning.plan import check_patch
 
     if not 0 < args.memory < math.inf:
-        raise ConfigError(f"--memory must be more than 0 gigabytes, not {args.memory:g}")
+        raise ConfigError("invalid-value", f"--memory must be more than 0 gigabytes, not {args.memory:g}")
     try:
         TypeAdapter(Name | None).validate_python(args.name)
     except ValidationError:
-        raise ConfigError(f"--name {args.name!r} is no name of a task: give letters, digits and _ . - alone") from None
+        raise ConfigError(
+            "invalid-value", f"--name {args.name!r} is no name of a task: give letters, digits and _ . - alone"
+        ) from None
     if args.patch is None:
         return None
     patch = _numbers(args.patch)
@@ -140,7 +142,8 @@ def _check_replaceable(path: Path, args: argparse.Namespace) -> None:
 
     if path.is_file() and not args.force and not is_unchanged(path):
         raise ConfigError(
-            f"{path} is not as 'fedshift survey' wrote it: keep it by another --name or --out, or replace it by --force"
+            "file-changed",
+            f"{path} is not as 'fedshift survey' wrote it: keep it by another --name or --out, or replace it (--force)",
         )
 
 
@@ -174,19 +177,21 @@ def _asked(spec: SurveySpec, args: argparse.Namespace, out: Path) -> Survey:
 
 def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
     """A site that took no part, for the map."""
+    from fedshift.federation.survey_answer import answer
     from fedshift.schema.manifest import read_manifest
-    from fedshift_survey.site import answer
 
     site = read_manifest(folder).site
     if site in survey.sites:
-        raise ConfigError(f"{folder} is site {site}, which the survey has already: leave out --place {folder}")
+        raise ConfigError(
+            "site-twice", f"{folder} is site {site}, which the survey has already: leave out --place {folder}"
+        )
     return answer(folder, site)
 
 
 def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None, path: Path) -> Path | None:
     """Write the planned task file; None if no site tells enough."""
+    from fedshift.data.merged_fingerprint import merge, require_every_class
     from fedshift.schema.files import write_text
-    from fedshift_survey.merge import merge, require_every_class
     from fedshift_survey.planning.plan import make_plan
     from fedshift_survey.planning.task_file import ct_note, task_file
 
@@ -207,7 +212,9 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--patch {text!r} is not a list of whole numbers such as 64,128,128") from None
+        raise ConfigError(
+            "invalid-value", f"--patch {text!r} is not a list of whole numbers such as 64,128,128"
+        ) from None
 
 
 def _print_map(everyone: Sequence[Fingerprint], found: Any, made: Any, survey: Survey) -> None:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import known_spacing
+from fedshift.data.case_check import known_spacing
 from fedshift.data.fingerprint import scan_fingerprint
+from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
-from fedshift.inference.sequences import read_case
+from fedshift.inference.sequences import find_case
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.reference import DOUBT, LogSums, Reference
-from fedshift_survey.shift import OF_A_SCAN, from_site
 
 FALSE_ALARMS = 0.05
 """Share of scans like those of the training sites that may be flagged."""
@@ -107,9 +107,9 @@ def compare_scans(
     for image in images:
         begin(image)
         try:
-            scan, voxels = read_case(image, model.sequences)
+            scan, voxels = find_case(image, model.sequences).read_stacked()
             spacing = known_spacing(scan, true=true_spacing)
-            mask, confidence = outline(model, ready, scan, voxels, spacing=spacing)
+            mask, confidence = outline(ready, voxels, spacing)
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue

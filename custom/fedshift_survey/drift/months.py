@@ -6,7 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from fedshift.data.pairing import visible
+from fedshift.data.layouts.files import visible
 from fedshift.data.scan_folders import scans_in
 from fedshift.schema.errors import ConfigError, DataError
 
@@ -27,7 +27,9 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         DataError: there is no scan in it, or a month's folder holds other files only.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name one with scans, or with a sub-folder for each month")
+        raise ConfigError(
+            "not-a-folder", f"{folder} is no folder: name one with scans, or with a sub-folder for each month"
+        )
     months: dict[str, list[Path]] = {}
     dated = {
         entry: month

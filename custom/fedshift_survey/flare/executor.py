@@ -12,6 +12,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
+from fedshift.federation.survey_answer import answer
 from fedshift.flare import codec
 from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.flare.simulated import client_is_simulated
@@ -19,7 +20,6 @@ from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.fingerprint import Fingerprint, SurveySpec
 from fedshift.schema.job import FILE_NAME
 from fedshift_survey.flare.job import read_survey_spec
-from fedshift_survey.site import answer
 from flare_armour.patches import require_protection
 from flare_armour.protected import allow_usual
 
@@ -41,7 +41,9 @@ class SurveyExecutor(Executor):
             require_protection()
         try:
             if task_name != codec.SURVEY:
-                raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift here")
+                raise ConfigError(
+                    "other-version", f"there is no task {task_name!r}: install the server's version of fedshift here"
+                )
             local = Path(fl_ctx.get_workspace().get_site_config_dir())
             ledger = SiteLedger(name, None if simulated else local)
             ledger.require(codec.decode_task(shareable))

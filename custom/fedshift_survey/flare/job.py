@@ -31,7 +31,7 @@ def write_survey_job(spec: SurveySpec, folder: Path, *, production: bool = False
         ConfigError: the folder holds something other than a job.
     """
     if folder.exists() and not (folder / SPEC).is_file():
-        raise ConfigError(f"{folder} is there and is no fedshift job: name another folder with --job")
+        raise ConfigError("folder-in-use", f"{folder} is there and is no fedshift job: name another folder with --job")
     text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False)
     return write_folder(
         folder,

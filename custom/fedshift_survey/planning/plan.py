@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
+from fedshift.data.tallies import medians, quantile
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.numbers import medians, quantile
 from fedshift_survey.planning.memory import GIGA, NetworkShape
 from fedshift_survey.planning.topology import LEAST_EDGE, topology_for
 
@@ -78,8 +78,9 @@ def make_plan(
     """
     if pooled.geometry is None:
         raise ConfigError(
+            "nothing-to-plan",
             "no site told the size of its voxels and volumes, so nothing can be planned: "
-            + (pooled.withheld or "their policies put noise on statistics")
+            + (pooled.withheld or "their policies put noise on statistics"),
         )
     reasons: dict[str, str] = {}
     spacing = _spacing(pooled, dims, reasons)
@@ -111,7 +112,7 @@ def check_patch(patch: Sequence[int], dims: int) -> None:
         ConfigError: it has another number of edges, or an edge without voxels.
     """
     if len(patch) != dims or min(patch) < 1:
-        raise ConfigError(f"--patch needs {dims} numbers of voxels from 1, not {shown(patch)}")
+        raise ConfigError("patch-size", f"--patch needs {dims} numbers of voxels from 1, not {shown(patch)}")
 
 
 def _spacing(pooled: Fingerprint, dims: int, reasons: dict[str, str]) -> Spacing | None:
@@ -179,8 +180,9 @@ class _Search:
             less = self._smaller(patch, network)
             if less is None:
                 raise ConfigError(
+                    "no-memory",
                     f"no plan fits into {self._limit / GIGA:g} GB: the smallest, with patches of {shown(patch)}, needs "
-                    f"{self._need(patch, network):.2g}: give at least that with --memory, or plan in 2D with --dims 2"
+                    f"{self._need(patch, network):.2g}: give at least that with --memory, or plan in 2D with --dims 2",
                 )
             patch, network = less
             smaller += 1
@@ -202,8 +204,9 @@ class _Search:
         needs = self._need(found, network)
         fitting = self.fitting()[0]
         raise ConfigError(
+            "no-memory",
             f"patches of {shown(found)} need {needs:.2g} GB, and there are {self._limit / GIGA:g}: --patch "
-            f"{','.join(map(str, fitting))} fits, or give more with --memory"
+            f"{','.join(map(str, fitting))} fits, or give more with --memory",
         )
 
     def _first(self) -> list[int]:

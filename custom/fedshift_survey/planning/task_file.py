@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
+from fedshift.data.merged_fingerprint import add_intensities, merge
+from fedshift.data.tallies import plain, quantile, spread
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
 from fedshift.schema.job import TaskSpec
-from fedshift_survey.merge import add_intensities, merge
-from fedshift_survey.numbers import plain, quantile, spread
 from fedshift_survey.planning.plan import Plan
 
 WIDTH = 100

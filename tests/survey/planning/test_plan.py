@@ -15,11 +15,11 @@ from monai.networks.nets import DynUNet
 from surveysites import survey_site, voxels
 
 from fedshift.data.fingerprint import counts_only, fingerprint
+from fedshift.data.merged_fingerprint import merge
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import INSIDE, Fingerprint, Geometry, SurveySpec, Tally
 from fedshift.schema.job import TaskSpec
-from fedshift_survey.merge import merge
 from fedshift_survey.planning.memory import GIGA, NetworkShape
 from fedshift_survey.planning.plan import Plan, make_plan
 from fedshift_survey.planning.task_file import ct_note, is_unchanged, task_file

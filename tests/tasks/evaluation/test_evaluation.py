@@ -18,7 +18,6 @@ from monai.metrics import (
 )
 from volumesites import blob_job, make_volume_site
 
-from fedshift.data.arrays import radiological, resize_images, restore
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
@@ -26,6 +25,7 @@ from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.site import Site
 from fedshift.federation.weights import read_weights
+from fedshift.runtime.grids import radiological, resize_images, restore
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation, OneSided
 from fedshift.schema.job import JobSpec

@@ -9,13 +9,15 @@ import monai.networks.nets
 import numpy as np
 import pytest
 import torch
+from errors import raises
+from monai.networks.nets.basic_unet import BasicUNet
 from torch import nn
 
-from fedshift.methods.shared.mixing import stages_of
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.shared.features import stages_of
 from fedshift.tasks import networks, trial
 from fedshift.tasks.losses import main, make_loss
-from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.networks.monai import build, without_second_names
+from fedshift.tasks.precision import autocast
 
 SMALL: dict[str, dict[str, Any]] = {
     "monai.AttentionUnet": {"channels": [4, 8, 16], "strides": [2, 2]},
@@ -160,7 +162,7 @@ def test_each_stage_is_where_it_is_said_and_changes_the_output(name: str, dims: 
             assert tuple(x.shape[-1] // side for side in seen[0].shape[2:]) == one.level
             assert (changed - plain).abs().max() > 1e-6, f"{one.name} is not on the way to the output"
     if not stages:
-        with pytest.raises(ConfigError, match="names no stages, so no layer can be placed"):
+        with raises("method-needs", naming="fedfa"):
             stages_of(net, None, "fedfa")
 
 
@@ -232,25 +234,59 @@ def captured(net: nn.Module, module: nn.Module, x: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "dims", "said"),
+    ("name", "options", "dims", "code", "names"),
     [
-        ("monai.DynUnet", {}, 2, "did you mean 'monai.DynUNet'"),
-        ("monai.VISTA3D", {}, 3, "there is no network"),
-        ("monai.UNet", {"chanels": [4, 8]}, 2, "unknown option 'chanels'; did you mean 'channels'"),
-        ("monai.UNet", {"in_channels": 1}, 2, "in_channels follows from the task: leave it out"),
-        ("monai.UNet", {"spatial_dims": 3}, 2, "spatial_dims follows from the task"),
-        ("monai.UNet", {"channels": [4]}, 2, "no such network can be made"),
-        ("monai.FlexibleUNet", {"pretrained": True}, 2, "unknown option 'pretrained'"),
-        ("monai.UNet", {"act": {1: 2}}, 2, "option act must be numbers, words or lists of them"),
-        ("resnet18", {}, 3, "network resnet18 has two dimensions, and data.dims is 3"),
-        ("monai.UNETR", {}, 3, "monai.UNETR is made for one size of patch: set data.patch"),
+        ("monai.DynUnet", {}, 2, "unknown-network", "'monai.DynUNet'"),
+        ("monai.VISTA3D", {}, 3, "unknown-network", "monai.VISTA3D"),
+        ("monai.UNet", {"chanels": [4, 8]}, 2, "unknown-option", "'channels'"),
+        ("monai.UNet", {"in_channels": 1}, 2, "option-fixed", "in_channels"),
+        ("monai.UNet", {"spatial_dims": 3}, 2, "option-fixed", "spatial_dims"),
+        ("monai.UNet", {"channels": [4]}, 2, "network-unmade", "channels"),
+        ("monai.FlexibleUNet", {"pretrained": True}, 2, "unknown-option", "'pretrained'"),
+        ("monai.UNet", {"act": {1: 2}}, 2, "invalid-value", "act"),
+        ("resnet18", {}, 3, "network-dims", "data.dims"),
+        ("monai.UNETR", {}, 3, "size-missing", "data.patch"),
     ],
 )
-def test_what_is_refused(name: str, options: dict[str, Any], dims: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_refused(name: str, options: dict[str, Any], dims: int, code: str, names: str) -> None:
+    with raises(code, naming=names):
         networks.build(name, options, in_channels=1, n_classes=2, seed=0, spatial_dims=dims)
 
 
 def test_unetr_names_the_nearest_patch() -> None:
-    with pytest.raises(ConfigError, match=r"multiple of 16, not 40 x 56 x 40; the nearest that fits is 48 x 64 x 48"):
+    with raises("patch-size", naming=("40 x 56 x 40", "48 x 64 x 48")):
         networks.build("monai.UNETR", {}, in_channels=1, n_classes=2, seed=0, spatial_dims=3, patch=(40, 56, 40))
+
+
+# --- monai's ``upcat`` pads only what needs it, with the same numbers ---------------------------------
+
+
+CPU = torch.device("cpu")
+FEATURES = [4, 4, 8, 8, 8, 4]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("size", "pads"), [((16, 32), 0), ((20, 32), 1), ((33, 30), 4), ((16, 16, 40), 1)])
+def test_the_numbers_are_monais_and_only_odd_sizes_are_padded(
+    size: tuple[int, ...], pads: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = build(
+        "monai.BasicUNet", {"features": FEATURES}, in_channels=2, n_classes=3, spatial_dims=len(size), patch=None
+    )
+    monai = BasicUNet(spatial_dims=len(size), in_channels=2, out_channels=3, features=FEATURES)
+    monai.load_state_dict(net.state_dict())
+    x = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(0))
+
+    def computed(network: torch.nn.Module) -> list[torch.Tensor]:
+        with autocast(precision, CPU):  # type: ignore[arg-type]
+            logits = network(x)
+        logits.float().square().sum().backward()
+        return [logits.detach(), *(p.grad for p in network.parameters() if p.grad is not None)]
+
+    expected = computed(monai)
+    padded = []
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *a, **k: (padded.append(a[1]), pad(*a, **k))[1])
+    found = computed(net)
+    assert len(found) > 20 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(padded) == pads and all(any(sides) for sides in padded)

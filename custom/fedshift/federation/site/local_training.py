@@ -44,7 +44,7 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
             weight_decay=spec.weight_decay,
             nesterov=spec.nesterov,
         )
-    make = optimizers.AdamW if spec.name == "adamw" else optimizers.Adam
+    make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
     return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
 
 

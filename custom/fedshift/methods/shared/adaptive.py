@@ -30,7 +30,12 @@ SEARCH = {
 
 
 class Config(Strict):
-    """Options of all three."""
+    """Options of all three.
+
+    ``beta2``: of the second moment. ``tau``: τ, changes that are small beside it are not scaled up. ``server_lr``: η,
+    about how far a parameter moves in a round. ``beta1``: of the first moment. ``weights``: ``samples`` is n_k/n,
+    ``uniform`` 1/K.
+    """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
     tau: float = Field(default=1e-3, gt=0, le=1e6)

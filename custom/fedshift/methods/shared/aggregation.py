@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from fedshift.methods.base import SiteUpdate
+from fedshift.methods.base import ServerContext, SiteUpdate
 from fedshift.schema.messages import Weights
 
 BLOCK = 1 << 16
@@ -22,7 +22,6 @@ class ReadInParts(Protocol):
 
     def part(self, key: str, numbers: slice) -> np.ndarray:
         """Some of the numbers of an array, flat, in C order."""
-        ...
 
 
 def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
@@ -34,6 +33,22 @@ def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
 def site_fractions(updates: Sequence[SiteUpdate], weights: str) -> list[float]:
     """n_k / n with ``weights="samples"``, 1 / K with ``"uniform"``."""
     return [1.0 / len(updates)] * len(updates) if weights == "uniform" else sample_fractions(updates)
+
+
+def places(updates: Sequence[SiteUpdate], ctx: ServerContext) -> list[int]:
+    """Indices of the updates' sites in the job's list of sites."""
+    return [ctx.sites.index(update.site) for update in updates]
+
+
+def project(values: np.ndarray, *, lowest: float = 0.0, total: float = 1.0) -> np.ndarray:
+    """Euclidean projection onto {sum = ``total``, every element ≥ ``lowest``}: (N,) -> (N,) float64."""
+    above = values.astype(np.float64) - lowest
+    room = max(total - lowest * len(above), 0.0)  # rounding can make it slightly negative
+    descending = np.sort(above)[::-1]
+    thresholds = (np.cumsum(descending) - room) / np.arange(1, len(above) + 1)
+    last = np.flatnonzero(descending >= thresholds)[-1]
+    projected: np.ndarray = np.maximum(above - thresholds[last], 0) + lowest
+    return projected
 
 
 def effective_steps(tau: int, momentum: float) -> float:
@@ -103,10 +118,10 @@ def inner_products(weights: Weights, updates: Sequence[SiteUpdate], *, trainable
     """
     total = np.zeros((len(updates), len(updates)))
     for key in sorted(trainable & set(updates[0].weights)):
-        old, own = weights[key].reshape(-1), [update.weights[key].reshape(-1) for update in updates]
+        old, models = weights[key].reshape(-1), [update.weights[key].reshape(-1) for update in updates]
         for start in range(0, old.size, BLOCK):
             block = slice(start, start + BLOCK)
-            changes = np.stack([one[block] for one in own]).astype(np.float64) - old[block]
+            changes = np.stack([model[block] for model in models]).astype(np.float64) - old[block]
             total += np.einsum("ip,jp->ij", changes, changes)
     return total
 

@@ -6,14 +6,15 @@ A domain is a site, unless the job says that several sites are parts of one (`fe
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedshift.methods.base import Batch, Client, Context, Run
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import ScheduleSpec
+from fedshift.methods.base import Batch, Client, ConfigT, Context, Rule, Run, TrainingSamples
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
 
 log = logging.getLogger("fedshift")
 
@@ -31,60 +32,68 @@ def site_losses(batch: Batch, logits: Tensor, run: Run) -> Tensor:
     return torch.stack([run.objective(part, y) for part, y in by_site(batch, logits, run)])
 
 
-def penalty_weight(ctx: Context, *, weight: float, warmup: int) -> float:
-    """β of the present step: at most 1 in the first ``warmup`` steps, then ``weight``. Call it once a step.
+class ByDomain(Client[ConfigT]):
+    """Trains on batches with images of every site: the client half of a centralised reference."""
 
-    When β grows above 1 the optimiser forgets its state, which belongs to another objective.
+    trains_on = "every site"
+    clashes = (
+        Rule("changes the loss", "decides the loss of a batch too"),
+        Rule("mixes images and their targets", "needs each site's own loss"),
+        Rule("fine-tunes the final model", "needs the losses of all sites"),
+    )
+
+
+def _steps(job: JobSpec) -> float:
+    """Steps of a job, unknown where a site's number of images decides."""
+    schedule = job.task.schedule
+    return math.inf if schedule.local_steps is None else schedule.local_steps * schedule.rounds
+
+
+class WarmedUp(Client[ConfigT]):
+    """A loss with a penalty times β, which is at most 1 in the first ``warmup`` steps of a site, then ``weight``.
+
+    State: ``steps``, over all rounds.
     """
-    # A pass that is repeated belongs to the step that has been counted.
-    steps = int(ctx.state.get("steps", torch.tensor(0))) - int(ctx.run.replay)
-    if not ctx.run.replay:
-        ctx.state["steps"] = torch.tensor(steps + 1)
-        if steps == warmup and weight > 1 and ctx.run.optimizer is not None:
-            ctx.run.optimizer.state.clear()
-    return weight if steps >= warmup else min(weight, 1.0)
 
+    idle = (
+        Rule(
+            "warmup",
+            "a weight of at most 1 (here {case.config.weight:g}) applies from the first step",
+            lambda case: case.config.weight <= 1,
+        ),
+        Rule(
+            "weight",
+            "the job ends within its warm-up of {case.config.warmup} steps: set a shorter warmup",
+            lambda case: case.config.weight > 1 and _steps(case.job) <= case.config.warmup,
+        ),
+    )
 
-def idle_warmup(weight: float, warmup: int, schedule: ScheduleSpec) -> dict[str, str]:
-    """``warmup`` has no effect on a ``weight`` of at most 1, nor ``weight`` in a job that ends within the warm-up."""
-    if weight <= 1:
-        return {"warmup": f"a weight of at most 1 (here {weight:g}) applies from the first step"}
-    if schedule.local_steps is not None and (steps := schedule.local_steps * schedule.rounds) <= warmup:
-        return {"weight": f"the job ends after {steps} steps, within its warm-up of {warmup}: set warmup={steps // 5}"}
-    return {}
+    def penalty_weight(self, ctx: Context) -> float:
+        """β of the present step. Call it once a step.
 
+        When β grows above 1 the optimiser forgets its state, which belongs to another objective.
+        """
+        weight, warmup = self._options()
+        # A pass that is repeated belongs to the step that has been counted.
+        steps = int(ctx.state.get("steps", torch.tensor(0))) - int(ctx.run.replay)
+        if not ctx.run.replay:
+            ctx.state["steps"] = torch.tensor(steps + 1)
+            if steps == warmup and weight > 1 and ctx.run.optimizer is not None:
+                ctx.run.optimizer.state.clear()
+        return weight if steps >= warmup else min(weight, 1.0)
 
-def warn_of_warmup(ctx: Context, *, method: str, weight: float, warmup: int) -> None:
-    """Say after a job's last round if it ended within the warm-up. Epochs have as many steps as a site has batches."""
-    steps = int(ctx.state.get("steps", torch.tensor(0)))
-    if ctx.run.round == ctx.run.rounds and weight > 1 and steps <= warmup:
-        log.warning(
-            "%s: the job ended after %d steps, within the warm-up of %d, so weight=%g was never used: set %s.warmup=%d",
-            *(ctx.run.site, steps, warmup, weight, method, steps // 5),
-        )
+    def end(self, data: TrainingSamples, ctx: Context) -> Arrays:
+        """Say after a job's last round if it ended within the warm-up; sends nothing."""
+        weight, warmup = self._options()
+        steps = int(ctx.state.get("steps", torch.tensor(0)))
+        if ctx.run.round == ctx.run.rounds and weight > 1 and steps <= warmup:
+            log.warning(
+                "%s: the job ended after %d steps, within the warm-up of %d, so weight=%g was never used: set "
+                "%s.warmup=%d",
+                *(ctx.run.site, steps, warmup, weight, ctx.method, steps // 5),
+            )
+        return {}
 
-
-def check_beside(method: str, name: str, other: Client[Any]) -> None:
-    """Refuse a second method that would change the loss over all sites, or make it impossible to compute.
-
-    Args:
-        method: the centralised reference.
-        name: another method of the job.
-        other: its client half.
-
-    Raises:
-        ConfigError: the other method changes the loss too, mixes samples of different sites, or trains at one site.
-    """
-    half = type(other)
-    if half.loss is not Client.loss:
-        raise ConfigError(f"{method} and {name} cannot be combined: both decide the loss of a batch; name one of them")
-    if half.mixes_samples:
-        raise ConfigError(
-            f"{method} and {name} cannot be combined: {name} mixes images of different sites, and {method} needs "
-            "each site's own loss; name one of them"
-        )
-    if half.fine_tune is not Client.fine_tune:
-        raise ConfigError(
-            f"{method} and {name} cannot be combined: {name} trains at single sites, and the loss of {method} "
-            "needs all of them; name one of them"
-        )
+    def _options(self) -> tuple[float, int]:
+        config: Any = self.config
+        return config.weight, config.warmup

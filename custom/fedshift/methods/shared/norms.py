@@ -25,20 +25,20 @@ def is_norm(module: nn.Module, norms: Norms) -> bool:
     return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
 
 
-def own_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+def module_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
     """Name, module and ``state_dict`` keys of every module that holds parameters or buffers itself."""
     stored = net.state_dict().keys()
     for name, module in net.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
-        own = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-        keys = tuple(prefix + key for key in own if prefix + key in stored)
+        names = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+        keys = tuple(prefix + key for key in names if prefix + key in stored)
         if keys:
             yield name, module, keys
 
 
 def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
     """``state_dict`` keys of normalisation layers."""
-    return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
+    return frozenset(key for _, module, keys in module_keys(net) if is_norm(module, norms) for key in keys)
 
 
 def trainable(chunks: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:

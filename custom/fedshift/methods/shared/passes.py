@@ -21,22 +21,22 @@ def frozen_statistics(net: nn.Module) -> Iterator[None]:
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     # An instance norm has no such switch, and a momentum of 0 would still round its statistics: it moves copies.
     others = [m for m in net.modules() if is_norm(m, "batch") and not isinstance(m, _BatchNorm)]
-    own = [dict(m._buffers) for m in others]
+    statistics = [dict(m._buffers) for m in others]
     for norm in norms:
         norm.track_running_stats = False
-    for other, buffers in zip(others, own, strict=True):
+    for other, buffers in zip(others, statistics, strict=True):
         other._buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
     try:
         yield
     finally:
         for norm in norms:
             norm.track_running_stats = True
-        for other, buffers in zip(others, own, strict=True):
+        for other, buffers in zip(others, statistics, strict=True):
             other._buffers.update(buffers)
 
 
 @contextmanager
-def beside(run: Run, device: torch.device) -> Iterator[None]:
+def extra_pass(run: Run, device: torch.device) -> Iterator[None]:
     """A pass of another model beside training: the training pass draws as if it had not been.
 
     Batch norms move the running statistics that they hold, so the other model must bring its own.
@@ -54,7 +54,7 @@ def beside(run: Run, device: torch.device) -> Iterator[None]:
 @contextmanager
 def probing(run: Run, device: torch.device) -> Iterator[None]:
     """A pass beside training: nothing is counted, and the training pass draws the same random numbers again."""
-    with frozen_statistics(run.net), beside(run, device):
+    with frozen_statistics(run.net), extra_pass(run, device):
         yield
 
 
@@ -111,12 +111,12 @@ def at_weights(net: nn.Module, weights: Mapping[Tensor, Tensor]) -> Iterator[Non
     """
     before = [(module, dict(module._parameters)) for module in net.modules()]
     try:
-        for module, own in before:
-            module._parameters.update({k: p if p is None else weights.get(p, p) for k, p in own.items()})  # type: ignore[misc]
+        for module, parameters in before:
+            module._parameters.update({k: p if p is None else weights.get(p, p) for k, p in parameters.items()})  # type: ignore[misc]
         yield
     finally:
-        for module, own in before:
-            module._parameters.update(own)
+        for module, parameters in before:
+            module._parameters.update(parameters)
 
 
 def mean_loss(run: Run, data: TrainingSamples) -> float:
@@ -170,7 +170,6 @@ class Replayed:
         self._draws: dict[str, Tensor] = {}
 
     def __call__(self) -> Tensor:
-        """The loss."""
         run = self._run
         if self._first:
             self._first = False

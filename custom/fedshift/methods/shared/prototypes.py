@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.methods.base import ArraySpec, Client, Run
-from fedshift.methods.shared.head import head_of
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.base import ArraySpec, ConfigT, Context, Rule, Run, Server, ServerContext, TrainingSamples
+from fedshift.methods.shared.head import EmbeddingClient, head_of
 from fedshift.schema.messages import Arrays
 
 LARGEST = 1e6
+TOO_FEW = "sends no prototype of fewer than min_samples images"
 
 
 class ClassMeans:
@@ -64,13 +64,11 @@ class LastEpoch:
         self.seen.add(u, classes)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything, for a checkpoint."""
         sums = {"sums": self.seen.sums, "counts": self.seen.counts}
         before = {"sums_before": self._before.sums, "counts_before": self._before.counts}
         return {**sums, **before, "epoch": torch.tensor(self._epoch)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take what `tensors` gave."""
         for means, suffix in ((self.seen, ""), (self._before, "_before")):
             means.sums.copy_(tensors[f"sums{suffix}"])
             means.counts.copy_(tensors[f"counts{suffix}"])
@@ -91,28 +89,7 @@ class LastEpoch:
         return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
 
 
-def check_beside(method: str, name: str, other: Client[Any], *, min_samples: int) -> None:
-    """Refuse another method of the job with which a class of one image may count as more (`LastEpoch` counts samples).
-
-    Args:
-        method: the method that sends prototypes.
-        name: the other method.
-        other: its client half.
-        min_samples: as in `LastEpoch.arrays`.
-
-    Raises:
-        ConfigError: the other method may repeat an image within a batch.
-    """
-    mend = other.repeats_samples()
-    if mend and min_samples > 1:
-        raise ConfigError(
-            f"method {method}: sends no prototype of a class with fewer than {min_samples} images, and {name} with its "
-            f"present options may count one image of a batch twice: use --set {mend}"
-        )
-
-
 def prototype_specs(net: nn.Module, *, min_samples: int, by_class: bool) -> dict[str, ArraySpec]:
-    """Specs of `LastEpoch.arrays`."""
     head = head_of(net)
     counted = "the site's training images of each class"
     which = f"number of {counted}" if by_class else "which classes the site has (1 or 0)"
@@ -147,3 +124,40 @@ def prototype_fault(
     if (arrays["prototypes"] != 0)[counts == 0].any():
         return "prototypes", f"holds a prototype of a class whose count is 0: a mean of fewer than {min_samples} images"
     return None
+
+
+def _counts(config: Any) -> dict[str, Any]:
+    """What a method's options say of the counts that leave a site."""
+    return {"min_samples": config.min_samples, "by_class": getattr(config, "weights", "uniform") == "samples"}
+
+
+class PrototypeClient(EmbeddingClient[ConfigT]):
+    """Sends the site's prototypes, of the embeddings that its ``loss`` gives to ``_means``."""
+
+    clashes = (Rule("may show an image twice in a batch", TOO_FEW, lambda case: case.config.min_samples > 1),)
+
+    _means: LastEpoch
+    """A new one in each round (``begin``)."""
+
+    def up(self, net: nn.Module) -> dict[str, ArraySpec]:
+        return prototype_specs(net, **_counts(self.config))
+
+    def checkpoint(self, ctx: Context) -> dict[str, Tensor]:
+        return self._means.tensors()
+
+    def restore(self, kept: Mapping[str, Tensor], ctx: Context) -> None:
+        self._means.load(kept)
+
+    def end(self, data: TrainingSamples, ctx: Context) -> Arrays:
+        """Without classes that have fewer than ``min_samples`` images."""
+        return self._means.arrays(**_counts(self.config))
+
+
+class PrototypeServer(Server[ConfigT]):
+    """Sends its state, which is made of the sites' prototypes."""
+
+    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
+        return prototype_fault(arrays, n_samples, **_counts(self.config))
+
+    def broadcast(self, ctx: ServerContext) -> Arrays:
+        return self.state

@@ -73,7 +73,6 @@ class Distribution(Strict):
 
 
 def uniform(low: float, high: float) -> Distribution:
-    """Uniform between two numbers."""
     return Distribution(kind="uniform", low=low, high=high)
 
 
@@ -83,7 +82,6 @@ def log(low: float, high: float) -> Distribution:
 
 
 def choice(*values: Any) -> Distribution:
-    """One of the values."""
     return Distribution(kind="choice", values=values)
 
 
@@ -95,11 +93,11 @@ def around(default: float) -> Distribution:
 def space(module: ModuleType) -> dict[str, Distribution]:
     """The options of a method that are drawn, in the order of its ``Config``."""
     declared: Mapping[str, Distribution | None] = getattr(module, "SEARCH", {})
-    found = {
+    distributions = {
         name: declared[name] if name in declared else _derived(name, field)
         for name, field in module.Config.model_fields.items()
     }
-    return {name: distribution for name, distribution in found.items() if distribution is not None}
+    return {name: distribution for name, distribution in distributions.items() if distribution is not None}
 
 
 def _derived(name: str, field: FieldInfo) -> Distribution | None:

@@ -30,7 +30,7 @@ COUNTED, SENT, ROUND = "counted", "sent", "round"
 # --- at a site ----------------------------------------------------------------------------------------
 
 
-def kept(arrays: Arrays, ctx: Context) -> dict[str, Tensor]:
+def value_at_site(arrays: Arrays, ctx: Context) -> dict[str, Tensor]:
     """The site's value by parameter, as it is in the server's mean; 0 at first. ``arrays`` are the server's."""
     place = ctx.run.sites.index(ctx.run.site)
     was_used = int(ctx.state.get(ROUND, torch.tensor(0))) <= int(arrays[ACCEPTED][place])
@@ -56,7 +56,6 @@ def keep(counted: Mapping[str, Tensor], sent: Mapping[str, Tensor], ctx: Context
 
 
 def specs() -> dict[str, ArraySpec]:
-    """What the server sends."""
     return {
         ACCEPTED: ArraySpec(
             ("sites",), "int64", low=0, reveals="the last round whose update the server used, for each site", keep=False
@@ -73,7 +72,6 @@ def specs() -> dict[str, ArraySpec]:
 
 
 def start(sites: Sequence[str]) -> Arrays:
-    """Before any update."""
     return {ACCEPTED: np.zeros(len(sites), np.int64), USED: np.ones(len(sites))}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedshift.reporting import figures, without_structure
-from fedshift.reporting.report import distributions, findings, scores, setup
+from fedshift.reporting.report import distributions, scores, setup, summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
     Block,
@@ -23,6 +23,7 @@ from fedshift.reporting.report.section import (
     Table,
     Text,
 )
+from fedshift.reporting.report.sentences import finding
 from fedshift.reporting.report.wording import counted, listed, metric, one_sided_sentence, ordered
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import LabelledScans
@@ -63,43 +64,30 @@ def _summary(record: LabelledScans) -> Section:
 
 def _findings(record: LabelledScans) -> Iterator[Finding]:
     n = len(record.cases)
-    if not n:
-        yield Finding("result", f"None of {counted(len(record.not_scored), 'case')} could be scored.")
-    else:
-        yield _result(record)
+    yield _result(record) if n else finding("result", "nothing_scored", cases=len(record.not_scored))
     if record.is_phantom:
-        yield Finding(
-            "caution", "The model was trained on simulated scans: the scores say nothing about models for patients."
-        )
-    if 0 < n < findings.MIN_CASES:
-        yield Finding("caution", f"Fewer than {findings.MIN_CASES} cases: a single case can change these scores a lot.")
-    for name, told in record.one_sided.items():
-        yield Finding("caution", f"{one_sided_sentence(name, told, n=n)}.")
+        yield finding("caution", "simulated_training")
+    if 0 < n < summary.MIN_CASES:
+        yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
+    for name, sides in record.one_sided.items():
+        yield finding("caution", "labelled_class_in_one_mask", said=one_sided_sentence(name, sides, n=n))
     for said in without_structure.said_of(_evaluation(record)):
-        yield Finding("note", f"{said}. Dice and distances are over the other cases.")
+        yield finding("note", "labelled_cases_without", said=said)
     if record.without_spacing:
-        yield Finding(
-            "caution",
-            f"{listed(record.without_spacing)}: no voxel size in the header (1 x 1 x 1 mm is a placeholder), so that "
-            "surface Dice, distances and volumes mean nothing there.",
-        )
+        yield finding("caution", "labelled_without_spacing", cases=record.without_spacing)
     if n and record.not_scored:
-        yield Finding("caution", f"Not scored, as they could not be read: {listed(record.not_scored)}.")
-    yield Finding(
-        "note",
-        "A model file does not know which patients trained it: that these cases are new to it is not checked here.",
-    )
+        yield finding("caution", "not_scored", cases=record.not_scored)
+    yield finding("note", "patients_unknown")
 
 
 def _result(record: LabelledScans) -> Finding:
-    of, dice = metric("dice"), record.scores.get("dice")
+    m, dice, cases = metric("dice"), record.scores.get("dice"), _cases(record)
     if dice is None:
-        return Finding("result", f"There is no {of.word}: none of {_cases(record)} has {listed(record.classes)}.")
-    cell = scores.score_cell("dice", {}, _evaluation(record))
-    span = f", 95 % interval {cell.detail}" if cell.detail else ""
-    over = f", mean over {len(record.classes)} classes" if len(record.classes) > 1 else ""
-    among = "" if dice.n == len(record.cases) else f"{dice.n} of "
-    return Finding("result", f"Mean {of.word} over {among}{_cases(record)}{over}: {of.with_unit(dice.mean)}{span}.")
+        return finding("result", "no_dice", m=m, cases=cases, classes=record.classes)
+    interval = scores.score_cell("dice", {}, _evaluation(record)).detail
+    among = None if dice.n == len(record.cases) else dice.n
+    facts = {"classes": len(record.classes), "mean": dice.mean, "interval": interval}
+    return finding("result", "mean_dice", m=m, among=among, cases=cases, **facts)
 
 
 def _what(record: LabelledScans) -> Section:
@@ -110,7 +98,7 @@ def _what(record: LabelledScans) -> Section:
         ("Methods", _methods(record)),
         ("Round", str(record.round)),
         ("Trained at", f"{counted(len(record.sites), 'site')}: {', '.join(record.sites)}"),
-        ("Trained on", findings.KINDS[record.kind]),
+        ("Trained on", summary.KINDS[record.kind]),
         ("Statistics", record.statistics),
         ("Cases", _cases(record)),
         ("Classes", ", ".join(record.classes)),

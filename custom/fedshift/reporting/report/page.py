@@ -13,21 +13,20 @@ from markupsafe import Markup
 import fedshift
 from fedshift.reporting import figures
 from fedshift.reporting.report import (
+    benefit,
     classes,
     comparison,
     contributions,
     curves,
     distributions,
-    findings,
-    grid,
     labelled,
     methods,
     repeat,
     scores,
     setup,
+    summary,
     traffic,
     transfer,
-    worth,
 )
 from fedshift.reporting.report.runs import ReportInput, Run, Transfer, label_runs
 from fedshift.reporting.report.section import Chapter, Figures, Section
@@ -36,16 +35,15 @@ from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import LabelledScans, LeaveOneOut
 from fedshift.schema.strict import nearest
-from fedshift_bench.record import Comparison
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Run | Transfer], Sequence[Section]]
 """Makes the sections that show images."""
 
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
-    findings.summary,
+    summary.summary,
     scores.per_site,
-    worth.all_sites,
+    benefit.all_sites,
     contributions.of_sites,
     distributions.score_distributions,
     curves.over_rounds,
@@ -90,9 +88,8 @@ def chapters(
         made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
         made += _pages(run, given, several=len(runs) > 1)
     for one in given:
-        if isinstance(one, Comparison):
-            about = f"{len(one.cells)} cells of a comparison"
-            made.append(Chapter("grid", grid.title(one), grid.sections(one), about, grid.is_phantom(one)))
+        if isinstance(one, Chapter):
+            made.append(one)
         if isinstance(one, Transfer):
             key, title = transfer.heading(one)
             shown = list(pictures(one)) if pictures is not None else []
@@ -108,14 +105,14 @@ def chapters(
 def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
     """A chapter for each site of a run."""
     left_out = [one.record for one in given if isinstance(one, Transfer) and isinstance(one.record, LeaveOneOut)]
-    if not worth.has_pages(run, left_out):
+    if not benefit.has_pages(run, left_out):
         return []
     of_run = f" ({run.label})" if several else ""
     return [
         Chapter(
             "site",
             f"{site}: is it worth it?{of_run}",
-            worth.site_sections(run, site, left_out),
+            benefit.site_sections(run, site, left_out),
             f"{site}, {_about(run)}",
             run.results.is_phantom,
             of_site=True,

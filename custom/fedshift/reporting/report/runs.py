@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedshift.reporting.report.chapter_sources import chapter_of
+from fedshift.reporting.report.section import Chapter
 from fedshift.reporting.report.wording import listed, short
 from fedshift.reporting.table import scored_on
 from fedshift.schema.errors import ConfigError
@@ -24,8 +26,6 @@ from fedshift.schema.results import (
     new_results,
     read_results,
 )
-from fedshift_bench.record import FILE_NAME as CELLS
-from fedshift_bench.record import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -100,7 +100,7 @@ class Transfer:
     """The run next to a cross-site record; otherwise a run without rounds, with the record's job, versions and data."""
 
 
-ReportInput = Run | Transfer | Comparison | LabelledScans
+ReportInput = Run | Transfer | Chapter | LabelledScans
 
 
 def read(path: Path) -> ReportInput:
@@ -116,8 +116,8 @@ def read(path: Path) -> ReportInput:
             return _transfer(kind.read(path.parent), path.parent)
         if (path / kind.FILE_NAME).is_file():
             return _transfer(kind.read(path), path)
-    if path.name == CELLS or (path / CELLS).is_file():
-        return read_comparison(path)
+    if (chapter := chapter_of(path)) is not None:
+        return chapter
     evaluated = path if path.is_dir() else path.parent
     if path.name == LabelledScans.FILE_NAME or (
         (path / LabelledScans.FILE_NAME).is_file() and not (path / FILE_NAME).is_file()

@@ -8,9 +8,9 @@ from statistics import fmean
 
 from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
-from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
+from fedshift.reporting.report.summary import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics

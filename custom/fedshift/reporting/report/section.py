@@ -95,10 +95,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary."""
+    """One sentence of the summary; ``key`` is its name in ``sentences.j2``."""
 
     tone: Tone
     text: str
+    key: str = ""
 
 
 @dataclass(frozen=True)

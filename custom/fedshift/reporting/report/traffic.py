@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedshift.reporting.report.findings import all_records
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Column, Row, Section, Table, Text
+from fedshift.reporting.report.summary import all_records
 from fedshift.reporting.report.wording import counted, seconds, size
 
 MAX_FAULTS = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedshift.reporting.report import curves, findings, repeat, scores, setup, traffic
+from fedshift.reporting.report import curves, repeat, scores, setup, summary, traffic
 from fedshift.reporting.report.runs import Transfer
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
 from fedshift.reporting.report.wording import listed, metric, ordered, printed, short
@@ -39,7 +39,7 @@ def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]
         sentence = (
             f"Own models of {sites} sites, mean test {name.word}: {own} at their own site, {elsewhere} elsewhere."
         )
-        made = [findings.multi_model_summary(run, sentence), cross_site(record)]
+        made = [summary.multi_model_summary(run, sentence), cross_site(record)]
         made += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
     else:
         mean = name.with_unit(record.mean["best"].get("all", {}).get(record.job.metric))
@@ -50,7 +50,7 @@ def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]
             f"{lineage}."
         )
         made = [
-            findings.multi_model_summary(run, sentence),
+            summary.multi_model_summary(run, sentence),
             leave_one_out(record),
             setup.data(run, role="held out in turn"),
         ]

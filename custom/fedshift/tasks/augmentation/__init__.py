@@ -69,17 +69,18 @@ def make_augmentation(
     """
     if len(patch) != dims:
         raise ConfigError(
-            f"data.patch has {len(patch)} sides and data.dims is {dims}: give one side for each dimension"
+            "patch-size", f"data.patch has {len(patch)} sides and data.dims is {dims}: give one side for each dimension"
         )
     if isinstance(spec, str):
         if spec == NONE:
             return None
         if spec not in PRESETS:
             raise ConfigError(
-                f"there is no augmentation {spec!r}{nearest(spec, [NONE, *PRESETS])}; or a list of MONAI's transforms"
+                "unknown-transform",
+                f"there is no augmentation {spec!r}{nearest(spec, [NONE, *PRESETS])}; or a list of MONAI's transforms",
             )
         axes = tuple(range(dims)) if mirror is None else tuple(mirror)
         if any(axis not in range(dims) for axis in axes):
-            raise ConfigError(f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
+            raise ConfigError("invalid-value", f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
         return WholeBatches(PRESETS[spec], patch=tuple(patch), sequences=sequences, mirror=axes, nonzero=nonzero)
     return Listed(spec, patch=patch)

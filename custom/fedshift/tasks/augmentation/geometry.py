@@ -37,8 +37,8 @@ def margin(patch: Sequence[int], preset: Preset) -> tuple[int, ...]:
     angle = torch.deg2rad(torch.tensor(min(largest_angle(patch, preset), 90.0), dtype=torch.float64))
     reach = torch.tensor(patch, dtype=torch.float64)
     if preset.rotate:
-        for one, other in planes(patch):
-            for a, b in ((one, other), (other, one)):
+        for first, second in planes(patch):
+            for a, b in ((first, second), (second, first)):
                 turned = [patch[a] * t.cos() + patch[b] * t.sin() for t in torch.linspace(0, 1, 91) * angle]
                 reach[a] = max(float(reach[a]), *map(float, turned))
     if preset.scale:

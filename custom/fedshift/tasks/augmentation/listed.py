@@ -87,7 +87,6 @@ class Listed:
         self._steps = [_made(entry, patch) for entry in spec]
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented patches."""
         x, y = [], []
         with _plain_tensors():
             for image, label, seed in zip(images, labels, seeds.tolist(), strict=True):
@@ -105,25 +104,31 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
     where, dims = "data.augmentation", len(patch)
     odd = [key for key in entry if key not in ("name", "options")] if isinstance(entry, Mapping) else [entry]
     if odd or "name" not in entry:
-        raise ConfigError(f"{where}: each entry of the list has a name and options, not {odd or dict(entry)}")
+        raise ConfigError(
+            "invalid-value", f"{where}: each entry of the list has a name and options, not {odd or dict(entry)}"
+        )
     name, options = str(entry["name"]), dict(entry.get("options") or {})
     if name not in available():
-        raise ConfigError(f"{where}: there is no transform {name!r}{nearest(name, available())}")
+        raise ConfigError("unknown-transform", f"{where}: there is no transform {name!r}{nearest(name, available())}")
     short = name.removeprefix(PREFIX)
     if OF.get(short, dims) != dims:
-        raise ConfigError(f"{where}: {name} is for {OF[short]} dimensions, and data.dims is {dims}: leave it out")
+        raise ConfigError(
+            "transform-unfit", f"{where}: {name} is for {OF[short]} dimensions, and data.dims is {dims}: leave it out"
+        )
     cls = getattr(importlib.import_module("monai.transforms"), f"{short}d", None)
     if cls is None:
-        raise ConfigError(f"{where}: the installed MONAI has no {short}: install a newer one, or leave it out")
+        raise ConfigError(
+            "library-old", f"{where}: the installed MONAI has no {short}: install a newer one, or leave it out"
+        )
     parameters = inspect.signature(cls.__init__).parameters
     moves = short in MOVING
     withheld = GIVEN | {SIZE} if moves else GIVEN
     known = [key for key in parameters if key not in withheld]
     for key in options:
         if key in withheld and key in parameters:
-            raise ConfigError(f"{where}: {name}: {key} follows from the task: leave it out")
+            raise ConfigError("option-fixed", f"{where}: {name}: {key} follows from the task: leave it out")
         if key not in known:
-            raise ConfigError(f"{where}: {name}: unknown option {key!r}{nearest(key, known)}")
+            raise ConfigError("unknown-option", f"{where}: {name}: unknown option {key!r}{nearest(key, known)}")
     linear = "trilinear" if dims == 3 else "bilinear"
     given: dict[str, Any] = {"keys": (IMAGE, LABEL) if moves else (IMAGE,)}
     if "mode" in parameters:
@@ -143,10 +148,15 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
         made = cls(**chosen)
     except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ConfigError(f"{where}: {name} cannot be made with options {options} ({reason})") from None
+        raise ConfigError(
+            "transform-unfit", f"{where}: {name} cannot be made with options {options} ({reason})"
+        ) from None
     if after[IMAGE].shape[1:] != torch.Size(small):
         size = " x ".join(map(str, patch))
-        raise ConfigError(f"{where}: {name} changes the shape of a patch of {size}: take equal sides, or leave it out")
+        raise ConfigError(
+            "transform-unfit",
+            f"{where}: {name} changes the shape of a patch of {size}: take equal sides, or leave it out",
+        )
     return made
 
 

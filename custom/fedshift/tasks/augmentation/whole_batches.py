@@ -42,7 +42,6 @@ class WholeBatches:
         self.margin = geometry.margin(patch, preset)
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented patches."""
         streams = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
         count = MOVES + CHANGES * (1 + (1 + VALUES) * self._sequences)
         drawn = torch.stack([torch.rand(count, generator=stream) for stream in streams])

@@ -63,17 +63,19 @@ def scores_of(
     predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float], *, tolerance: float
 ) -> dict[str, float]:
     """The scores of `RANGES` that two masks (z, y, x) bool have; ``spacing`` and ``tolerance`` in mm."""
-    overlap, found, there = (np.array(np.count_nonzero(mask)) for mask in (predicted & reference, predicted, reference))
+    overlap, guessed, actual = (
+        np.array(np.count_nonzero(mask)) for mask in (predicted & reference, predicted, reference)
+    )
     millilitres = float(np.prod(spacing)) / MICROLITRES
-    if there == 0:
-        return {"false_positives": int(found) * millilitres}
+    if actual == 0:
+        return {"false_positives": int(guessed) * millilitres}
     hausdorff, mean, surface = surface_scores(predicted, reference, spacing, tolerance=tolerance)
     return {
-        "dice": float(dice(overlap, found, there)),
+        "dice": float(dice(overlap, guessed, actual)),
         "hd95": hausdorff,
         "asd": mean,
         "surface_dice": surface,
-        "volume_difference": abs(int(found) - int(there)) * millilitres,
+        "volume_difference": abs(int(guessed) - int(actual)) * millilitres,
     }
 
 
@@ -94,12 +96,12 @@ def scores_by_class(
 
 def one_sided(predicted: np.ndarray, reference: np.ndarray, numbers: Mapping[str, int]) -> dict[str, Side]:
     """The classes that one of two volumes only has: those that the model misses, and those that it invents."""
-    found: dict[str, Side] = {}
+    sides: dict[str, Side] = {}
     for name, number in numbers.items():
         by_model, by_reader = bool((predicted == number).any()), bool((reference == number).any())
         if by_model != by_reader:
-            found[name] = "invented" if by_model else "missed"
-    return found
+            sides[name] = "invented" if by_model else "missed"
+    return sides
 
 
 def count_one_sided(cases: Iterable[Mapping[str, Side]]) -> dict[str, OneSided]:
@@ -120,15 +122,15 @@ def values_by_score(
         cases: class -> score -> value of each case, all with the same classes.
         classes: the task's foreground classes.
     """
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     for score in RANGES:
         of = {name: np.array([case[name].get(score, np.nan) for case in cases]) for name in cases[0]}
         values = {score: mean_over(np.array([*of.values()])), **{of_class(score, name): of[name] for name in of}}
         kept = names(score, classes)
         for name in kept:
             if name in values and not np.isnan(values[name]).all():
-                found[name] = values[name]
-    return found
+                result[name] = values[name]
+    return result
 
 
 def mean_over(values: np.ndarray) -> np.ndarray:
@@ -149,5 +151,6 @@ def distributions(
     """Distributions of `values_by_score`, each over the cases that have it; the options are those of `distribution`."""
     values = values_by_score(cases, classes)
     return {
-        name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
+        name: distribution(scores, subjects=subjects, seed=seed, share_cases=share_cases)
+        for name, scores in values.items()
     }

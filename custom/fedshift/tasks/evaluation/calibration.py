@@ -12,7 +12,6 @@ class Calibration:
     """Calibration bins, filled batch by batch."""
 
     def __init__(self) -> None:
-        """Start with empty bins."""
         self._counts = np.zeros(BINS, np.int64)
         self._right = np.zeros(BINS, np.int64)
         self._confidence = np.zeros(BINS)

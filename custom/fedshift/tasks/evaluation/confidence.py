@@ -9,18 +9,17 @@ class Confidence:
     """Mean probability of the predicted class over the voxels that are predicted as foreground."""
 
     def __init__(self) -> None:
-        """Without any voxels."""
         self._total, self._voxels = 0.0, 0
 
     def add(self, probability: np.ndarray) -> None:
         """Count the probabilities of the classes on the network's grid, (K, z, y, x); class 0 is the background."""
         background, *others = probability
-        most, found = background.copy(), np.zeros(background.shape, bool)
-        for one in others:  # class after class: `argmax` over the first axis copies them all
-            found |= one > most
-            np.maximum(most, one, out=most)
-        self._total += float(most[found].sum(dtype=np.float64))
-        self._voxels += int(np.count_nonzero(found))
+        most, foreground = background.copy(), np.zeros(background.shape, bool)
+        for probability_of in others:  # class after class: `argmax` over the first axis copies them all
+            foreground |= probability_of > most
+            np.maximum(most, probability_of, out=most)
+        self._total += float(most[foreground].sum(dtype=np.float64))
+        self._voxels += int(np.count_nonzero(foreground))
 
     @property
     def mean(self) -> float | None:

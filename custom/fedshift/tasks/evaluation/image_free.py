@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedshift.data.arrays import resize_axis
+from fedshift.runtime.grids import resize_axis
 
 HEIGHTS, SIDE = 32, 64
 """The grid on which training masks are averaged: heights in the stack, and pixels along each side of a slice."""
@@ -59,16 +59,16 @@ class ImageFreeGuess:
 
     def classes(self, heights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The guessed classes (n, y, x) int64 of slices at these heights, each of ``shape`` (y, x)."""
-        found = np.zeros((len(heights), *shape), np.int64)
-        most = np.ones(found.shape, np.float32)
+        result = np.zeros((len(heights), *shape), np.int64)
+        most = np.ones(result.shape, np.float32)
         for number in self._classes:
             if not np.isfinite(self._threshold[number]):
                 continue
             plane = _in_plane(self._plane[number][None], shape)[0]
             above = self._along(number, heights)[:, None, None] * (plane / self._threshold[number])
             there = above >= most
-            found[there], most[there] = number, above[there]
-        return found
+            result[there], most[there] = number, above[there]
+        return result
 
     def _along(self, number: int, heights: np.ndarray) -> np.ndarray:
         """The profile of a class at some heights, (n,) float32."""

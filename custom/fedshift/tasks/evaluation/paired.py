@@ -76,7 +76,7 @@ def compare(
     means = float(federated.astype(np.float64).mean()), float(local.astype(np.float64).mean())
     verdict = _verdict(means[0] - means[1], p, interval)
     test: Literal["wilcoxon", "mcnemar"] = "mcnemar" if is_binary else "wilcoxon"
-    told = LocalComparison(
+    record = LocalComparison(
         score=score,
         n=n,
         subjects=several_cases(subjects),
@@ -89,11 +89,11 @@ def compare(
         needed=needed_cases(independent, is_binary=is_binary) if verdict == "open" else None,
     )
     if not share_cases and n < FEWEST:
-        return told
+        return record
     ordered = np.sort(differences)
     if not share_cases:  # otherwise a quantile could equal a single case's difference
         ordered = (ordered[:-1] + ordered[1:]) / 2
-    return told.model_copy(
+    return record.model_copy(
         update={
             "interval": interval,
             "std": float(differences.std(ddof=1)) if n > 1 else None,

@@ -37,10 +37,10 @@ def surface_scores(
         spacing: mm, in the same order.
         tolerance: mm.
     """
-    found, there = bool(predicted.any()), bool(reference.any())
-    if not found and not there:
+    guessed, actual = bool(predicted.any()), bool(reference.any())
+    if not guessed and not actual:
         return 0.0, 0.0, 1.0
-    if not found or not there:
+    if not guessed or not actual:
         diagonal = float(np.linalg.norm(np.multiply(predicted.shape, spacing)))
         return diagonal, diagonal, 0.0
     both = _distances(predicted, reference, spacing)

@@ -22,6 +22,6 @@ def build_task(job: JobSpec) -> Task:
     kinds = [module.name for module in pkgutil.iter_modules(__path__)]
     kind = job.task.kind
     if kind not in kinds:
-        raise ConfigError(f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
+        raise ConfigError("unknown-kind", f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
     task: Task = importlib.import_module(f"fedshift.tasks.kinds.{kind}").build(job)
     return task

@@ -106,8 +106,9 @@ class Images(SiteData):
         )
         if spec.choose == "first" and self.manifest.preparation.get(ORDER) != LISTED:
             raise DataError(
+                "order-missing",
                 f"{folder}: data.choose=first needs pictures in the order of a published list: prepare the data set "
-                "(again) with --split papers, or set data.choose=random"
+                "(again) with --split papers, or set data.choose=random",
             )
         portioned: tuple[Split, ...] = ("train", "val")
         for split in portioned:
@@ -148,7 +149,8 @@ class Task:
         refuse_patch_options(job)
         if job.evaluation.reference:
             raise ConfigError(
-                f"task {job.task.name} classifies pictures, and evaluation.reference is of scans: leave it out"
+                "options-clash",
+                f"task {job.task.name} classifies pictures, and evaluation.reference is of scans: leave it out",
             )
         self.metric = selecting(job, ("accuracy",))
         where = f"task {job.task.name}"
@@ -156,12 +158,14 @@ class Task:
         self.spatial = (self._data.size, self._data.size)
         self.sizes = sizes(self.spatial, len(job.task.classes))
         if str(job.task.loss) != "ce":
-            raise ConfigError(f"{where}: loss must be ce, not '{job.task.loss}'")
+            raise ConfigError("loss-unfit", f"{where}: loss must be ce, not '{job.task.loss}'")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):
             if len(values) not in (1, self._data.channels):
-                raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
+                raise ConfigError(
+                    "invalid-value", f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}"
+                )
         if min(self._data.std) <= 0:
-            raise ConfigError(f"{where}: data.std must be above 0, not {self._data.std}")
+            raise ConfigError("invalid-value", f"{where}: data.std must be above 0, not {self._data.std}")
         mean, std = np.array(self._data.mean), np.array(self._data.std)
         self.intensities = (float((-mean / std).min()), float(((1 - mean) / std).max()))
 
@@ -191,7 +195,6 @@ class Task:
         return data
 
     def at(self, data: SiteData) -> Task:
-        """The same everywhere."""
         return self
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
@@ -199,7 +202,6 @@ class Task:
         return functional.cross_entropy(precise(main(logits)), target)
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        """Of whole images."""
         return forward(x)
 
     def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
@@ -249,5 +251,4 @@ class Task:
 
 
 def build(job: JobSpec) -> Task:
-    """The job's task."""
     return Task(job)

@@ -10,6 +10,5 @@ from fedshift.tasks.segmentation import patch_task, slices
 
 
 def build(job: JobSpec) -> Task:
-    """The job's task."""
     made = patch_task.Task(job) if "patch" in job.task.data else slices.Task(job)
     return cast(Task, made)  # each takes its own kind of data

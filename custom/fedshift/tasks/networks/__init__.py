@@ -28,7 +28,6 @@ def own() -> list[str]:
 
 
 def available() -> list[str]:
-    """Names of all networks."""
     return [*own(), *monai.names()]
 
 
@@ -57,7 +56,7 @@ def build(
         ConfigError: no such network, one that is not for ``spatial_dims``, or an option that it does not have.
     """
     if name not in available():
-        raise ConfigError(f"there is no network {name!r}{nearest(name, available())}")
+        raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, available())}")
     given = {"in_channels": in_channels, "n_classes": n_classes}
     try:
         with seeded_global(seed):
@@ -66,7 +65,9 @@ def build(
             return _own(name, options, given, spatial_dims)
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"network {name}: no such network can be made with options {options} ({reason})") from None
+        raise ConfigError(
+            "network-unmade", f"network {name}: no such network can be made with options {options} ({reason})"
+        ) from None
 
 
 def _own(name: str, options: dict[str, Any], given: dict[str, int], spatial_dims: int) -> nn.Module:
@@ -75,13 +76,14 @@ def _own(name: str, options: dict[str, Any], given: dict[str, int], spatial_dims
     known = [key for key in parameters if key not in GIVEN]
     for key in options:
         if key not in known:
-            raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
+            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
     if "spatial_dims" in parameters:
         given = {**given, "spatial_dims": spatial_dims}
     elif spatial_dims != 2:
         raise ConfigError(
+            "network-dims",
             f"network {name} has two dimensions, and data.dims is {spatial_dims}: set network.name=unet, or one of "
-            f"MONAI's such as {monai.PREFIX}DynUNet"
+            f"MONAI's such as {monai.PREFIX}DynUNet",
         )
     net: nn.Module = make(**given, **options)
     return net

@@ -63,7 +63,6 @@ class AlexNet(nn.Module):
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -71,5 +70,5 @@ class AlexNet(nn.Module):
 def build(*, in_channels: int, n_classes: int, hidden: int = 1024) -> AlexNet:
     """FedFA's at ``hidden=1024``, FedBN's and FedRDN's at 4096."""
     if hidden < 1:
-        raise ConfigError(f"network alexnet: hidden must be at least 1, not {hidden}")
+        raise ConfigError("invalid-value", f"network alexnet: hidden must be at least 1, not {hidden}")
     return AlexNet(in_channels=in_channels, n_classes=n_classes, hidden=hidden)

@@ -37,7 +37,6 @@ class DigitsCnn(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each block."""
         blocks = (self.block1, self.block2, self.block3)
         return tuple(Stage(block, channels) for block, channels in zip(blocks, self.widths, strict=True))
 
@@ -48,7 +47,6 @@ class DigitsCnn(nn.Module):
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -56,5 +54,7 @@ class DigitsCnn(nn.Module):
 def build(*, in_channels: int, n_classes: int, size: int = 32, width: int = 64) -> DigitsCnn:
     """The paper's at ``size=32, width=64``."""
     if size < 4 or size % 4 or width < 1:
-        raise ConfigError(f"network digits_cnn: size {size} must be a multiple of 4 and width {width} at least 1")
+        raise ConfigError(
+            "invalid-value", f"network digits_cnn: size {size} must be a multiple of 4 and width {width} at least 1"
+        )
     return DigitsCnn(in_channels=in_channels, n_classes=n_classes, size=size, width=width)

@@ -32,7 +32,6 @@ class LeNet5(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each pooling."""
         return Stage(self.pool1, 6), Stage(self.pool2, 16)
 
     def features(self, x: Tensor) -> Tensor:
@@ -43,7 +42,6 @@ class LeNet5(nn.Module):
         return functional.relu(self.fc2(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -51,5 +49,5 @@ class LeNet5(nn.Module):
 def build(*, in_channels: int, n_classes: int, size: int = 28) -> LeNet5:
     """For images of ``size`` x ``size``."""
     if size < 12 or size % 4:
-        raise ConfigError(f"network lenet5: size must be a multiple of 4 and at least 12, not {size}")
+        raise ConfigError("invalid-value", f"network lenet5: size must be a multiple of 4 and at least 12, not {size}")
     return LeNet5(in_channels=in_channels, n_classes=n_classes, size=size)

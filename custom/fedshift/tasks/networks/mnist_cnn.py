@@ -25,7 +25,6 @@ class MnistCnn(nn.Module):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """After each pooling."""
         return Stage(self.pool1, 16), Stage(self.pool2, 32)
 
     def features(self, x: Tensor) -> Tensor:
@@ -35,7 +34,6 @@ class MnistCnn(nn.Module):
         return torch.flatten(x, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -43,5 +41,5 @@ class MnistCnn(nn.Module):
 def build(*, in_channels: int, n_classes: int, size: int = 28) -> MnistCnn:
     """For images of ``size`` x ``size``."""
     if size < 4 or size % 4:
-        raise ConfigError(f"network mnist_cnn: size must be a multiple of 4, not {size}")
+        raise ConfigError("invalid-value", f"network mnist_cnn: size must be a multiple of 4, not {size}")
     return MnistCnn(in_channels=in_channels, n_classes=n_classes, size=size)

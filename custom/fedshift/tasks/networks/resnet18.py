@@ -96,7 +96,6 @@ class ResNet18(nn.Module):
         return torch.flatten(self.avgpool(x), 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -109,5 +108,5 @@ def build(*, in_channels: int, n_classes: int, norm: Norm = "batch", stem: Stem 
     )
     for key, value, known in given:
         if value not in known:
-            raise ConfigError(f"network resnet18: {key} must be {' or '.join(known)}, not {value!r}")
+            raise ConfigError("invalid-value", f"network resnet18: {key} must be {' or '.join(known)}, not {value!r}")
     return ResNet18(in_channels=in_channels, n_classes=n_classes, norm=norm, stem=stem)

@@ -88,7 +88,6 @@ class UNet(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The last layer."""
         return self.conv
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,15 +116,20 @@ def build(
 ) -> UNet:
     """The paper's network has 32 features and batch norm's momentum 0.1; 16 features train three times as fast."""
     if features < 1:
-        raise ConfigError(f"network unet: features must be at least 1, not {features}")
+        raise ConfigError("invalid-value", f"network unet: features must be at least 1, not {features}")
     if not 0 < bn_momentum <= 1:
-        raise ConfigError(f"network unet: bn_momentum must be above 0 and at most 1, not {bn_momentum}")
+        raise ConfigError(
+            "invalid-value", f"network unet: bn_momentum must be above 0 and at most 1, not {bn_momentum}"
+        )
     if norm not in get_args(Norm):
-        raise ConfigError(f"network unet: norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
+        raise ConfigError(
+            "invalid-value", f"network unet: norm must be one of {', '.join(get_args(Norm))}, not {norm!r}"
+        )
     if norm == "batch_statistics" and bn_momentum != 0.1:
         raise ConfigError(
+            "no-effect",
             "network unet: bn_momentum has no effect with norm=batch_statistics, which has no running statistics: set "
-            "network.options.bn_momentum=0.1"
+            "network.options.bn_momentum=0.1",
         )
     return UNet(
         in_channels=in_channels,

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
 from fedshift.data.splits import subject_of
-from fedshift.data.voxels import intensity_range, network_volume, shape_at
+from fedshift.data.voxels import intensity_range
+from fedshift.runtime.segmentation import PatchSpec, as_volume, classes_of
+from fedshift.runtime.windows import sliding
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -37,14 +39,16 @@ from fedshift.tasks.evaluation.overlap import box_of
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
-from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, segment
-from fedshift.tasks.segmentation.windows import sliding
 
 OVERLAP_OF_ROUNDS = 1 - STEP
 """Largest overlap of windows when a round's model is scored, which only selects the best round."""
 
 PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
 """Assumed for estimates of memory, before any volume is seen."""
+PREPARED = {
+    *("dims", "patch", "spacing", "matrix", "context", "sequences", "normalise", "nonzero", "fixed", "overlap"),
+}
+"""What of `DataSpec` decides how a scan becomes the network's input."""
 
 
 class Task:
@@ -58,8 +62,9 @@ class Task:
         self._data = DataSpec.parse(task.data, where=f"task {task.name}: data")
         if job.evaluation.mirror and self._data.mirror == ():
             raise ConfigError(
+                "options-clash",
                 f"task {task.name}: evaluation.mirror has no axis to mirror, as data.mirror is []: set "
-                "evaluation.mirror=false, or name the axes"
+                "evaluation.mirror=false, or name the axes",
             )
         self._foreground = task.classes[1:]
         self.metric = selecting(job, names("dice", self._foreground))
@@ -98,21 +103,7 @@ class Task:
             "orientation": "RAS, axes z, y, x",
             "format": FORMAT,
             "resampling": "area where it shrinks, linear where it grows, after normalisation",
-            **self._data.model_dump(
-                mode="json",
-                include={
-                    "dims",
-                    "patch",
-                    "spacing",
-                    "matrix",
-                    "context",
-                    "sequences",
-                    "normalise",
-                    "nonzero",
-                    "fixed",
-                    "overlap",
-                },
-            ),
+            **self._data.model_dump(mode="json", include=PREPARED),
         }
 
     def open(self, folder: Path, site: str) -> Patches:
@@ -135,10 +126,11 @@ class Task:
         if outlined == self._foreground:
             return self
         if not outlined:
-            raise DataError(f"site {data.manifest.site}: its masks outline none of the task's classes: leave it out")
-        there = copy.copy(self)
-        there._loss = self._make_loss(tuple(self._job.task.classes.index(name) for name in outlined))
-        return there
+            said = f"site {data.manifest.site}: its masks outline none of the task's classes: leave it out"
+            raise DataError("no-outlines", said)
+        at_site = copy.copy(self)
+        at_site._loss = self._make_loss(tuple(self._job.task.classes.index(name) for name in outlined))
+        return at_site
 
     def outlined(self, data: SiteData) -> tuple[str, ...]:
         """The foreground classes that a site's masks outline."""
@@ -164,67 +156,23 @@ class Task:
         """Names of the sequences that an image has, in order; empty for a single one without a name."""
         return self._data.sequences
 
-    def inference(self) -> dict[str, Any]:
-        """Keyword arguments of `fedshift.tasks.segmentation.volumes.segment`, plain values."""
+    @property
+    def spec(self) -> PatchSpec:
+        """How final models segment a scan, with the steps of `evaluate`."""
         data = self._data
-        return {
-            "dims": data.dims,
-            "patch": data.patch,
-            "wanted": data.spacing,
-            "matrix": data.matrix,
-            "context": data.context,
-            "normalise": data.normalise,
-            "nonzero": data.nonzero,
-            "fixed": None if data.fixed is None else data.fixed.numbers,
-            "overlap": data.overlap,
-            "mirror": self._mirrored,
-            "largest_component": self._job.evaluation.largest_component,
-        }
-
-    def segment(
-        self,
-        forward: Callable[[Tensor], Tensor],
-        voxels: np.ndarray,
-        spacing: Sequence[float] | None,
-        *,
-        certainty: np.ndarray | None = None,
-        see: Callable[[np.ndarray], None],
-    ) -> np.ndarray:
-        """Classes of a scan, (z, y, x) uint8 on its own grid, with the steps of `evaluate`.
-
-        Args:
-            forward: as for `logits`.
-            voxels: the scan's sequences (S, z, y, x) in RAS orientation, as stored.
-            spacing: mm along z, y, x; None if it is not known.
-            certainty: float32 of the scan's shape, filled in with the probability of each voxel's class.
-            see: called with probabilities, as for `fedshift.tasks.segmentation.volumes.segment`.
-
-        Raises:
-            DataError: intensities that the task's normalisation cannot take.
-        """
-        try:
-            return segment(voxels, spacing, forward, **self.inference(), certainty=certainty, see=see)
-        except ValueError as error:
-            raise DataError(f"the scan {error}") from None
-
-    def windows(self, voxels: np.ndarray, spacing: Sequence[float] | None) -> list[Tensor]:
-        """A scan as images of the size of training, side by side, in batches; ``voxels`` and ``spacing`` as above."""
-        found: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            found.append(x.clone())
-            return x[:, :1]
-
-        data = self._data
-        volume = network_volume(
-            voxels,
-            shape_at(voxels.shape[1:], spacing, data.spacing, data.matrix),
+        return PatchSpec(
+            dims=data.dims,
+            patch=data.patch,
+            spacing=data.spacing,
+            matrix=data.matrix,
+            context=data.context,
             normalise=data.normalise,
             nonzero=data.nonzero,
             fixed=None if data.fixed is None else data.fixed.numbers,
+            overlap=data.overlap,
+            mirror=self._mirrored,
+            largest_component=self._job.evaluation.largest_component,
         )
-        sliding(keep, as_images(volume, dims=data.dims, context=data.context), patch=self.spatial, overlap=0)
-        return found
 
     @property
     def _mirrored(self) -> tuple[int, ...]:
@@ -238,19 +186,14 @@ class Task:
 
         Of the cases whose masks have a class; a class that none has is left out.
         """
-        found: list[np.ndarray] = []
-        for index, predicted in zip(data.eval_index(subset), predictions, strict=True):
-            found.append(dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground)))
-        if not found:
-            return {}
-        means = dict(zip(self._foreground, mean_over(np.array(found)).tolist(), strict=True))
-        kept = {name: means[name] for name in self.outlined(data) if not np.isnan(means[name])}
-        if not kept:
-            return {}
-        scores = {"dice": float(np.mean(list(kept.values())))}
-        if len(self._foreground) > 1:
-            scores |= {f"dice {name}": value for name, value in kept.items()}
-        return scores
+        cases = [
+            dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground))
+            for index, predicted in zip(data.eval_index(subset), predictions, strict=True)
+        ]
+        means = dict(zip(self._foreground, mean_over(np.array(cases)).tolist(), strict=True)) if cases else {}
+        known = {name: means[name] for name in self.outlined(data) if name in means and not np.isnan(means[name])}
+        by_class = {f"dice {name}": value for name, value in known.items()} if len(self._foreground) > 1 else {}
+        return {"dice": float(np.mean(list(known.values()))), **by_class} if known else {}
 
     def evaluate(
         self,
@@ -282,7 +225,7 @@ class Task:
             reference = data.reference(number)
             empty += not np.isin(predicted, list(numbers.values())).any()
             apart.append(one_sided(predicted, reference, numbers))
-            subjects.append(subject_of(case.id))
+            subjects.append(subject_of(case))
             tolerance = self._job.evaluation.tolerance
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
         hides = not share_cases and len(cases) < FEWEST
@@ -290,7 +233,8 @@ class Task:
         if keep is not None:
             keep.values, keep.subjects = values, subjects
         spreads = {
-            name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
+            name: distribution(of_cases, subjects=subjects, seed=seed, share_cases=share_cases)
+            for name, of_cases in values.items()
         }
         return Evaluation(
             scores={name: spread.mean for name, spread in spreads.items()},
@@ -317,9 +261,9 @@ class Task:
     ) -> None:
         largest = np.empty(probability.shape[1:], np.float32)
         predicted = classes_of(probability, largest.shape, largest_component=False, certainty=largest)
-        said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
-        inside = box_of((said > 0) | (labels > 0))
-        calibration.add(largest[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
+        classes = np.where(np.isin(predicted, counted), predicted, 0)  # others may be what the masks call background
+        inside = box_of((classes > 0) | (labels > 0))
+        calibration.add(largest[inside].ravel().astype(np.float64), (classes == labels)[inside].ravel())
 
 
 def as_labels(labels: Tensor) -> np.ndarray:

@@ -13,19 +13,19 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from fedshift.data.counts import SAMPLES_PER_CASE
-from fedshift.data.prepared import mask_file, read_labels
+from fedshift.data.prepared import read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
 from fedshift.data.splits import FOLDS, case_splits, split_rule
-from fedshift.data.voxels import Fixed, Normalise
-from fedshift.schema.errors import DataError
+from fedshift.data.voxels import Fixed
+from fedshift.runtime.grids import Normalise
+from fedshift.runtime.segmentation import as_images, neighbours
 from fedshift.schema.manifest import Split
 from fedshift.schema.names import ClassName
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.augmentation import Augmentation
 from fedshift.tasks.base import ScanData, Subset
-from fedshift.tasks.segmentation.volumes import as_images, neighbours
 
 AXES = 3
 SMALLEST_PATCH = 4
@@ -138,12 +138,7 @@ class Patches(ScanData):
         wider = (0,) * spec.dims if augmentation is None else augmentation.margin
         self._margin = (0,) * (AXES - spec.dims) + wider
         cases = self.manifest.cases
-        lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
-        if lost is not None:
-            raise DataError(
-                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
-                "again"
-            )
+        self.check_masks(folder)
         self.split_rule = split_rule(spec.fold)
         splits = np.array(case_splits(cases, site=site, fold=spec.fold))
         self._members: dict[Subset, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}

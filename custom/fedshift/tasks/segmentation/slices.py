@@ -12,10 +12,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
-from fedshift.data.prepared import mask_file, read_labels
+from fedshift.data.arrays import open_arrays
+from fedshift.data.prepared import read_labels
 from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule, subject_of
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.runtime.grids import CLIP_ABOVE_QUANTILE, radiological, restore
+from fedshift.runtime.segmentation import SliceSpec
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
@@ -44,6 +46,9 @@ from fedshift.tasks.losses import Logits, make_loss
 
 class DataSpec(Strict):
     """Options of ``task.data``: how slices become samples.
+
+    ``matrix``: pixels along a side. ``context``: a slice alone, or with its neighbours, as channels. ``augmentation``:
+    ``rot90-flip`` is quarter turns and flips.
 
     ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
     slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
@@ -93,12 +98,7 @@ class Slices(ScanData):
         self.split_rule = split_rule(spec.fold) if spec.split == "case" else spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
         cases = self.manifest.cases
-        lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
-        if lost is not None:
-            raise DataError(
-                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
-                "again"
-            )
+        self.check_masks(folder)
         self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
         first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
         last = np.repeat([case.offset + case.shape[0] - 1 for case in cases], [case.shape[0] for case in cases])
@@ -212,24 +212,23 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
-        refuse_patch_options(job)
         self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
         if job.task.takes_empty and (self._data.split != "case" or self._data.train_slices != "all"):
             raise ConfigError(
+                "options-clash",
                 f"task {job.task.name} takes cases without the structure, of which data.split={self._data.split} with "
                 f"data.train_slices={self._data.train_slices} uses no slice: set data.split=case and "
-                "data.train_slices=all, or data.empty=false"
+                "data.train_slices=all, or data.empty=false",
             )
         self.spatial = (self._data.matrix, self._data.matrix)
         self.sizes = sizes(self.spatial, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
         if len(job.task.classes) != 2:
-            raise ConfigError(
-                f"task {job.task.name}: slices (data.matrix) have background and one foreground class: set data.patch "
-                "for more"
-            )
+            said = "slices (data.matrix) have background and one foreground class: set data.patch for more"
+            raise ConfigError("too-many-classes", f"task {job.task.name}: {said}")
         self._loss = make_loss(job.task.loss.name, job.task.loss.options, n_classes=2)
+        refuse_patch_options(job)
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""
@@ -248,6 +247,12 @@ class Task:
             "context": self._data.context,
             "scale": self._data.scale,
         }
+
+    @property
+    def spec(self) -> SliceSpec:
+        """How models segment a scan, with the steps of `evaluate`."""
+        data = self._data
+        return SliceSpec(data.matrix, data.context, data.scale, data.clip_above_quantile)
 
     def open(self, folder: Path, site: str) -> Slices:
         """A site's slices at the job's matrix.
@@ -289,8 +294,8 @@ class Task:
         cases, position = np.unique(data.case_of[members], return_inverse=True)
         per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
         known = per_case[~np.isnan(per_case)]
-        found = {"dice": float(known.mean())} if len(known) else {}
-        return {**found, **self._papers(counts, data.countable[members])}
+        mean = {"dice": float(known.mean())} if len(known) else {}
+        return {**mean, **self._papers(counts, data.countable[members])}
 
     def evaluate(
         self,
@@ -327,25 +332,25 @@ class Task:
             sure, right = np.maximum(probability, 1 - probability)[inside], (predicted == labels).numpy()[inside]
             calibration.add(sure.ravel(), right.ravel())
             reference = data.reference(number)[slices - case.offset]
-            found = restore(probability, *case.shape[1:]) > 0.5
-            empty += not found.any()
+            mask = restore(probability, *case.shape[1:]) > 0.5
+            empty += not mask.any()
             whole = len(slices) == case.shape[0]
             if whole:
-                apart.append(one_sided(found, reference, {self._job.task.classes[1]: 1}))
+                apart.append(one_sided(mask, reference, {self._job.task.classes[1]: 1}))
             if not reference.any():
-                found_ml = int(found.sum()) * float(np.prod(case.spacing)) / MICROLITRES
-                by_metric["false_positives"][number] = found_ml
+                millilitres = int(mask.sum()) * float(np.prod(case.spacing)) / MICROLITRES
+                by_metric["false_positives"][number] = millilitres
                 continue
-            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (mask & reference, mask, reference))))
             if whole:
-                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(mask, reference, case.spacing)
         order = sorted(expected)
         cases = {
             name: np.array([by_case.get(n, np.nan) for n in order])
             for name, by_case in by_metric.items()
             if by_case and (name == "false_positives" or len(by_case) == len(by_metric["dice"]))
         }
-        subjects = [subject_of(data.manifest.cases[number].id) for number in order]
+        subjects = [subject_of(data.manifest.cases[number]) for number in order]
         hides = not share_cases and len(subjects) < FEWEST
         if keep is not None:
             keep.values, keep.subjects = cases, subjects

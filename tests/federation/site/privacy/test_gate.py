@@ -753,11 +753,3 @@ def test_noise_at_a_site_without_training_cases_is_refused_with_the_way_out(
     site = Site(job, "A", data=data, state=tmp_path / "state", privacy=policy(min_cases=1, **options))
     with pytest.raises(PolicyError, match=r"site A: .*has no training cases: hold it out"):
         site.statistics()
-
-
-def test_every_test_that_the_page_on_security_names_is_there() -> None:
-    root = Path(__file__).parents[4]
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "security.md").read_text(encoding="utf-8"))
-    assert len(named) > 20
-    for file, test in named:
-        assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), f"{file}::{test}"

@@ -1,6 +1,6 @@
 """Enforce a site's policy on what the methods computed from its data, before it is sent.
 
-What the noise protects against is explained in ``docs/security.md``. In short:
+What the noise protects against is explained in ``docs/privacy.md``. In short:
 
 - Some arrays are means over n training images of a number that the task bounds. If a case has at most k images,
   replacing it by another case with as many images changes the mean by at most k/n of the range. All such arrays are

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup, escape
 
-from fedshift.inference.class_colours import CLASS_COLOURS, class_colour
+from fedshift.inference.overlay import CLASS_COLOURS, class_colour
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure, LegendEntry
 from fedshift.reporting.report.images.volumes import Plane, Volume

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from fedshift.data.prepared import read_images
+from fedshift.runtime.segmentation import as_volume
 from fedshift.tasks.base import Subset
 from fedshift.tasks.evaluation.by_class import dice_by_class
 from fedshift.tasks.segmentation.patch_task import Task
 from fedshift.tasks.segmentation.patches import Patches
-from fedshift.tasks.segmentation.volumes import as_volume
 
 MARGIN = 0.45
 """Around the foreground, in parts of its size."""

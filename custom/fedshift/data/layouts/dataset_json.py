@@ -1,0 +1,157 @@
+"""What ``dataset.json`` says of a set in the Decathlon's or nnU-Net's layout.
+
+The Decathlon numbers its labels (``"labels": {"1": "Anterior"}``) and lists its pairs under ``training``; nnU-Net 2
+names its labels (``"labels": {"Anterior": 1}``), and may list its cases under ``dataset``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedshift.data.cases import Finding
+from fedshift.data.labels import BACKGROUND, Labels
+from fedshift.data.scan_file import ScanError, reading
+from fedshift.schema.errors import ConfigError
+
+FILE = "dataset.json"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A case of the list: its name where the list gives one, its images as written there, and its label or ""."""
+
+    images: tuple[str, ...]
+    label: str
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``dataset.json`` says.
+
+    Attributes:
+        name: of the set.
+        licence: of the set.
+        sequences: names of the sequences, in their order.
+        labels: what the masks' values mean.
+        pairs: the cases that it lists for training; empty if it lists none.
+        elsewhere: key of another list -> the images in it, such as ``test``.
+        training: the number of cases that it says; None if it says none.
+        ending: how the files' names end, in nnU-Net's layout.
+        unusable_labels: why its labels cannot be used.
+        unusable_names: why its names of sequences cannot be used.
+    """
+
+    name: str = ""
+    licence: str = ""
+    sequences: tuple[str, ...] = ()
+    labels: Labels | None = None
+    pairs: tuple[Pair, ...] = ()
+    elsewhere: Mapping[str, tuple[str, ...]] | None = None
+    training: int | None = None
+    ending: str = ""
+    unusable_labels: Finding | None = None
+    unusable_names: Finding | None = None
+
+
+def read_description(folder: Path) -> Description:
+    """What the ``dataset.json`` in a folder says; nothing if there is none.
+
+    Raises:
+        ScanError: it cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return Description()
+    try:
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        names = content.get("channel_names") or content.get("modality") or {}
+        labels = _labels(content.get("labels") or {}, path)
+        sequences = _sequences(tuple(str(names[number]) for number in sorted(names, key=int)), path)
+        stated = content.get("numTraining")
+        return Description(
+            name=str(content.get("name") or ""),
+            licence=str(content.get("licence") or content.get("license") or ""),
+            sequences=numbers(len(names)) if isinstance(sequences, Finding) else sequences,
+            labels=None if isinstance(labels, Finding) else labels,
+            pairs=_pairs(content),
+            elsewhere={
+                key: tuple(image for entry in content.get(key) or [] for image in _pair(entry).images)
+                for key in ("validation", "test")
+            },
+            training=stated if isinstance(stated, int) else None,
+            ending=str(content.get("file_ending") or ""),
+            unusable_labels=labels if isinstance(labels, Finding) else None,
+            unusable_names=sequences if isinstance(sequences, Finding) else None,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ScanError(
+            "description-broken", path, f"cannot be parsed ({error})", "download it again or remove it"
+        ) from None
+
+
+def numbers(count: int) -> tuple[str, ...]:
+    """The names of sequences that have none."""
+    return tuple(f"{number:04d}" for number in range(count))
+
+
+def _pairs(content: Mapping[str, Any]) -> tuple[Pair, ...]:
+    """The cases of nnU-Net 2's ``dataset``, as nnU-Net takes it before ``training``, or of the Decathlon's list."""
+    if of_case := content.get("dataset"):
+        if not isinstance(of_case, dict):
+            raise ValueError("its 'dataset' is no table of cases")
+        return tuple(
+            _pair({"image": entry["images"], "label": entry["label"]}, case=case) for case, entry in of_case.items()
+        )
+    return tuple(map(_pair, content.get("training") or ()))
+
+
+def _pair(entry: Any, case: str = "") -> Pair:
+    """An entry of a list: ``{"image": …, "label": …}``, whose image may be a list of files, or an image alone."""
+    said = entry if isinstance(entry, dict) else {"image": entry}
+    images = said["image"] if isinstance(said["image"], list) else [said["image"]]
+    label = said.get("label") or ""
+    if not images or not all(isinstance(text, str) and text for text in images) or not isinstance(label, str):
+        raise ValueError(f"it lists {entry!r}, which names no image and label")
+    return Pair(tuple(images), label, case)
+
+
+def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
+    """The names of the sequences, or what is wrong with them.
+
+    nnU-Net takes them for ways to normalise (``noNorm``, ``zscore``), so that several may be called the same.
+    """
+    twice = next((name for k, name in enumerate(names) if name.lower() in map(str.lower, names[:k])), None)
+    if twice is None:
+        return names
+    example = ",".join(f"NAME{number}" for number in range(1, len(names) + 1))
+    mend = f"name all {len(names)} in their order, as in --sequence {example}"
+    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", mend)
+
+
+def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
+    """Labels from either form, or what is wrong with them; names that repeat are one class."""
+    numbered = all(key.isdigit() for key in said)
+    pairs = [(str(name), number) for number, name in said.items()] if numbered else list(said.items())
+    values: dict[str, list[int]] = {}
+    for name, number in pairs:
+        if isinstance(number, list):
+            what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
+            mend = "give each voxel one class: say which values are which with --label"
+            return Finding("error", "labels-unusable", path, what, mend)
+        if name == "ignore" and not numbered:
+            mend = "relabel it, or say which values are which with --label, and merge it with one of them"
+            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", mend)
+        values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
+    ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
+    try:
+        return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
+    except ConfigError as error:
+        what, _, mend = str(error).partition(": ")
+        mend += ", or say which values are which with --label"
+        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", mend)

@@ -1,0 +1,178 @@
+"""DICOM studies with DICOM masks: a mask belongs to the series that it means, wherever both files lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedshift.data.cases import CaseFiles, CaseTable, Finding
+from fedshift.data.dicom import identify, looks_like_dicom
+from fedshift.data.dicom_masks import References, frame_of, is_dicom_mask, references
+from fedshift.data.layouts.files import visible
+from fedshift.data.scan_file import ScanError, same_form
+from fedshift.data.series import series_by_uid
+
+DEEPEST = 5
+"""Levels of folders below the one that is named: patient, study, series, and some to spare."""
+
+
+def has_dicom_masks(folder: Path) -> bool:
+    """Whether there is a DICOM SEG or RT Structure Set somewhere below a folder.
+
+    Raises:
+        ScanError: there is none, and a file that may be one may not be read.
+    """
+    faults: list[ScanError] = []
+    for file in (file for inside in _folders(folder) for file in visible(inside)):
+        try:
+            if is_dicom_mask(file):
+                return True
+        except ScanError as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]
+    return False
+
+
+def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
+    """The series that DICOM masks below a folder refer to; None if there is no such mask."""
+    return pair_studies(folder) if has_dicom_masks(folder) else None
+
+
+def pair_studies(images: Path, masks: Path | None = None, name: str | None = None) -> CaseTable:
+    """The series that DICOM masks refer to.
+
+    A case is called as the folder directly in ``images`` that its series lies in, or as ``images`` itself where the
+    series lies there without one. Series without a mask are passed over, since a study has many; a case without any
+    mask is an error.
+
+    Args:
+        images: a folder with a folder for each patient or study.
+        masks: the folder of the masks; by default they lie among the images.
+        name: the set's name.
+
+    Raises:
+        ConfigError: highdicom is not installed.
+    """
+    series, findings = _series_below(images)
+    scans = _Scans(series)
+    of_case: dict[str, list[tuple[Path, Path]]] = {}
+    for mask in (file for folder in _folders(masks or images) for file in visible(folder)):
+        try:
+            if not is_dicom_mask(mask):
+                continue
+            meant, how = scans.meant_by(references(mask))
+        except ScanError as error:
+            finding = Finding.from_error(error)
+            findings += [] if finding in findings else [finding]  # of a slice, as above
+            continue
+        if len(meant) != 1:
+            what = f"refers to {len(meant)} series{how}" if meant else "refers to a series that is not there"
+            mend = f"put the series of its image below {images}, once, or remove the mask"
+            findings.append(Finding("error", "image-unknown", mask, what, mend))
+            continue
+        of_case.setdefault(_case(meant[0], images), []).append((meant[0], mask))
+    cases = []
+    for case, pairs in sorted(of_case.items()):
+        if len(pairs) > 1:
+            shown = ", ".join(sorted(mask.name for _, mask in pairs)[:5])
+            mend = "keep one, and give each patient a folder"
+            what = f"holds {len(pairs)} DICOM masks ({shown})"
+            findings.append(Finding("error", "masks-several", images / case, what, mend, case))
+        else:
+            cases.append(CaseFiles(case, (pairs[0][0],), pairs[0][1]))
+    bare = {_case(path, images): path for paths in series.values() for path in paths}
+    for case in sorted(bare.keys() - of_case.keys()):
+        what = f"is of case {case}, which has no mask"
+        findings.append(Finding("error", "mask-missing", bare[case], what, "add the mask or remove the case", case))
+    return CaseTable(name or images.name, images, "studies", tuple(cases), tuple(findings))
+
+
+def image_of(mask: Path, folder: Path) -> Path | None:
+    """The scan below a folder that a DICOM mask refers to; None if it is not there, or not one.
+
+    Raises:
+        ScanError: the mask cannot be read.
+        ConfigError: highdicom is not installed.
+    """
+    meant, _ = _Scans(_series_below(folder)[0]).meant_by(references(mask))
+    return meant[0] if len(meant) == 1 else None
+
+
+def _series_below(images: Path) -> tuple[dict[str, list[Path]], list[Finding]]:
+    """The scans of each series below a folder, and what cannot be read there."""
+    series: dict[str, list[Path]] = {}
+    findings: list[Finding] = []
+    for folder in _folders(images):
+        try:
+            if any(map(looks_like_dicom, visible(folder))):
+                for uid, paths in series_by_uid(folder).items():
+                    series.setdefault(uid, []).extend(paths)
+        except ScanError as error:
+            findings.append(Finding.from_error(error))
+    return series, findings
+
+
+class _Scans:
+    """The scans below a folder, and which of them a mask means."""
+
+    def __init__(self, series: Mapping[str, Sequence[Path]]) -> None:
+        self._series = series
+        self._by_image: dict[str, Path] = {}
+        self._by_frame: dict[str, list[Path]] = {}
+
+    def meant_by(self, said: References) -> tuple[list[Path], str]:
+        """The scans that a mask means, and by what if not by the UID of the series.
+
+        Masks do not always name the series. Then one of the images tells it; or, where no image is named, the frame of
+        reference, if a single series has it.
+        """
+        found = [path for uid in said.series for path in self._series.get(uid, [])]
+        if len(found) == 1:
+            return found, ""
+        by_image = {path for uid in said.images if (path := self._images.get(uid)) is not None}
+        if by_image and (not found or by_image <= set(found)):
+            return sorted(by_image), " by the images that it names"
+        if found or said.series or said.images or not said.frame:
+            return found, ""
+        return self._frames.get(said.frame, []), " by its frame of reference alone"
+
+    @property
+    def _images(self) -> Mapping[str, Path]:
+        """The UID of each image -> its scan; read once it is asked for."""
+        if not self._by_image:
+            for uid, paths in self._series.items():
+                for path in paths:
+                    for file in self._files(path):
+                        if (found := identify(file)) is not None and (path == file or found.series == uid):
+                            self._by_image[found.instance] = path
+        return self._by_image
+
+    @property
+    def _frames(self) -> Mapping[str, list[Path]]:
+        """The UID of a frame of reference -> the scans that have it; read once it is asked for."""
+        if not self._by_frame:
+            for uid, paths in self._series.items():
+                for path in paths:
+                    files = (f for f in self._files(path) if (of := identify(f)) is not None and of.series == uid)
+                    if (file := next(files, None)) is not None:
+                        self._by_frame.setdefault(frame_of(file), []).append(path)
+        return self._by_frame
+
+    @staticmethod
+    def _files(path: Path) -> list[Path]:
+        folder = path if path.is_dir() else path.parent
+        return [path] if path.is_file() else [file for file in visible(folder) if looks_like_dicom(file)]
+
+
+def _case(path: Path, images: Path) -> str:
+    inside = path.relative_to(images).parts
+    return same_form(inside[0] if inside and (images / inside[0]).is_dir() else images.resolve().name)
+
+
+def _folders(folder: Path, levels: int = DEEPEST) -> Iterator[Path]:
+    """A folder and those below it."""
+    yield folder
+    for entry in visible(folder):
+        if levels and entry.is_dir():
+            yield from _folders(entry, levels - 1)

@@ -1,0 +1,287 @@
+"""How far two sites are from each other, by aspect, from their fingerprints alone.
+
+Each aspect has a unit that means something (standard deviations, octaves, a part of the cases), and two rules of thumb:
+from which distance on it is worth a look, and from which it is large. They are no tests of significance: sites with few
+cases differ by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+from fedshift.data.merged_fingerprint import merge
+from fedshift.data.tallies import normalised, spread
+from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally
+
+Level = Literal["similar", "differs", "differs much", "unknown"]
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """A way in which sites differ; ``noun`` names it in a sentence.
+
+    ``worth`` and ``large`` are the distances of the rules of thumb.
+    """
+
+    key: str
+    title: str
+    noun: str
+    unit: str
+    means: str
+    worth: float
+    large: float
+
+    def level(self, distance: float | None) -> Level:
+        """Where a distance stands among the rules of thumb."""
+        if distance is None:
+            return "unknown"
+        return "similar" if distance < self.worth else "differs" if distance < self.large else "differs much"
+
+
+INTENSITY = Aspect(
+    "intensity",
+    "Intensity",
+    "intensity as stored",
+    "SD",
+    "intensities as they are stored, in standard deviations over all sites",
+    0.3,
+    1.0,
+)
+SHAPE = Aspect(
+    "normalised",
+    "Normalised",
+    "the distribution of intensities",
+    "SD",
+    "intensities after each volume was brought to mean 0 and standard deviation 1",
+    0.1,
+    0.25,
+)
+CONTRAST = Aspect(
+    "contrast",
+    "Contrast",
+    "the contrast of the labels",
+    "SD",
+    "mean intensity inside the labels less that outside, in standard deviations of the volume, mean of the classes",
+    0.25,
+    0.75,
+)
+SPACING = Aspect(
+    "spacing",
+    "Voxel size",
+    "voxel size",
+    "octaves",
+    "mm between voxels; an octave is a factor of two; mean of the axes",
+    0.15,
+    0.5,
+)
+EXTENT = Aspect(
+    "extent",
+    "Field of view",
+    "field of view",
+    "octaves",
+    "mm from end to end; an octave is a factor of two; mean of the axes",
+    0.15,
+    0.5,
+)
+VOLUME = Aspect(
+    "volume",
+    "Label size",
+    "the labels' size",
+    "octaves",
+    "ml of a class; an octave is a factor of two; mean of the classes",
+    0.4,
+    1.0,
+)
+PREVALENCE = Aspect(
+    "prevalence",
+    "Label presence",
+    "how often a class occurs",
+    "of the cases",
+    "part of the cases that have a class; the class that differs most",
+    0.15,
+    0.4,
+)
+ASPECTS = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME, PREVALENCE)
+OF_A_SCAN = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME)
+"""Aspects in which a single scan can be compared with a site."""
+MOST_TIMES = 2.0
+"""A distance counts for at most so many times what is large: one extreme aspect alone should not decide."""
+
+
+@dataclass(frozen=True)
+class ShiftMap:
+    """Distances between sites: aspect → pair of sites → distance, or None where a site does not tell enough.
+
+    ``placed``: sites that are on the map and not in the plan. ``silent``: sites that gave counts only.
+    """
+
+    sites: tuple[str, ...]
+    placed: tuple[str, ...]
+    silent: tuple[str, ...]
+    distances: Mapping[str, Mapping[Pair, float | None]]
+
+    def between(self, aspect: Aspect, one: str, other: str) -> float | None:
+        """The distance of two sites; 0 of a site from itself."""
+        if one == other:
+            return 0.0
+        of = self.distances[aspect.key]
+        return of[one, other] if (one, other) in of else of[other, one]
+
+    def overall(self, one: str, other: str) -> float | None:
+        """Mean over aspects of the distance in multiples of what is large; None if no aspect is known."""
+        found = [
+            min(distance / aspect.large, MOST_TIMES)
+            for aspect in ASPECTS
+            if (distance := self.between(aspect, one, other)) is not None
+        ]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All pairs, in the sites' order."""
+        return list(combinations(self.sites, 2))
+
+    @property
+    def farthest(self) -> Pair | None:
+        """The two sites that differ most; None if no two can be compared."""
+        known = {pair: value for pair in self.pairs if (value := self.overall(*pair)) is not None}
+        return max(known, key=lambda pair: known[pair]) if known else None
+
+    def largest(self, aspect: Aspect) -> tuple[Pair, float] | None:
+        """The pair that differs most in one aspect, and its distance."""
+        known = {pair: value for pair in self.pairs if (value := self.between(aspect, *pair)) is not None}
+        if not known:
+            return None
+        pair = max(known, key=lambda pair: known[pair])
+        return pair, known[pair]
+
+
+def shift_map(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()) -> ShiftMap:
+    """Compare every two sites.
+
+    Raises:
+        ConfigError: sites with other classes or sequences.
+    """
+    told = [one for one in fingerprints if not one.withheld]
+    pooled = merge(fingerprints)
+    measures: dict[str, Callable[[Fingerprint, Fingerprint], float | None]] = {
+        INTENSITY.key: lambda a, b: _intensity(a, b, pooled),
+        SHAPE.key: _shape,
+        CONTRAST.key: _contrast,
+        SPACING.key: lambda a, b: _axes(a, b, "spacing"),
+        EXTENT.key: lambda a, b: _axes(a, b, "extent"),
+        VOLUME.key: _volume,
+        PREVALENCE.key: _prevalence,
+    }
+    return ShiftMap(
+        sites=tuple(one.site for one in told),
+        placed=tuple(site for site in placed if any(one.site == site for one in told)),
+        silent=tuple(one.site for one in fingerprints if one.withheld),
+        distances={
+            aspect.key: {(a.site, b.site): measures[aspect.key](a, b) for a, b in combinations(told, 2)}
+            for aspect in ASPECTS
+        },
+    )
+
+
+def from_site(scan: Fingerprint, site: Fingerprint) -> dict[str, float]:
+    """How far one scan is from a site: aspect -> distance, of the `OF_A_SCAN` that are known.
+
+    Intensities as stored are in the site's own standard deviations.
+    """
+    measures: dict[str, float | None] = {
+        INTENSITY.key: _intensity(scan, site, site),
+        SHAPE.key: _shape(scan, site),
+        CONTRAST.key: _contrast(scan, site),
+        SPACING.key: _axes(scan, site, "spacing"),
+        EXTENT.key: _axes(scan, site, "extent"),
+        VOLUME.key: _volume(scan, site),
+    }
+    return {key: distance for key, distance in measures.items() if distance is not None}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _tallies_apart(one: Tally, other: Tally, scale: Callable[[float], float] = float) -> float:
+    """Wasserstein's distance of two distributions: the mean way that mass has to go."""
+    from scipy.stats import wasserstein_distance
+
+    values = [[scale(value) for value, _ in tally] for tally in (one, other)]
+    masses = [[mass for _, mass in tally] for tally in (one, other)]
+    return float(wasserstein_distance(*values, *masses))
+
+
+def _octave(value: float) -> float:
+    return float(np.log2(max(value, 1e-6)))
+
+
+def _intensity(a: Fingerprint, b: Fingerprint, pooled: Fingerprint) -> float | None:
+    found = []
+    for sequence in a.intensities.keys() & b.intensities.keys():
+        one, other = a.intensities[sequence][ALL], b.intensities[sequence][ALL]
+        if one.values and other.values:
+            unit = spread(pooled.intensities[sequence][ALL]).deviation if pooled.noise is None else 0.0
+            found.append(_tallies_apart(one.values, other.values) / (unit or _deviation(one.values, other.values)))
+    return _mean(found)
+
+
+def _deviation(*tallies: Tally) -> float:
+    """Standard deviation of tallies together; 1 if there is only one value."""
+    values = np.array([value for tally in tallies for value, _ in tally])
+    masses = np.array([mass for tally in tallies for _, mass in tally])
+    mean = np.average(values, weights=masses)
+    return float(np.sqrt(np.average((values - mean) ** 2, weights=masses))) or 1.0
+
+
+def _shape(a: Fingerprint, b: Fingerprint) -> float | None:
+    found = []
+    for sequence in a.intensities.keys() & b.intensities.keys():
+        one, other = (normalised(site.intensities[sequence][ALL]) for site in (a, b))
+        if one.any() and other.any():
+            found.append(float(np.abs(np.cumsum(one - other)).sum() * STEP))
+    return _mean(found)
+
+
+def contrasts(site: Fingerprint) -> dict[tuple[str, str], float]:
+    """(Sequence, class) → mean normalised intensity inside less that outside the labels."""
+    found = {}
+    for sequence, places in site.intensities.items():
+        outside = places.get(OUTSIDE)
+        for place, inside in places.items():
+            if place not in PLACES and outside is not None:
+                found[sequence, place] = inside.normalised_mean / inside.cases - outside.normalised_mean / outside.cases
+    return found
+
+
+def _contrast(a: Fingerprint, b: Fingerprint) -> float | None:
+    one, other = contrasts(a), contrasts(b)
+    return _mean([abs(one[key] - other[key]) for key in sorted(one.keys() & other.keys())])
+
+
+def _axes(a: Fingerprint, b: Fingerprint, what: Literal["spacing", "extent"]) -> float | None:
+    if a.geometry is None or b.geometry is None or not (a.geometry.cases and b.geometry.cases):
+        return None
+    pairs = zip(getattr(a.geometry, what), getattr(b.geometry, what), strict=True)
+    return _mean([_tallies_apart(one, other, _octave) for one, other in pairs])
+
+
+def _volume(a: Fingerprint, b: Fingerprint) -> float | None:
+    both = [
+        (a.volumes[name].values, b.volumes[name].values) for name in a.classes if name in a.volumes.keys() & b.volumes
+    ]
+    return _mean([_tallies_apart(one, other, _octave) for one, other in both if one and other])
+
+
+def _prevalence(a: Fingerprint, b: Fingerprint) -> float | None:
+    both = [(a.volumes[name], b.volumes[name]) for name in a.classes if name in a.volumes.keys() & b.volumes]
+    return max(
+        (abs(one.cases / one.of - other.cases / other.of) for one, other in both if one.of and other.of), default=None
+    )

@@ -1,0 +1,272 @@
+"""``check`` of prepared sites: the manifest, the volumes, the cached arrays, and whether sites go together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
+from fedshift.data.blocks import verify
+from fedshift.data.case_check import Decoded, read_case
+from fedshift.data.case_notes import Contents, Counts, Notes
+from fedshift.data.cases import CaseFiles, Finding, sequences_fault
+from fedshift.data.images import open_images
+from fedshift.data.labels import Labels
+from fedshift.data.prepared import image_files, mask_file
+from fedshift.data.resampled import cached_volumes
+from fedshift.data.scans import content_hash
+from fedshift.data.splits import subject_of
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.errors import DataError, FedshiftError
+from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
+
+FEWEST_PATIENTS = 3
+"""With fewer a site has no case for validation and for tests, see `data_prep.volumes`."""
+
+
+def check_site(site: Path, contents: Contents, progress: Callable[[str], None], counts: Counts) -> Iterator[Finding]:
+    """What is wrong with a prepared site."""
+    again = "prepare the site again"
+    for left in sorted(site.parent.glob(f".{site.name}.*-*")):
+        yield Finding(
+            "warning", "leftover", left, "was left by a preparation that was cut off", "delete it if none is running"
+        )
+    try:
+        manifest = read_manifest(site)
+    except FedshiftError as error:
+        what = str(error).removeprefix(str(site / FILE_NAME)).lstrip(": ")
+        yield Finding("error", "manifest-broken", site / FILE_NAME, f"cannot be used ({what})", again)
+        return
+    counts.samples += len(manifest.entries)
+    counts.pictures = counts.pictures or bool(manifest.pictures)
+    ids = Counter(entry.id for entry in manifest.entries)
+    for entry_id in sorted(entry_id for entry_id, times in ids.items() if times > 1):
+        yield Finding("error", "case-twice", site / FILE_NAME, f"lists the id {entry_id} twice", again)
+    if manifest.pictures:
+        yield from _check_pictures(site, manifest, contents, progress)
+        return
+    opened = list(_opened_arrays(site))
+    yield from (found for found in opened if isinstance(found, Finding))
+    caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
+    notes = Notes()
+    labels = Labels.of_classes(manifest.classes, manifest.annotated)
+    for case in manifest.cases:
+        progress(f"{manifest.site} {case.id}")
+        files = prepared_files(site, manifest, case, labels)
+        decoded, findings = read_case(files)
+        yield from findings
+        if decoded is None:
+            continue
+        notes.add(files, decoded)
+        changed = list(_fits_manifest(files, decoded, case))
+        yield from changed
+        stale = [folder for folder, cache in caches.items() if not changed and not cache.is_of(decoded, case)]
+        for folder in stale:
+            del caches[folder]
+            what = f"has other slices of {case.id} than its volumes"
+            yield Finding("error", "arrays-changed", folder, what, "delete it, it is made again")
+        yield from contents.shared(files, decoded, split=case.split, dataset=manifest.dataset)
+    yield from notes.not_outlined(site, manifest.classes, manifest.annotated)
+    yield from _not_listed(site, manifest)
+    yield from _divided(site, manifest)
+    yield from empty_splits(site, manifest)
+    yield from notes.findings(
+        site, site, len(manifest.cases), manifest.sequences, true_spacing=manifest.has_true_spacing
+    )
+
+
+def empty_splits(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Warn about a site of volumes that has no case to validate with, or none to test or train with."""
+    empty = [split for split in ("train", "val", "test") if not any(case.split == split for case in manifest.cases)]
+    if empty:
+        patients = len({subject_of(case) for case in manifest.cases})
+        what = f"has {' and '.join(f'no {split} case' for split in empty)}"
+        mend = "add cases of other patients"
+        if patients < FEWEST_PATIENTS:
+            mend += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
+        yield Finding("warning", "split-empty", site, what, mend)
+
+
+def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
+    """Compare classes and sequences of the sites of each data set with those of its first site.
+
+    No job takes sites with other classes, or with the same in another order. A sequence is picked by its name.
+    """
+    first: dict[str, tuple[Path, Manifest]] = {}
+    for site in prepared:
+        try:
+            manifest = read_manifest(site)
+        except FedshiftError:
+            continue  # is found by its own check
+        other, known = first.setdefault(manifest.dataset, (site, manifest))
+        if manifest.classes != known.classes:
+            what = f"has the classes {', '.join(manifest.classes)}, {other} {', '.join(known.classes)}"
+            mend = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
+            yield Finding("error", "other-classes", site / FILE_NAME, what, mend)
+        if set(manifest.sequences) != set(known.sequences):
+            have, wanted = (", ".join(each.sequences) or "one without a name" for each in (manifest, known))
+            what = f"has the sequences {have}, {other} {wanted}"
+            yield Finding("warning", "other-sequences", site / FILE_NAME, what, "prepare both with the same")
+
+
+def other_task(
+    sites: Sequence[Path], dataset: str, classes: Sequence[str] | None, wanted: Sequence[str] | None
+) -> Iterator[Finding]:
+    """Errors for sites that are prepared for another task."""
+    for site in sites:
+        with suppress(FedshiftError):  # is found when the site is checked
+            manifest = read_manifest(site)
+            if dataset and manifest.dataset != dataset:
+                what = f"is of data set {manifest.dataset}, and the task is of {dataset}"
+                yield Finding("error", "other-data", site, what, "name the right folder, or the right task")
+            elif classes is not None and manifest.classes != tuple(classes):
+                what = f"has the classes {', '.join(manifest.classes)}, and the task {', '.join(classes)}"
+                yield Finding(
+                    "error", "other-classes", site, what, "prepare the site for the task, or name the right one"
+                )
+            elif wanted is not None and manifest.cases and (fault := sequences_fault(manifest.sequences, wanted)):
+                yield Finding("error", "other-sequences", site, *fault)
+
+
+def _check_pictures(
+    site: Path, manifest: Manifest, contents: Contents, progress: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Compare hashes, splits and cached arrays of pictures; the picture files themselves are not kept."""
+    progress(manifest.site)
+    known = int(manifest.preparation.get("pictures_straddling", 0))
+    if known:
+        what = f"has {known} picture(s) with copies in other splits or sites ({manifest.preparation.get('split_rule')})"
+        yield Finding(
+            "warning", "split-straddled", site, what, "prepare it with another split unless a paper is to be repeated"
+        )
+    for picture in manifest.pictures:
+        other, where, split = contents.images.setdefault(
+            f"{manifest.dataset} {picture.sha256}", (picture.id, site, picture.split)
+        )
+        if (where, split) != (site, picture.split) and not known:
+            what = f"lists {picture.id} ({picture.split}), which is the same as {other} ({split}) in {where}"
+            yield Finding("error", "same-content", site / FILE_NAME, what, "prepare the data set again")
+    for folder in sorted((site / "arrays").glob("*")):
+        if folder.name.isdigit():
+            try:
+                open_images(site, size=int(folder.name), channels=_channels(folder / "images.npy"), full=True)
+            except DataError as error:
+                what = f"cannot be used ({str(error).split(': ')[0]})"
+                yield Finding("error", "arrays-damaged", folder, what, "prepare the site again")
+    splits = {picture.split for picture in manifest.pictures}
+    if splits == {"test"}:
+        if f"all of {manifest.site} test" not in str(manifest.preparation.get("split_rule")):
+            yield Finding(
+                "warning", "split-empty", site, "has pictures for testing only", "hold this site out, it cannot train"
+            )
+        return
+    for part in ("train", "val", "test"):
+        if part not in splits:
+            yield Finding(
+                "warning", "split-empty", site, f"has no {part} picture", "add pictures, three of a class are the least"
+            )
+
+
+def _channels(images: Path) -> int:
+    try:
+        shape = np.load(images, mmap_mode="r", allow_pickle=False).shape
+    except (ValueError, OSError, EOFError):
+        return 3
+    return int(shape[1]) if len(shape) == 4 else 3
+
+
+def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | None = None) -> CaseFiles:
+    """The files of a prepared case, whose masks hold the indices of classes."""
+    files = image_files(site, manifest, case.id)
+    meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
+    return CaseFiles(
+        case.id,
+        files,
+        mask_file(site, case.id),
+        sequences=manifest.sequences,
+        labels=meant,
+        may_be_empty=bool(manifest.preparation.get(WITHOUT_STRUCTURE)),
+        reading=case.reading,
+        subject=case.subject,
+    )
+
+
+def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[Finding]:
+    what = "is not what was prepared, its voxels have changed"
+    for file, voxels, shape, known in (
+        (files.image, decoded.voxels, decoded.image.voxels.shape, case.sha256_image),
+        (files.mask, decoded.mask.voxels, decoded.mask.voxels.shape, case.sha256_label),
+    ):
+        if shape != case.shape or content_hash(voxels) != known:
+            among = " (or another sequence of the case)" if file == files.image and len(files.images) > 1 else ""
+            yield Finding("error", "files-changed", file, f"{what}{among}", "prepare the site again")
+
+
+def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Scans in ``volumes/`` that the manifest does not name, such as those of a patient who withdrew."""
+    listed = {file for case in manifest.cases for file in image_files(site, manifest, case.id)}
+    listed |= {mask_file(site, case.id) for case in manifest.cases}
+    for file in sorted((site / "volumes").glob("*.nii.gz")):
+        if file not in listed:
+            yield Finding("warning", "file-unlisted", file, "is not in the manifest and is not used", "delete it")
+
+
+def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Subjects whose sessions are in several splits, as preparation once dealt them: scores are then too good."""
+    of_subject: dict[str, list[Case]] = {}
+    for case in manifest.cases:
+        of_subject.setdefault(subject_of(case), []).append(case)
+    for subject, cases in of_subject.items():
+        splits = {case.split for case in cases}
+        if len(splits) > 1:
+            shown = ", ".join(f"{case.id} ({case.split})" for case in cases)
+            stays = next(split for split in ("train", "val", "test") if split in splits)
+            moved = ", ".join(case.id for case in cases if case.split != stays)
+            mend = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
+            yield Finding(
+                "error", "subject-divided", site / FILE_NAME, f"has {subject} in several splits, as {shown}", mend
+            )
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Cached slices of a site, which can be compared with its volumes."""
+
+    folder: Path
+    arrays: SliceArrays
+    clip_above_quantile: float
+
+    def is_of(self, decoded: Decoded, case: Case) -> bool:
+        """Whether the slices are those that the volumes give."""
+        rows = slice(case.offset, case.offset + case.shape[0])
+        images = slices_of(decoded.image.voxels, self.arrays.matrix, self.clip_above_quantile)
+        labels = labels_of(decoded.mask.voxels, self.arrays.matrix)
+        return np.array_equal(self.arrays.images[rows], images) and np.array_equal(self.arrays.labels[rows], labels)
+
+
+def _opened_arrays(site: Path) -> Iterator[_Cache | Finding]:
+    for folder, matrix, clip_above_quantile in cached_arrays(site):
+        try:
+            arrays = open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile, full=True)
+            yield _Cache(folder, arrays, clip_above_quantile)
+        except DataError as error:
+            what = f"cannot be used ({str(error).split(': ')[0]})"
+            yield Finding("error", "arrays-damaged", folder, what, "delete it, it is made again")
+    for folder in cached_volumes(site):
+        try:
+            verify(folder, None, fix="", full=True)
+        except DataError as error:
+            what = f"cannot be used ({str(error).split(': ')[0]})"
+            yield Finding("error", "arrays-damaged", folder, what, "delete it, it is made again")
+
+
+def prepared_sites(path: Path) -> list[Path]:
+    """The prepared sites in a folder, or up to two levels below it."""
+    patterns = (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}")
+    found = [manifest.parent for pattern in patterns for manifest in sorted(path.glob(pattern))]
+    return [site for site in found if not site.name.startswith(".")]

@@ -1,0 +1,303 @@
+"""From the voxels of one scan to its classes, with the same steps as in training and evaluation.
+
+How a model segments is a `Spec`: by slices (one class, in 2D) or by patches (any classes and sequences, in 2D or 3D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .grids import (
+    CLIP_ABOVE_QUANTILE,
+    Normalise,
+    network_volume,
+    radiological,
+    resize_images,
+    resized,
+    restore,
+    shape_at,
+    summed,
+    taps,
+    to_uint8,
+)
+from .windows import AT_ONCE, sliding, sliding_by_slices
+
+Precision = Literal["fp32", "bf16", "auto"]
+Network = Callable[[Tensor], Tensor]
+"""Images (B, C, *spatial) on the CPU to logits (B, K, *spatial) on any device."""
+BATCH_SIZE = 32
+"""Slices per batch, as in evaluation."""
+
+
+@dataclass(frozen=True)
+class SliceSpec:
+    """Segmentation slice by slice: one foreground class, on slices of a square matrix.
+
+    Probabilities are thresholded on the scan's grid, so the mask's edge does not show the network's coarser pixels.
+    """
+
+    matrix: int
+    """Side of the network's slices, in pixels."""
+    context: int
+    """Neighbouring slices as channels."""
+    scale: float
+    """The largest input intensity."""
+    clip_above_quantile: float = CLIP_ABOVE_QUANTILE
+    """Intensities are clipped above this quantile of the scan."""
+
+
+@dataclass(frozen=True)
+class PatchSpec:
+    """Segmentation by a sliding window; the most probable class on the scan's grid is taken."""
+
+    dims: int
+    """2 or 3."""
+    patch: Sequence[int]
+    """Size of the window."""
+    spacing: Sequence[float | None] | None
+    """mm along z, y, x to which volumes are resampled."""
+    matrix: int | None
+    """Voxels along the longer side of a slice, see `shape_at`."""
+    context: int
+    """Neighbouring slices as channels, in 2D."""
+    normalise: Normalise
+    """See `normalised`, as the next two."""
+    nonzero: bool
+    fixed: tuple[float, float, float, float] | None
+    overlap: float
+    """Of windows, as a part of one."""
+    mirror: Sequence[int] = ()
+    """Axes of a window whose mirror images are averaged."""
+    largest_component: bool = False
+    """Whether only the largest part of each class is kept."""
+
+    @property
+    def resamples_by_matrix(self) -> bool:
+        """Whether scans without a voxel size are resampled by ``matrix`` and all others by ``spacing``."""
+        return None not in (self.spacing, self.matrix)
+
+
+Spec = SliceSpec | PatchSpec
+
+
+def segment(
+    voxels: np.ndarray,
+    spacing: Sequence[float] | None,
+    network: Network,
+    spec: Spec,
+    *,
+    certainty: np.ndarray | None = None,
+    see: Callable[[np.ndarray], None] | None = None,
+) -> np.ndarray:
+    """Classes (z, y, x) uint8 of a scan on its own grid.
+
+    Args:
+        voxels: sequences (S, z, y, x) in RAS orientation, intensities as stored.
+        spacing: mm along z, y, x; None if it is not known.
+        network: in evaluation mode.
+        spec: how the model segments.
+        certainty: float32 of the scan's shape, filled in with the probability of each foreground voxel's class.
+        see: called with the probabilities (K, slices, y, x) float32 on the network's grid, with each slice once.
+
+    Raises:
+        ValueError: intensities that the normalisation cannot take.
+    """
+    with torch.inference_mode():
+        if isinstance(spec, SliceSpec):
+            return _by_slices(voxels[0], network, spec, certainty, see)
+        return _by_patches(voxels, spacing, network, spec, certainty, see)
+
+
+def network_images(voxels: np.ndarray, spacing: Sequence[float] | None, spec: Spec) -> list[Tensor]:
+    """A scan as images of the size of training, side by side, in batches; arguments as of `segment`."""
+    if isinstance(spec, SliceSpec):
+        return list(slice_batches(network_slices(voxels[0], spec), spec))
+    images: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        images.append(x.clone())
+        return x[:, :1]
+
+    volume = as_images(_network_volume(voxels, spacing, spec), dims=spec.dims, context=spec.context)
+    sliding(keep, volume, patch=spec.patch, overlap=0)
+    return images
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """bf16 autocast, or nothing for fp32. Parameters and optimiser state stay float32 in both."""
+    if uses_bf16(precision, device):
+        return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether forward passes run in bf16 on a device.
+
+    ``auto`` uses bf16 only where the hardware computes it natively: NVIDIA GPUs since Ampere, processors with AVX-512
+    BF16 or AMX. Elsewhere bf16 is emulated and slower than fp32.
+    """
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+# --- slices -----------------------------------------------------------------------------------------------
+
+
+def network_slices(voxels: np.ndarray, spec: SliceSpec) -> np.ndarray:
+    """RAS voxels (z, y, x) as the network's slices, uint8 (S, matrix, matrix), anterior at the top."""
+    return resize_images(to_uint8(radiological(voxels), spec.clip_above_quantile), spec.matrix)
+
+
+def slice_batches(slices: np.ndarray, spec: SliceSpec) -> Iterator[Tensor]:
+    """Slices with their neighbours as channels, (B, context, M, M) float32 in [0, scale]."""
+    window = neighbours(np.arange(len(slices)), spec.context, len(slices))
+    for start in range(0, len(slices), BATCH_SIZE):
+        yield torch.from_numpy(slices[window[start : start + BATCH_SIZE]]).float().mul_(spec.scale / 255)
+
+
+def _by_slices(
+    voxels: np.ndarray,
+    network: Network,
+    spec: SliceSpec,
+    certainty: np.ndarray | None,
+    see: Callable[[np.ndarray], None] | None,
+) -> np.ndarray:
+    batches = slice_batches(network_slices(voxels, spec), spec)
+    foreground = np.concatenate([network(x).float().softmax(1)[:, 1].cpu().numpy() for x in batches])
+    if see is not None:
+        see(np.stack([1 - foreground, foreground]))
+    probability = radiological(restore(foreground, *voxels.shape[1:]))
+    if certainty is not None:
+        certainty[...] = probability
+    return (probability > 0.5).astype(np.uint8)
+
+
+# --- patches ----------------------------------------------------------------------------------------------
+
+
+def as_images(volume: np.ndarray, *, dims: int, context: int, part: slice = slice(None)) -> Tensor:
+    """A volume (sequences, z, y, x) as images: (1, C, z, y, x), or in 2D its slices (z, C, y, x); float32.
+
+    In 2D the channels are ``context`` neighbouring slices of each sequence. ``part``: which slices are wanted.
+    """
+    if dims == 3:
+        return torch.from_numpy(np.asarray(volume[:, part], np.float32))[None]
+    depth = volume.shape[1]
+    chosen = neighbours(np.arange(depth)[part], context, depth)
+    return torch.from_numpy(np.asarray(volume[:, chosen], np.float32)).movedim(1, 0).flatten(1, 2)
+
+
+def neighbours(slices: np.ndarray, context: int, depth: int) -> np.ndarray:
+    """Numbers of slices and of those around each, (n, context); at the ends the outermost is repeated."""
+    reach = context // 2
+    around: np.ndarray = np.clip(slices[:, None] + np.arange(-reach, reach + 1), 0, depth - 1)
+    return around
+
+
+def as_volume(batch: Tensor, dims: int) -> np.ndarray:
+    """Probabilities of a case, (1, K, z, y, x) or slice after slice, as (K, z, y, x) float32."""
+    return (batch[0] if dims == 3 else batch.movedim(1, 0)).contiguous().numpy()
+
+
+def softmax_in_place(logits: Tensor) -> Tensor:
+    """Probabilities of the classes (B, K, *spatial), in the memory of the logits: for many classes that is the most."""
+    axis = 0 if logits.dim() == 4 else 2
+    for number in range(logits.shape[axis]):
+        plane = logits.narrow(axis, number, 1)
+        plane.copy_(plane.softmax(1))
+    return logits
+
+
+def classes_of(
+    probability: np.ndarray, shape: Sequence[int], *, largest_component: bool, certainty: np.ndarray | None = None
+) -> np.ndarray:
+    """Classes (z, y, x) uint8 on a grid of ``shape``, from probabilities (K, z, y, x) on another of the same extent.
+
+    ``certainty`` (float32, of that shape) is filled in with the probability of each voxel's class.
+    """
+    classes = np.zeros(tuple(shape), np.uint8)
+    highest = np.empty(tuple(shape), np.float32) if certainty is None else certainty
+    _take_most_probable((resized(plane, shape) for plane in probability), classes, highest)
+    return _largest(classes) if largest_component else classes
+
+
+def _by_patches(
+    voxels: np.ndarray,
+    spacing: Sequence[float] | None,
+    network: Network,
+    spec: PatchSpec,
+    certainty: np.ndarray | None,
+    see: Callable[[np.ndarray], None] | None,
+) -> np.ndarray:
+    scan = voxels.shape[1:]
+    volume = _network_volume(voxels, spacing, spec)
+    first, weights = taps(volume.shape[1], scan[0])
+    classes = np.zeros(scan, np.uint8)
+    start = done = 0  # the slice of the network's grid with which `held` begins, and how many of the scan's are ready
+    held: np.ndarray | None = None
+    for probability in _probabilities(volume, network, spec):
+        if see is not None:
+            see(probability)
+        held = probability if held is None else np.concatenate([held, probability], axis=1)
+        end = start + held.shape[1]
+        ready = int(np.searchsorted(first, end - weights.shape[1], side="right"))
+        part = slice(done, ready)
+        here = classes[part]
+        _take_most_probable(
+            (resized(summed(plane, 0, first[part] - start, weights[part]), here.shape) for plane in held),
+            here,
+            np.empty(here.shape, np.float32) if certainty is None else certainty[part],
+        )
+        following = int(first[ready]) if ready < len(first) else end
+        held = held[:, following - start :].copy() if following < end else None
+        start, done = following, ready
+    return _largest(classes) if spec.largest_component else classes
+
+
+def _network_volume(voxels: np.ndarray, spacing: Sequence[float] | None, spec: PatchSpec) -> np.ndarray:
+    shape = shape_at(voxels.shape[1:], spacing, spec.spacing, spec.matrix)
+    return network_volume(voxels, shape, normalise=spec.normalise, nonzero=spec.nonzero, fixed=spec.fixed)
+
+
+def _probabilities(volume: np.ndarray, network: Network, spec: PatchSpec) -> Iterator[np.ndarray]:
+    """Probabilities of the classes (K, slices, y, x) float32, some slices of a volume after the others.
+
+    ``volume``: normalised sequences (S, z, y, x) on the network's grid.
+    """
+    options: dict[str, Any] = {"patch": spec.patch, "overlap": spec.overlap, "mirror": spec.mirror}
+    if spec.dims == 3:
+        for logits in sliding_by_slices(network, torch.from_numpy(volume)[None], **options):
+            yield as_volume(softmax_in_place(logits[None]).nan_to_num_(0), spec.dims)
+        return
+    for start in range(0, volume.shape[1], AT_ONCE[2]):
+        part = slice(start, start + AT_ONCE[2])
+        logits = sliding(network, as_images(volume, dims=spec.dims, context=spec.context, part=part), **options)
+        yield as_volume(softmax_in_place(logits).nan_to_num_(0), spec.dims)
+
+
+def _take_most_probable(planes: Iterable[np.ndarray], classes: np.ndarray, highest: np.ndarray) -> None:
+    """Fill in, for each voxel, the number of the largest of several volumes, and its value; of equal ones the first."""
+    highest.fill(-np.inf)
+    for number, plane in enumerate(planes):
+        larger = plane > highest
+        classes[larger], highest[larger] = number, plane[larger]
+
+
+def _largest(classes: np.ndarray) -> np.ndarray:
+    from .components import largest_components  # needs SciPy, which slices do without
+
+    return largest_components(classes)

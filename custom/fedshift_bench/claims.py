@@ -1,0 +1,133 @@
+"""Whether the order of rows that a paper claims is confirmed, refuted or undecided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Literal
+
+from fedshift.reporting.p_values import exact_p
+from fedshift_bench.columns import Block, averages, below_guess, blocks, measure
+from fedshift_bench.paired_tests import Paired, paired_test
+from fedshift_bench.ranks import ALPHA, FEWEST, holm
+from fedshift_bench.record import Comparison
+from fedshift_bench.templates import render
+
+Outcome = Literal["confirmed", "refuted", "undecided"]
+OUTCOMES: tuple[Outcome, ...] = ("confirmed", "refuted", "undecided")
+TOO_FEW = f"a test needs {FEWEST} seeds"
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Whether ``higher`` is above ``lower``: the figures as text, and ``why`` a claim is undecided.
+
+    ``p`` is that of its test and ``p_holm`` is corrected for all claims of the comparison; None without a test.
+    """
+
+    higher: str
+    lower: str
+    block: str
+    outcome: Outcome
+    figures: str = ""
+    why: str = ""
+    p: float | None = None
+    p_holm: float | None = None
+
+    def __str__(self) -> str:
+        block = f" at {self.block}" if self.block else ""
+        return f"{self.higher} above {self.lower}{block}{f' ({self.figures})' if self.figures else ''}"
+
+
+def claims_of(comparison: Comparison) -> list[tuple[Block, str, str]]:
+    """The claimed orders, (block, higher, lower): the spec's, or of the tested rows as their published averages are."""
+    if comparison.claims:
+        return [(block, higher, lower) for block in blocks(comparison) for higher, lower in comparison.claims]
+    return [
+        (block, *((row, against) if printed[row] > printed[against] else (against, row)))
+        for block in blocks(comparison)
+        for printed in (_printed(comparison, block),)
+        for row, against in comparison.tests
+        if row in printed and against in printed and printed[row] != printed[against]
+    ]
+
+
+def _printed(comparison: Comparison, block: Block) -> dict[str, float]:
+    """The published average over sites of each row: as printed, or of the block's sites if all of them are."""
+    values = {(value.row, value.column): float(value.value) for value in comparison.published if value.value}
+    choices = ([block.name("average")], [block.key], [block.name(site) for site in block.main or block.held_out])
+    means = {}
+    for row in comparison.rows:
+        columns = next((names for names in choices if all((row, name) in values for name in names)), None)
+        if columns is not None:
+            means[row] = fmean(values[row, name] for name in columns)
+    return means
+
+
+def conclusions(comparison: Comparison) -> list[Conclusion]:
+    """Each claimed order by its paired test: p below `ALPHA` in the claimed direction confirms it.
+
+    The p that decides is corrected for the number of claims (Holm), of which those without a test count as p = 1: a run
+    that failed was tried too. Of a cross-validation, the p over folds has to be below `ALPHA` too, and where there are
+    scores of single cases, that over cases. Rows that are no better than the image-free guess decide nothing.
+    """
+    claims = claims_of(comparison)
+    tests = [paired_test(comparison, *claim) for claim in claims]
+    corrected = holm([1.0 if test is None or test.largest_p is None else test.largest_p for test in tests])
+    return [_conclude(comparison, *each) for each in zip(claims, tests, corrected, strict=True)]
+
+
+def _conclude(
+    comparison: Comparison, claim: tuple[Block, str, str], test: Paired | None, p_holm: float | None
+) -> Conclusion:
+    block, higher, lower = claim
+    if test is None:
+        return Conclusion(higher, lower, block.key, "undecided", why="without runs of both")
+    figures, p = measure(comparison.metric).difference(test.difference), test.largest_p
+    if p is None or p_holm is None:
+        why = TOO_FEW if test.n < FEWEST else "differences that allow no test"
+        return Conclusion(higher, lower, block.key, "undecided", figures, why)
+    figures = f"{figures}, p = {exact_p(p)}{_pairs_of_largest_p(test)}, Holm {exact_p(p_holm)}"
+    outcome: Outcome = "confirmed" if test.difference > 0 else "refuted"
+    why = "no difference found" if p_holm >= ALPHA else ""
+    why = "rows end no better than the image-free guess" if below_guess(comparison, block) else why
+    return Conclusion(higher, lower, block.key, "undecided" if why else outcome, figures, why, p, p_holm)
+
+
+def _pairs_of_largest_p(test: Paired) -> str:
+    """What the pairs of the largest p are, where it is not that of the test itself."""
+    p = test.largest_p
+    if p == test.p:
+        return ""
+    if test.over_folds is not None and p == test.over_folds.p:
+        return f" over {len(test.folds)} folds"
+    assert test.over_cases is not None
+    return f" over {test.over_cases.n} cases"
+
+
+def pairs_in_order(comparison: Comparison) -> tuple[int, int]:
+    """How many pairs of rows are ordered as their published averages are, and how many pairs there are."""
+    same = pairs = 0
+    for block in blocks(comparison):
+        both = [
+            (printed, fmean(values))
+            for row, printed in _printed(comparison, block).items()
+            if (values := averages(comparison, row, block))
+        ]
+        for (printed, ours), (other_printed, other_ours) in combinations(both, 2):
+            if printed != other_printed:
+                pairs += 1
+                same += (printed > other_printed) == (ours > other_ours) and ours != other_ours
+    return same, pairs
+
+
+def claims_sentence(comparison: Comparison) -> str:
+    """One sentence on every claimed order, or on that of all published averages; empty if the paper claims none."""
+    made = conclusions(comparison)
+    same, pairs = (0, 0) if made else pairs_in_order(comparison)
+    firsts = list(dict.fromkeys((claim.outcome, claim.why) for claim in made))
+    order = sorted(firsts, key=lambda key: OUTCOMES.index(key[0]))
+    groups = [(*key, [str(claim) for claim in made if (claim.outcome, claim.why) == key]) for key in order]
+    why = TOO_FEW if len(comparison.seeds) < FEWEST else "no test was asked for"
+    return render("claims.j2", alpha=ALPHA, claims=made, groups=groups, why=why, same=same, pairs=pairs).strip()

@@ -1,0 +1,96 @@
+"""The sliding window: MONAI's, and the same slice by slice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedshift.runtime.windows import AT_ONCE, mirrors, sliding, sliding_by_slices
+
+PATCH = (8, 8, 12)
+
+
+def test_the_sliding_window_puts_volumes_of_any_size_together() -> None:
+    x = torch.randn(1, 2, 13, 22, 9, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(window.shape[2:]))
+        return window * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1, 1)
+
+    for mirror in ((), (0, 1, 2)):
+        found = sliding(forward, x, patch=PATCH, overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(found, forward(x), rtol=1e-4, atol=1e-4)
+    assert set(seen) == {PATCH, (13, 22, 9)}
+    assert mirrors((0, 1)) == [(), (2,), (3,), (2, 3)] and len(mirrors((0, 1, 2))) == 8
+
+
+def test_mirror_images_are_averaged() -> None:
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    ramp = torch.linspace(0, 1, 8)
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        return window + ramp
+
+    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
+    torch.testing.assert_close(found, x + 0.5)
+    torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
+
+
+@pytest.mark.parametrize("mirror", [(), (0, 2)])
+@pytest.mark.parametrize("overlap", [0, 0.25, 0.5, 0.7])
+@pytest.mark.parametrize(
+    "shape", [(40, 20, 30), PATCH, (16, 8, 12), (5, 9, 10), (9, 8, 11), (37, 5, 5), (3, 3, 3)], ids=str
+)
+def test_slices_in_turn_are_those_of_monai_bit_for_bit(
+    shape: tuple[int, ...], overlap: float, mirror: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, *shape, generator=generator).half()
+    kernel, place = torch.randn(3, 2, 3, 3, 3, generator=generator), torch.randn(PATCH, generator=generator)
+    seen: list[int] = []
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        seen.append(len(window))
+        return torch.nn.functional.conv3d(window, kernel, padding=1) + place * window[:, :1].mean(
+            (2, 3, 4), keepdim=True
+        )
+
+    whole = sliding(forward, x.float(), patch=PATCH, overlap=overlap, mirror=mirror)
+    passes = seen.copy()
+    seen.clear()
+    slabs = list(sliding_by_slices(forward, x, patch=PATCH, overlap=overlap, mirror=mirror))
+    assert torch.equal(torch.cat(slabs, 1), whole[0])
+    assert seen == passes  # no window is predicted twice
+    assert max(slab.shape[1] for slab in slabs) <= PATCH[0] * AT_ONCE[3]
+
+
+@pytest.mark.parametrize("mirror", [(), (0, 1)])
+@pytest.mark.parametrize("shape", [(8, 8), (5, 6), (20, 13), (8, 8, 12), (4, 9, 30), (16, 9, 13)], ids=str)
+def test_a_predictor_that_returns_a_view_of_its_window_does_not_change_the_scan(
+    shape: tuple[int, ...], mirror: tuple[int, ...]
+) -> None:
+    """MONAI's function multiplies what it gets by its weights in place; one window at a time is a view of the scan."""
+    x = torch.randn(1, 2, *shape, generator=torch.Generator().manual_seed(0))
+    before, patch = x.clone(), PATCH[-len(shape) :] if len(shape) == 3 else (8, 8)
+    given: list[torch.Tensor] = []
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        given.append(window)
+        return window[:, :1]
+
+    for _ in range(2):
+        found = sliding(forward, x, patch=patch, overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(found, before[:, :1], rtol=1e-4, atol=1e-4)
+        assert torch.equal(x, before)
+        if len(shape) == 3:
+            slabs = torch.cat(list(sliding_by_slices(forward, x, patch=patch, overlap=0.5, mirror=mirror)), 1)
+            assert torch.equal(slabs, found[0]) and torch.equal(x, before)
+
+
+def test_a_predictor_may_return_the_same_memory_each_time() -> None:
+    x, held = torch.randn(1, 1, 20, 13, generator=torch.Generator().manual_seed(0)), torch.ones(16, 1, 8, 8)
+    torch.testing.assert_close(
+        sliding(lambda window: held[: len(window)], x, patch=(8, 8), overlap=0.5), torch.ones_like(x)
+    )
+    assert (held == 1).all()
