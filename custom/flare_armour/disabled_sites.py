@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.files import write_text
+from flare_armour.patch import ArmourError
 
-log = logging.getLogger("fedshift")
+log = logging.getLogger("flare_armour")
 
 FILE = "disabled_sites.json"
 """In the server's kit, beside NVFlare's ``disabled_clients.json``, which has the names alone."""
+
+
+class DamagedFileError(ArmourError):
+    """The file cannot be read: a site that was disabled would take part again."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,17 @@ class DisabledSites:
         """Nobody is disabled until `use` names a kit."""
         self._path: Path | None = None
         self._lock = threading.Lock()
-        self._read: tuple[int, ...] = ()
+        self._stamp: tuple[int, ...] = ()
         self._sites: Mapping[str, Disabling] = {}
 
-    def use(self, kit: Path) -> None:
+    def use(self, kit: Path | None) -> None:
         """Keep to the file of this kit from now on.
 
         Raises:
-            ConfigError: the file is damaged: a site that was disabled would take part again.
+            DamagedFileError: it cannot be read.
         """
-        self._path, self._read, self._sites = kit / FILE, (), {}
-        if self._path.exists():
+        self._path, self._stamp, self._sites = kit and kit / FILE, (), {}
+        if self._path is not None and self._path.exists():
             self._sites = _parse(self._path)
 
     def all(self) -> Mapping[str, Disabling]:
@@ -59,17 +63,17 @@ class DisabledSites:
         if self._path is None:
             return {}
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
-            self._read, self._sites = (), {}
+            self._stamp, self._sites = (), {}
             return self._sites
-        seen = found.st_mtime_ns, found.st_ino, found.st_size
-        if seen != self._read:
+        stamp = status.st_mtime_ns, status.st_ino, status.st_size
+        if stamp != self._stamp:
             try:
                 self._sites = _parse(self._path)
-            except ConfigError as error:
+            except DamagedFileError as error:
                 log.error("%s; until then it is as it was", error)
-            self._read = seen
+            self._stamp = stamp
         return self._sites
 
     def add(self, names: Iterable[str], *, by: str) -> None:
@@ -90,12 +94,17 @@ class DisabledSites:
         """
         out = set(names)
         with self._lock:
-            self._write({name: told for name, told in self.all().items() if name not in out})
+            self._write({name: disabling for name, disabling in self.all().items() if name not in out})
 
     def _write(self, sites: Mapping[str, Disabling]) -> None:
         if self._path is None:
             raise OSError("this party is no server")
-        write_text(self._path, json.dumps({name: asdict(told) for name, told in sorted(sites.items())}, indent=1))
+        partial = self._path.with_name(f".{FILE}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump({name: asdict(disabling) for name, disabling in sorted(sites.items())}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
         self.all()
 
 
@@ -106,9 +115,9 @@ DISABLED = DisabledSites()
 def _parse(path: Path) -> dict[str, Disabling]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): Disabling(str(told["by"]), str(told["since"])) for name, told in content.items()}
+        return {str(name): Disabling(str(each["by"]), str(each["since"])) for name, each in content.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
+        raise DamagedFileError(
             f"{path} cannot be read ({error}), and a site that was disabled would take part again: restore it from a "
             "backup, or delete it and disable the sites anew"
         ) from None

@@ -36,7 +36,7 @@ def _messages() -> Rows:
 
 def _orders() -> Rows:
     """What a site does on its server's word."""
-    from flare_armour.guard.commands import DONE
+    from flare_armour.guard.orders import DONE
 
     for topic, order in DONE.items():
         yield f"`{topic}`", "a job's id" if order.job else "–", order.body
@@ -44,7 +44,7 @@ def _orders() -> Rows:
 
 def _commands() -> Rows:
     """Which role may give which command of the console."""
-    from flare_armour.console_commands import ANY, COMMANDS, JOBS_OF_ORG, OWN_JOBS, ROLES, SITES_OF_ORG
+    from flare_armour.guard.console import ANY, COMMANDS, JOBS_OF_ORG, OWN_JOBS, ROLES, SITES_OF_ORG
 
     whose = {ANY: "all", OWN_JOBS: "own jobs", JOBS_OF_ORG: "jobs of the organisation", SITES_OF_ORG: "its sites"}
     for name, command in COMMANDS.items():
@@ -56,18 +56,13 @@ def _commands() -> Rows:
 def _bounds() -> Rows:
     """The limits of one certificate, or of one message, by where they are held."""
     from flare_armour.patches import (
-        frame_size,
-        handshakes,
+        connections,
         incoming_streams,
-        job_archives,
-        log_rate,
-        long_poll,
-        message_contents,
-        message_shares,
-        outgoing_streams,
-        party_shares,
-        statistics_pools,
-        uploads,
+        logs,
+        messages,
+        stream_shares,
+        submissions,
+        task_requests,
     )
     from flare_armour.pieces import wire
 
@@ -75,7 +70,7 @@ def _bounds() -> Rows:
         unit, name = (1024 * 1024, "MiB") if number >= 1024 * 1024 else (1024, "KiB")
         return f"{number / unit:.4g} {name}"
 
-    shares = party_shares
+    shares = connections
     yield "connections of one certificate", f"{shares.CONNECTIONS}, each with one name", "the most silent is closed"
     yield (
         "its frames",
@@ -85,12 +80,12 @@ def _bounds() -> Rows:
     yield "its frames that wait", size(shares.WAITING), "the connection is closed"
     yield (
         "a frame",
-        f"{size(frame_size.LARGEST)}, from sites by web sockets {size(frame_size.LARGEST_OF_SITES)}",
+        f"{size(shares.LARGEST_FRAME)}, from sites by web sockets {size(shares.LARGEST_OF_SITES)}",
         "the connection is closed",
     )
     yield (
         "a handshake, a frame's headers",
-        f"{size(handshakes.LARGEST)} with {handshakes.MOST} plain values, {size(handshakes.LARGEST_HEADERS)}",
+        f"{size(shares.LARGEST_HANDSHAKE)} with {shares.MOST_VALUES} plain values, {size(shares.LARGEST_HEADERS)}",
         "the connection is closed",
     )
     streams = incoming_streams
@@ -103,10 +98,10 @@ def _bounds() -> Rows:
     yield "silence within one", f"{streams.SILENCE:g} s", "it is closed"
     yield (
         "messages that are handled, and that wait",
-        f"{message_shares.THREADS} and {message_shares.WAITING}",
+        f"{stream_shares.THREADS} and {stream_shares.WAITING}",
         "further ones are refused",
     )
-    contents = message_contents
+    contents = messages
     yield (
         "a message's contents",
         f"data without files and references, {contents.MOST_ELSEWHERE:,} lists and mappings"
@@ -115,31 +110,30 @@ def _bounds() -> Rows:
     )
     yield (
         "an open task, to one site",
-        f"{long_poll.AGAIN} times, then once in {long_poll.PAUSE_AGAIN:g} s; one request waits",
+        f"{task_requests.AGAIN} times, then once in {task_requests.PAUSE_AGAIN:g} s; one request waits",
         "told to try again",
     )
-    yield "messages to it without acknowledgement", f"{outgoing_streams.MOST_OPEN}", "the oldest is given up"
+    yield "messages to it without acknowledgement", f"{stream_shares.MOST_OUTGOING}", "the oldest is given up"
     yield "a piece of a large model", size(wire.MOST), "not taken"
-    archives = job_archives
+    archives = submissions
     yield (
         "a job, unpacked",
         f"{archives.LARGEST / 1e6:g} MB, {archives.LARGEST_TEXT / 1e6:g} MB a file of settings,"
         f" {archives.MOST_FILES} files within its folder",
         "refused",
     )
-    yield "a console's upload", f"{uploads.LARGEST / 1e6:g} MB, {uploads.MOST_OPEN} at a time", "ended and deleted"
-    yield "a line of NVFlare's log", f"{log_rate.MOST} times in {log_rate.PERIOD:g} s", "counted"
-    yield "rows of NVFlare's statistics", f"{statistics_pools.MOST}", "counted as others"
+    yield "a console's upload", f"{archives.LARGEST / 1e6:g} MB, {archives.MOST_OPEN} at a time", "ended and deleted"
+    yield "a line of NVFlare's log", f"{logs.MOST} times in {logs.PERIOD:g} s", "counted"
+    yield "rows of NVFlare's statistics", f"{messages.MOST_ROWS}", "counted as others"
 
 
 def _protects() -> Rows:
     """What each part that a provisioned party demands protects from."""
-    from flare_armour import patches
-    from flare_armour.guard import commands, disabling, gate, sessions
+    from flare_armour.guard import console, disabling, gate, orders
+    from flare_armour.patches import PROTECTION
 
-    for module in (gate, commands, sessions, disabling, *patches.PROTECTION):
-        kind = "guard" if module.__name__.rpartition(".")[0].endswith("guard") else "patches"
-        yield f"`{kind}/{module.PATCH.name}.py`", module.PATCH.without
+    for patch in (gate.PATCH, orders.PATCH, console.PATCH, disabling.PATCH, *PROTECTION):
+        yield f"`{patch.name}`", patch.without
 
 
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Rows]]] = {

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.schema.errors import ConfigError
-from flare_armour.disabled_sites import FILE, DisabledSites
+from flare_armour.disabled_sites import FILE, DamagedFileError, DisabledSites
 
 
 def test_what_one_process_writes_another_reads_at_its_next_look(tmp_path: Path) -> None:
@@ -47,8 +46,8 @@ def test_a_damaged_file_lets_nobody_back_in(text: str, tmp_path: Path, caplog: p
     sites.use(tmp_path)
     sites.add(["HK"], by="admin@hub.org")
     (tmp_path / FILE).write_text(text, encoding="utf-8")
-    with caplog.at_level(logging.ERROR, "fedshift"):
+    with caplog.at_level(logging.ERROR, "flare_armour"):
         assert set(sites.all()) == {"HK"} and set(sites.all()) == {"HK"}
     assert len(caplog.messages) == 1 and "restore it from a backup" in caplog.messages[0]
-    with pytest.raises(ConfigError, match="a site that was disabled would take part again"):
+    with pytest.raises(DamagedFileError, match="a site that was disabled would take part again"):
         DisabledSites().use(tmp_path)

@@ -28,10 +28,11 @@ from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
-from fedshift.flare.store import hold, jobs_folder
+from fedshift.flare.store import jobs_folder
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
+from flare_armour.locks import hold_store
 
 NAME, OTHERS = "amazon", ("caltech", "webcam")
 
@@ -203,7 +204,7 @@ def test_a_kit_is_given_what_is_its_own(
         assert site("init", server) == 1
         told = " ".join(capsys.readouterr().out.split())
         assert f"error port: {port} cannot be used (Address already in use), and not because this kit's server" in told
-        own = hold(jobs_folder(server))
+        own = hold_store(jobs_folder(server))
         assert own is not None
         assert site("check", server) == 0, "its own server is no fault"
         assert f"this kit's server runs already (process {os.getpid()})" in capsys.readouterr().out

@@ -36,8 +36,10 @@ def test_a_reproduction_prints_what_the_document_says(code: str, seen: str, tmp_
 
 def test_every_patch_is_in_the_document() -> None:
     """By a section or a row of its own, or in the table that is made of those that protect."""
-    named = set(re.findall(r"flare_armour/((?:patches|guard)/\w+\.py)\)", TEXT))
-    protects = {f"{part.strip('`')}" for part, _ in guard.TABLES["<!-- what protects -->"][1]()}
-    modules = [*ARMOUR.glob("patches/*.py"), *ARMOUR.glob("guard/*.py")]
-    patches = {f"{m.parent.name}/{m.name}" for m in modules if "PATCH = Patch(" in m.read_text(encoding="utf-8")}
-    assert named | protects == patches
+    found = re.findall(r"\[(\w+)\]\(\.\./custom/(flare_armour/\w+(?:/\w+)?\.py)\)", TEXT)
+    assert all((ARMOUR.parent / path).is_file() for _, path in found)
+    named = {name for name, _ in found}
+    protects = {part.strip("`") for part, _ in guard.TABLES["<!-- what protects -->"][1]()}
+    modules = {path: path.read_text(encoding="utf-8") for path in ARMOUR.rglob("*.py")}
+    patches = {name for text in modules.values() for name in re.findall(r"\bPatch\(\s*name=\"(\w+)\"", text)}
+    assert (named - {"pieces"}) | protects == patches

@@ -187,11 +187,11 @@ def test_another_fedshift_is_refused_with_both_named(monkeypatch: pytest.MonkeyP
 def test_the_source_hash_sees_every_python_file(tmp_path: Path) -> None:
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods" / "a.py").write_text("x = 1\n", encoding="utf-8")
-    first = source_hash(tmp_path)
+    first = source_hash([tmp_path])
     (tmp_path / "methods" / "a.py").write_text("x = 2\n", encoding="utf-8")
-    second = source_hash(tmp_path)
+    second = source_hash([tmp_path])
     (tmp_path / "methods" / "a.py").rename(tmp_path / "a.py")
-    assert len({first, second, source_hash(tmp_path)}) == 3
+    assert len({first, second, source_hash([tmp_path])}) == 3
 
 
 def answer_with(site: Any) -> Shareable:

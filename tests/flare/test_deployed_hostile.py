@@ -164,7 +164,7 @@ def test_what_was_dropped_is_in_the_servers_log_and_audit_log(attacked: Attacked
     for said in (attacked.log(SERVER), attacked.audit(SERVER)):
         assert f"{DROPPED}{HOSTILE} (admin/none to {VICTIM})" in said
         assert f"{DROPPED}{HOSTILE} (admin/none to {VICTIM}, in the name of server)" in said
-    assert "[A:fedshift.dropped]" in attacked.audit(SERVER)
+    assert "[A:armour.dropped]" in attacked.audit(SERVER)
 
 
 def test_a_job_that_brings_another_file_runs_nowhere(attacked: Attacked, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.inference.model import open_model
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
-from flare_armour.console_commands import COMMANDS
+from flare_armour.guard.console import COMMANDS
 
 from .conftest import image_sites
 from .deployed import LEAD, OWNER, SERVER, Deployed, DeployedRun, wait_for

@@ -16,7 +16,7 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.federation.tensors import read_weights
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
-from flare_armour.pieces.arrays_file import LARGE
+from flare_armour.pieces.array_files import LARGE
 from flare_armour.pieces.wire import MOST
 
 from .conftest import image_sites

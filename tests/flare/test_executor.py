@@ -29,6 +29,7 @@ from fedshift.tasks import machine
 from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
 from flare_armour.pieces.site_end import SiteEnd
+from flare_armour.protected import SiteProtection
 
 from .conftest import Context
 
@@ -201,7 +202,7 @@ def test_a_site_without_memory_says_so(context: Context, monkeypatch: pytest.Mon
 
 def executor_with(pieces: SiteEnd) -> FedshiftExecutor:
     executor = FedshiftExecutor()
-    executor._pieces = pieces
+    executor._protection = SiteProtection(pieces)
     return executor
 
 

@@ -88,9 +88,9 @@ def test_an_edited_job_is_refused_with_the_nearest_key_and_another_folder_with_t
 def test_a_job_carries_the_package_that_it_was_made_with(tmp_path: Path) -> None:
     """By the same identity, or an installed and a carried fedshift could not work together."""
     write_job(small_job("fedfa"), tmp_path / "job", with_code=True)
-    carried = tmp_path / "job" / "app" / "custom" / "fedshift"
-    assert source_hash(carried) == own_identity().source
-    assert {path.suffix for path in carried.rglob("*") if path.is_file()} == {".py"}
+    carried = tmp_path / "job" / "app" / "custom"
+    assert source_hash([carried / "fedshift", carried / "flare_armour"]) == own_identity().source
+    assert {path.suffix for path in carried.rglob("*") if path.is_file()} == {".py", ".md"}
     valid, error, meta = JobMetaValidator().validate("job", zip_directory_to_bytes("", str(tmp_path / "job")))
     assert valid, error
     assert meta["byoc"] is True

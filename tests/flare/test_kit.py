@@ -152,7 +152,7 @@ def test_every_component_of_the_local_settings_exists(site: kits.Kit, server: ki
     for kit in (site, server):
         content = json.loads((kit.local / "resources.json").read_text(encoding="utf-8"))
         named = [entry["path"] for entry in content["components"]] + content["class_allow_list"]
-        assert any(path.startswith("flare_armour.patches.job_restart.") for path in named)
+        assert any(path.startswith("fedshift.flare.guard.") for path in named)
         for path in named:
             module, _, name = path.rpartition(".")
             assert isinstance(getattr(importlib.import_module(module), name), type), path
@@ -274,11 +274,11 @@ def test_a_path_that_would_be_registered_is_found(site: kits.Kit, tmp_path: Path
     assert fault.grave and "/DATA/secret" in fault.sentence
 
 
-@pytest.mark.parametrize("former", ["fedshift.flare.launcher.SiteJobLauncher", "flare_armour.patches.job_restart.No"])
+@pytest.mark.parametrize("former", ["fedshift.flare.launcher.SiteJobLauncher", "fedshift.flare.guard.No"])
 def test_a_kit_that_names_what_is_no_longer_there_is_found(site: kits.Kit, former: str) -> None:
     path = site.local / "resources.json"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("flare_armour.patches.job_restart.SiteJobLauncher", former), encoding="utf-8")
+    path.write_text(text.replace("fedshift.flare.guard.SiteJobLauncher", former), encoding="utf-8")
     (fault,) = kits.faults(site)
     assert fault.grave and former in fault.sentence and "fedshift site init" in fault.sentence
 
@@ -290,7 +290,7 @@ def test_a_kit_without_the_guard_is_found(site: kits.Kit, server: kits.Kit) -> N
         without = [part for part in content["components"] if part["id"] != "guard"]
         path.write_text(json.dumps(content | {"components": without}), encoding="utf-8")
         (fault,) = kits.faults(kit)
-        assert fault.grave and "lacks flare_armour.guard.component.Guard" in fault.sentence
+        assert fault.grave and "lacks fedshift.flare.guard.Guard" in fault.sentence
         path.write_text(json.dumps(content | {"app_validator": None}), encoding="utf-8")
         assert [fault.grave for fault in kits.faults(kit)] == [True] * (kit is server)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import small_job
-from nvflare.apis.fl_constant import ServerCommandNames
 
 from fedshift.federation.tensors import read_weights
-from fedshift.flare.message_limits import SLACK, TASK, MessageLimits
+from fedshift.flare.message_limits import SLACK, MessageLimits
 from fedshift.tasks.kinds import build_task
-from flare_armour.patches import incoming_streams
-from flare_armour.patches.incoming_streams import USUAL
 
 
 def network_bytes(job: object) -> int:
@@ -44,18 +41,6 @@ def test_a_client_that_hosts_several_sites_answers_for_all_of_them() -> None:
     hosted = job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": 1})})
     assert MessageLimits.of(hosted).answer == len(job.task.sites) * MessageLimits.of(job).answer
     assert MessageLimits.of(hosted).task == MessageLimits.of(job).task
-
-
-def test_the_server_takes_large_answers_only_and_a_site_large_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming_streams, "_limit", None)
-    limits = MessageLimits(answer=7 * USUAL, task=9 * USUAL)
-    expected = {"server": [7, 1, 1], "site": [1, 9, 1]}
-    for who, hold in (("server", limits.hold_answers), ("site", limits.hold_tasks)):
-        hold()
-        allowed = incoming_streams._limit
-        assert allowed is not None
-        found = [allowed("channel", topic) for topic in (ServerCommandNames.SUBMIT_UPDATE, TASK, "anything")]
-        assert found == [times * USUAL for times in expected[who]]
 
 
 def test_sizes_are_whole_numbers() -> None:

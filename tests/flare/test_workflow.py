@@ -17,8 +17,9 @@ from nvflare.apis.shareable import Shareable
 
 from fedshift.flare import codec
 from fedshift.flare.workflow import FedshiftWorkflow
-from flare_armour.pieces.arrays_file import file_of, take_out
+from flare_armour.pieces.array_files import file_of, take_out
 from flare_armour.pieces.server_end import ServerEnd
+from flare_armour.protected import ServerProtection
 
 
 class Takes:
@@ -33,7 +34,7 @@ class Takes:
 def workflow_with(*clients: str, pieces: ServerEnd | None = None) -> FedshiftWorkflow:
     """In a round that asks these clients."""
     workflow = FedshiftWorkflow()
-    workflow._pieces = pieces
+    workflow._protection = ServerProtection(pieces)
     workflow.answers.open(frozenset(clients), Takes())
     return workflow
 
@@ -94,6 +95,6 @@ def test_an_answer_that_came_in_pieces_has_its_arrays_before_filters_see_it(
     server.open(Shareable(), ("HK",), place="round 2")
     unsent.set_header(ServerCommandKey.FL_CLIENT, Client("HK", ""))
     context.set_prop(FLContextKey.TASK_RESULT, unsent, private=True, sticky=False)
-    with caplog.at_level(logging.WARNING, "fedshift"):
+    with caplog.at_level(logging.WARNING, "flare_armour"):
         workflow.handle_event(EventType.BEFORE_TASK_RESULT_FILTER, context)
     assert "the answer of site HK cannot be used: its arrays have not come whole" in caplog.text

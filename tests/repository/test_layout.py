@@ -19,9 +19,7 @@ def test_nothing_is_reckoned_with_the_time_of_day() -> None:
         for path in CUSTOM.rglob("*.py")
         if of_day.search(path.read_text(encoding="utf-8"))
     }
-    patches = {
-        f"flare_armour/patches/{name}.py" for name in ("party_shares", "simulator_sleeps", "steady_clock", "tls_faults")
-    }
+    patches = {f"flare_armour/patches/{name}.py" for name in ("connections", "simulator", "clock", "logs")}
     dates_of_files = {"fedshift/cli/watch.py", "fedshift_survey/drift/months.py", "fedshift/reporting/watch/moment.py"}
     records = {"fedshift/cli/site.py", "fedshift/inference/dicom_rtstruct.py", "fedshift_bench/cell_run.py"}
     records |= {"fedshift/reporting/trackers.py", "fedshift/federation/site/privacy/ledger.py"}

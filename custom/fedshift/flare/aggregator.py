@@ -23,7 +23,6 @@ from fedshift.schema.errors import DiskFull
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
 from fedshift.schema.results import Rejection
-from flare_armour.patches.numpy_arrays import laid_out
 
 log = logging.getLogger("fedshift")
 
@@ -64,9 +63,7 @@ class FedshiftAggregator(FLComponent):
         method_set.require_federation(job)
         self._tell, self._message, self._ledgers = on_progress, False, ledgers
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(
-                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out, stopped=stopped
-            )
+            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, stopped=stopped)
         elif job.federation.encryption == "masks":
             from fedshift.federation.encryption.masks.server import MaskedCoordinator
             from fedshift.flare.kit_identity import server_checker
@@ -78,7 +75,6 @@ class FedshiftAggregator(FLComponent):
                 checker=server_checker(startup or folder),
                 on_progress=self._note,
                 on_reject=on_reject,
-                lay_out=laid_out,
                 stopped=stopped,
             )
         else:

@@ -29,7 +29,7 @@ from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
 from fedshift.schema.strict import first_fault, sentence
 from flare_armour import patches
-from flare_armour.pieces.arrays_file import KEY
+from flare_armour.pieces.array_files import KEY
 
 patches.install()  # every process that sends or receives a message imports this module
 

@@ -33,12 +33,9 @@ from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
-from flare_armour import patches
-from flare_armour.patches.incoming_streams import USUAL, allow
-from flare_armour.patches.memory_release import release
-from flare_armour.patches.send_window import limit
-from flare_armour.pieces.arrays_file import NotInFileError
-from flare_armour.pieces.site_end import GivenUpError, SiteEnd, ask_server
+from flare_armour.patches import require_protection
+from flare_armour.patches.server_memory import release, share_window
+from flare_armour.protected import SiteProtection, allow_usual
 
 if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption
@@ -57,8 +54,7 @@ class FedshiftExecutor(Executor):
         self._job: JobSpec | None = None
         self._encryption: Encryption | None = None
         self._work = SiteWork()
-        self._pieces: SiteEnd | None = None
-        self._gave_up = False
+        self._protection = SiteProtection()
         self._update = "the update"
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -70,19 +66,19 @@ class FedshiftExecutor(Executor):
         if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
             self._hold_tasks(fl_ctx)
         elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
-            self._fetch(fl_ctx.get_prop(FLContextKey.TASK_DATA))
+            self._protection.fetch(fl_ctx.get_prop(FLContextKey.TASK_DATA), "the model")
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
-            self._send(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
-        elif event_type == EventType.END_RUN and self._pieces is not None:
-            self._pieces.end()
+            self._protection.send(fl_ctx.get_prop(FLContextKey.TASK_RESULT), self._update)
+        elif event_type == EventType.END_RUN:
+            self._protection.end()
         add_stats(event_type, fl_ctx, self._work.stats)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do a task for each of this client's sites that the task names. A failure is answered with a sentence."""
         if not client_is_simulated(fl_ctx):
-            patches.require_protection()
+            require_protection()
         release()  # memory of the last answer
-        if self._gave_up:
+        if self._protection.gave_up:
             return make_reply(ReturnCode.TASK_ABORTED)
         broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
@@ -115,7 +111,10 @@ class FedshiftExecutor(Executor):
                 return codec.Answer(site.unmask(broadcast))
             if task_name == codec.VALIDATE:
                 return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
-            raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift at this site")
+            raise ConfigError(
+                "other-version",
+                f"there is no task {task_name!r}: install the server's version of fedshift at this site",
+            )
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)
             failure, reason = error, str(error)
@@ -131,47 +130,16 @@ class FedshiftExecutor(Executor):
     def _read_job(self, fl_ctx: FLContext) -> JobSpec:
         if self._job is None:
             self._job = job_of(fl_ctx)
-            limit(clients=len(hosts(self._job)))
+            share_window(clients=len(hosts(self._job)))
         return self._job
 
     def _hold_tasks(self, fl_ctx: FLContext) -> None:
         from fedshift.flare.message_limits import MessageLimits  # brings torch
 
-        allow(lambda channel, topic: USUAL)  # for a job that is found to be wrong
+        allow_usual()  # for a job that is found to be wrong
         job = self._read_job(fl_ctx)
-        limits = MessageLimits.of(job)
-        limits.hold_tasks()
-        abort = fl_ctx.get_run_abort_signal()
-        self._pieces = SiteEnd(
-            Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())),
-            ask_server(fl_ctx.get_engine().get_cell(), fl_ctx.get_job_id(), abort),
-            clients=len(hosts(job)),
-            largest=limits.task,
-            stopped=lambda: bool(abort.triggered),
-        )
-
-    def _fetch(self, task: Shareable) -> None:
-        """Fetch the arrays of a task that has left them at the server."""
-        self._gave_up = False
-        if self._pieces is None:
-            return
-        try:
-            self._pieces.fetch(task, "the model")
-        except GivenUpError as reason:
-            log.info("the model is not fetched to its end: %s", reason)
-            self._gave_up = True
-        except NotInFileError as fault:
-            log.error("the task cannot be used: %s", fault)  # and is refused where it is decoded
-
-    def _send(self, answer: Shareable) -> None:
-        """Send the arrays of a large answer ahead of it."""
-        if self._pieces is None:
-            return
-        try:
-            self._pieces.send(answer, self._update)
-        except GivenUpError as reason:
-            # FLARE then asks the server, which says that it no longer waits for it.
-            log.info("%s is not sent to its end: %s", self._update, reason)
+        task = MessageLimits.of(job).task
+        self._protection = SiteProtection.begin(fl_ctx, clients=len(hosts(job)), largest_task=task)
 
     def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
         """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""

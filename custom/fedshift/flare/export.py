@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import fedshift
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.identity import own_identity
+from fedshift.schema.identity import own_identity, own_packages
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
 
 APP = "app"
@@ -56,11 +56,11 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
 
     method_set.require_federation(job)
     if production and with_code:
-        raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
+        raise ConfigError("options-clash", "--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:
-        raise ConfigError("a provisioned client is one site: use --set federation.hosts=null")
+        raise ConfigError("options-clash", "a provisioned client is one site: use --set federation.hosts=null")
     if folder.exists() and not (folder / SPEC).is_file():
-        raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
+        raise ConfigError("output-exists", f"{folder} is there and is no fedshift job: give another --name or --out")
     return write_folder(
         folder,
         meta=meta(job),
@@ -134,12 +134,12 @@ def _yaml(job: JobSpec) -> str:
 
 
 def _copy_source(custom: Path) -> None:
-    """Copy the files that the package's source hash covers, and no others."""
-    package = Path(fedshift.__file__).parent
-    for source in package.rglob("*.py"):
-        target = custom / package.name / source.relative_to(package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    """Copy the files that the source hash covers, and no others."""
+    for package in own_packages():
+        for source in package.rglob("*.py"):
+            target = custom / package.name / source.relative_to(package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
 
 
 def read_job_folder(folder: Path) -> JobSpec:
@@ -149,9 +149,11 @@ def read_job_folder(folder: Path) -> JobSpec:
         ConfigError: no job is there, or an invalid one.
     """
     if not (folder / SPEC).is_file():
-        raise ConfigError(f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
+        raise ConfigError("no-job", f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
     if "survey" in read_yaml(folder / SPEC):
-        raise ConfigError(f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'")
+        raise ConfigError(
+            "wrong-job", f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'"
+        )
     return read_job(folder / SPEC)
 
 
@@ -198,3 +200,17 @@ def client_config(*, masks: bool = False) -> dict[str, Any]:
         ],
         "components": [],
     }
+
+
+def server_configs() -> list[dict[str, Any]]:
+    """All that the ``config_fed_server.json`` of our jobs may hold: of those that train, and of the satellites'."""
+    return [server_config(), *(kind.server_config() for kind in _other_jobs())]
+
+
+def client_configs() -> list[dict[str, Any]]:
+    return [client_config(), client_config(masks=True), *(kind.client_config() for kind in _other_jobs())]
+
+
+def _other_jobs() -> list[Any]:
+    """Modules of satellites that have jobs of their own."""
+    return [point.load() for point in entry_points(group="fedshift.jobs")]

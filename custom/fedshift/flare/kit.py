@@ -25,12 +25,11 @@ from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file,
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
-from fedshift.flare.export import client_config, server_config
+from fedshift.flare.export import client_configs, server_configs
 from fedshift.flare.log_lines import OneEntry
 from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
 from fedshift.schema.errors import ConfigError
-from fedshift_survey.flare import job as survey_job
-from flare_armour.console_commands import ROLES, rights
+from flare_armour.guard.console import ROLES, rights
 
 Role = Literal["site", "server"]
 
@@ -42,21 +41,17 @@ ONE_JOB = 1
 """Jobs that run at a time: each needs a site's memory and processors. FLARE's default for kits is 4."""
 
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
+OURS = "fedshift.flare.guard"
+"""The module with the components that kits name."""
+LAUNCHER = "nvflare.app_common.job_launcher"
 LAUNCHERS = {
-    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "flare_armour.patches.job_restart.SiteJobLauncher"
-    ),
-    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "flare_armour.patches.job_restart.ServerJobLauncher"
-    ),
+    f"{LAUNCHER}.client_process_launcher.ClientProcessJobLauncher": f"{OURS}.SiteJobLauncher",
+    f"{LAUNCHER}.server_process_launcher.ServerProcessJobLauncher": f"{OURS}.ServerJobLauncher",
 }
-"""FLARE's launchers of job processes → ours, which start killed processes again."""
-GUARD = {"id": "guard", "path": "flare_armour.guard.component.Guard", "args": {}}
-"""Component that drops messages that a party may not get."""
-VALIDATOR = {"path": "flare_armour.guard.commands.AppFiles", "args": {}}
-"""What the server asks about a job's files; a site's guard does that itself."""
-READMISSION = {"id": "readmission", "path": "flare_armour.patches.readmission.Readmission", "args": {}}
-"""Server component that lets late and restarted sites into a running job."""
+"""FLARE's launchers of job processes → ours."""
+GUARD = {"id": "guard", "path": f"{OURS}.Guard", "args": {}}
+VALIDATOR = {"path": f"{OURS}.AppFiles", "args": {}}
+READMISSION = {"id": "readmission", "path": f"{OURS}.Readmission", "args": {}}
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
 NEVER = "none"
@@ -112,26 +107,32 @@ def open_kit(folder: Path) -> Kit:
     """
     startup = folder / "startup"
     if not startup.is_dir() or not (folder / "local").is_dir():
-        raise ConfigError(f"{folder} is no kit: name the folder that holds startup/ and local/")
+        raise ConfigError("wrong-kit", f"{folder} is no kit: name the folder that holds startup/ and local/")
     if (startup / "fed_admin.json").is_file():
-        raise ConfigError(f"{folder} is the kit of a console: it runs as it is, with startup/fl_admin.sh")
+        raise ConfigError("wrong-kit", f"{folder} is the kit of a console: it runs as it is, with startup/fl_admin.sh")
     role = next((role for role, name in STARTUP.items() if (startup / name).is_file()), None)
     if role is None:
-        raise ConfigError(f"{startup} holds neither {' nor '.join(STARTUP.values())}: unpack the kit again")
+        raise ConfigError(
+            "damaged-kit", f"{startup} holds neither {' nor '.join(STARTUP.values())}: unpack the kit again"
+        )
     server = read_json(startup / STARTUP[role]).get("servers", [{}])[0]
     host, _, port = str(server.get("service", {}).get("target", "")).rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"{startup / STARTUP[role]} names no server with a port: unpack the kit again")
+        raise ConfigError("damaged-kit", f"{startup / STARTUP[role]} names no server with a port: unpack the kit again")
     own, root = startup / f"{CERTIFICATE[role]}.crt", startup / "rootCA.pem"
     try:
         certificate, issuer = load_crt(own), load_crt(root)
     except (OSError, ValueError):
-        raise ConfigError(f"{own} or {root} is missing or no certificate: unpack the kit again") from None
+        raise ConfigError(
+            "damaged-kit", f"{own} or {root} is missing or no certificate: unpack the kit again"
+        ) from None
     subject = cert_to_dict(certificate)["subject"]
     try:
         verify_cert(certificate, issuer.public_key())
     except Exception:  # what cryptography raises has no common base, and no text
-        raise ConfigError(f"{own} was not signed by {root}: the two are of different projects") from None
+        raise ConfigError(
+            "other-project", f"{own} was not signed by {root}: the two are of different projects"
+        ) from None
     return Kit(
         folder=folder,
         role=role,
@@ -175,7 +176,9 @@ def console_user(folder: Path) -> str | None:
     try:
         return str(cert_to_dict(load_crt(startup / "client.crt"))["subject"]["commonName"])
     except (OSError, ValueError, KeyError):
-        raise ConfigError(f"{startup / 'client.crt'} is missing or no certificate: unpack the kit again") from None
+        raise ConfigError(
+            "damaged-kit", f"{startup / 'client.crt'} is missing or no certificate: unpack the kit again"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -187,11 +190,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): unpack the kit again") from None
+        raise ConfigError(
+            "file-unreadable", f"{path} cannot be read ({error.strerror}): unpack the kit again"
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}): correct it, or unpack the kit again") from None
+        raise ConfigError(
+            "not-json", f"{path} is not valid JSON ({error}): correct it, or unpack the kit again"
+        ) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object: correct it, or unpack the kit again")
+        raise ConfigError("not-a-mapping", f"{path} holds no JSON object: correct it, or unpack the kit again")
     return content
 
 
@@ -237,7 +244,9 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
     """
     others = [name for name, text in files.items() if (local / name).is_file() and _text(local / name) != text]
     if others and not force:
-        raise ConfigError(f"{local} has other contents in {', '.join(others)}: check them, or use --force")
+        raise ConfigError(
+            "output-exists", f"{local} has other contents in {', '.join(others)}: check them, or use --force"
+        )
     written = [name for name, text in files.items() if name in others or not (local / name).is_file()]
     # All bytes are on the disk before the first file is replaced: a kit must not be left without its settings.
     kept = {name: local / f".{name}.old.partial" for name in others}
@@ -256,15 +265,15 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
         raise ConfigError(
-            f"{local} cannot be written ({error.strerror}): see to its disk and its permissions"
+            "folder-unwritable", f"{local} cannot be written ({error.strerror}): see to its disk and its permissions"
         ) from None
     return written
 
 
 def components(role: Role) -> tuple[str, ...]:
     """Full names of the classes that our jobs name for a party. FLARE's own need no permission."""
-    ours = {"server": (server_config, survey_job.server_config), "site": (client_config, survey_job.client_config)}
-    return tuple(sorted({path for config in ours[role] for path in _paths(config())}))
+    configs = server_configs() if role == "server" else client_configs()
+    return tuple(sorted({path for config in configs for path in _paths(config)}))
 
 
 def resources(kit: Kit) -> dict[str, Any]:
@@ -293,7 +302,8 @@ def resources(kit: Kit) -> dict[str, Any]:
             content["app_validator"] = VALIDATOR
     except (KeyError, TypeError) as error:
         raise ConfigError(
-            f"{kit.local / RESOURCES}.default is not as NVFlare 2.9 makes it (no {error}): provision with that version"
+            "other-version",
+            f"{kit.local / RESOURCES}.default is not as NVFlare 2.9 makes it (no {error}): provision with that version",
         ) from None
     return content
 
@@ -312,7 +322,9 @@ def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
     content = read_json(kit.local / f"{AUTHORIZATION}.default")
     permissions = content.get("permissions")
     if not isinstance(permissions, dict):
-        raise ConfigError(f"{kit.local / AUTHORIZATION}.default has no permissions: unpack the kit again")
+        raise ConfigError(
+            "damaged-kit", f"{kit.local / AUTHORIZATION}.default has no permissions: unpack the kit again"
+        )
     content["permissions"] = {role: {**rights(role), CODE: _code(permissions, role, allow_code)} for role in ROLES}
     return content
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from nvflare.apis.fl_constant import ServerCommandNames
-from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedshift.federation.tensors import read_weights
 from fedshift.flare.hosts import hosts
@@ -16,7 +14,6 @@ from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task
-from flare_armour.patches.incoming_streams import USUAL, allow
 
 SLACK = 32 * 1024 * 1024
 """Bytes for everything but arrays, of each site: scores of `fedshift.schema.evaluation.MOST_CASES` cases."""
@@ -27,8 +24,6 @@ SLOWEST = 250_000
 NUMBER = {None: 0, "ckks": 256, "masks": 8}
 """Bytes of a number at least, by encryption. In a ciphertext: two coefficients of two polynomials, each of at most
 eight primes of 8 bytes."""
-TASK = f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}"
-"""Topic of the message that brings a task: the reply to the question for one."""
 CHOSEN = 4096
 """Assumed for the size of an array that a site may choose."""
 
@@ -62,14 +57,6 @@ class MessageLimits:
     def seconds(self) -> float:
         """How long a task and an answer may be on their way, on the slowest line."""
         return (self.task + self.answer) / SLOWEST
-
-    def hold_answers(self) -> None:
-        """In the server's process: refuse what is larger, from now on."""
-        allow(lambda channel, topic: self.answer if topic == ServerCommandNames.SUBMIT_UPDATE else USUAL)
-
-    def hold_tasks(self) -> None:
-        """In a site's process: refuse what is larger, from now on."""
-        allow(lambda channel, topic: self.task if topic == TASK else USUAL)
 
 
 def _sizes(specs: Mapping[str, Mapping[str, ArraySpec]], chosen: int) -> list[tuple[int, int]]:

@@ -21,12 +21,12 @@ from typing import Any
 from fedshift.flare.export import read_job_folder
 from fedshift.flare.start import MEASURE, READY, Start
 from fedshift.schema.errors import FedshiftError
-from flare_armour.patches import simulator_workers
+from flare_armour.patches import simulator
 from flare_armour.patches.fork_server import CAN_FORK, run_in_child, serve_child
 
 
 def _simulator(fork_server: socket.socket | None) -> int:
-    simulator_workers.use(fork_server)
+    simulator.use(fork_server)
     runpy.run_module("nvflare.private.fed.app.simulator.simulator", run_name="__main__", alter_sys=True)
     return 0
 
@@ -60,7 +60,7 @@ def _main() -> int:
     os.dup2(nothing, 0)  # the simulator must not read from the terminal
     sys.argv = [sys.argv[0], *start["argv"]]
     os.environ.update(start["env"])
-    return serve_child(_simulator) if CAN_FORK and simulator_workers.PATCH.fits() else _simulator(None)
+    return serve_child(_simulator) if CAN_FORK and simulator.WORKERS.fits() else _simulator(None)
 
 
 if __name__ == "__main__":

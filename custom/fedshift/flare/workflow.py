@@ -44,22 +44,14 @@ from fedshift.reporting.recent_log import RecentLog
 from fedshift.reporting.table import site_names
 from fedshift.reporting.trackers import make_trackers
 from fedshift.schema.errors import FedshiftError, Stopped
+from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Rejection
 from fedshift.tasks.libraries import libraries
-from flare_armour import patches
-from flare_armour.disabled_sites import DISABLED
-from flare_armour.patches import return_codes
-from flare_armour.patches.broadcast_copy import share_data
-from flare_armour.patches.long_poll import LongPoll
-from flare_armour.patches.memory_release import collect_after_round, unmap_large_blocks
-from flare_armour.patches.message_exits import tell
-from flare_armour.patches.numpy_arrays import share
-from flare_armour.patches.readmission import update_clients
-from flare_armour.patches.send_window import limit
-from flare_armour.patches.simulator_workers import use_in_bare_simulator
-from flare_armour.patches.spooled_answers import spool_to
-from flare_armour.pieces.arrays_file import NotInFileError
-from flare_armour.pieces.server_end import ServerEnd
+from flare_armour.patch import ArmourError
+from flare_armour.patches.server_memory import collect_after_round
+from flare_armour.patches.simulator import use_in_bare_simulator
+from flare_armour.protected import ServerProtection, protected_server
+from flare_armour.readmission import update_clients
 
 log = logging.getLogger("fedshift")
 
@@ -82,8 +74,7 @@ class FedshiftWorkflow(Controller):
         self._aggregator_id = aggregator_id
         self.answers = RoundAnswers()
         self._progress: ProgressFile | None = None
-        self._long_poll = LongPoll()
-        self._pieces: ServerEnd | None = None
+        self._protection = ServerProtection()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer ``show_stats`` of the console; look at every answer that comes in."""
@@ -92,7 +83,8 @@ class FedshiftWorkflow(Controller):
             if isinstance(client, Client):
                 self.answers.repeated(client.name)
         elif event_type == EventType.BEFORE_TASK_RESULT_FILTER:
-            self._put_back(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
+            result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            self._protection.restore(result.get_header(ServerCommandKey.FL_CLIENT), result)
         elif event_type == EventType.CLIENT_DISCONNECTED:
             self.answers.gone(str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)))
         elif event_type == EventType.CLIENT_RECONNECTED:
@@ -104,7 +96,7 @@ class FedshiftWorkflow(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Find the aggregator; in FLARE's simulator, replace its way to start workers before there are any."""
         if server_is_simulated(fl_ctx):
-            use_in_bare_simulator(_libraries(fl_ctx))
+            use_in_bare_simulator(("fedshift.flare.executor", *_libraries(fl_ctx)))
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
         if not isinstance(self._aggregator, FedshiftAggregator):
             self.system_panic(f"the job has no FedshiftAggregator named {self._aggregator_id!r}", fl_ctx)
@@ -116,6 +108,7 @@ class FedshiftWorkflow(Controller):
         """Run the job. An error ends it with one sentence in the log and in ``progress.json``."""
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         recent = RecentLog()
+        logging.getLogger("flare_armour").addHandler(recent)
         progress = self._progress = ProgressFile(folder, recent=recent)
         ended = threading.Event()
         if not server_is_simulated(fl_ctx):
@@ -127,17 +120,15 @@ class FedshiftWorkflow(Controller):
             # An administrator's abort is no error; in the simulator nobody aborts but a dying process.
             if server_is_simulated(fl_ctx):
                 self.system_panic(str(error), fl_ctx)
-        except FedshiftError as error:
+        except (FedshiftError, ArmourError) as error:
             self._fail(str(error), progress, fl_ctx)
         except Exception as error:
             log.exception("the server's workflow failed")
             self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
         finally:
             ended.set()
+            logging.getLogger("flare_armour").removeHandler(recent)
             recent.close()
-            self._long_poll.close()
-            if self._pieces is not None:
-                self._pieces.close()
             coordinator = getattr(self._aggregator, "coordinator", None)
             if coordinator is not None:
                 coordinator.discard_waiting()
@@ -159,24 +150,31 @@ class FedshiftWorkflow(Controller):
     # --- the run --------------------------------------------------------------------------------------
 
     def _run(self, folder: Path, progress: ProgressFile, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        job = job_of(fl_ctx)
-        if server_is_simulated(fl_ctx):
+        job, simulated = job_of(fl_ctx), server_is_simulated(fl_ctx)
+        if simulated:
             find_sites(job)
             take_server_back(folder)
-        else:
-            patches.require_protection()
-        self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
-        spool_to(folder)
-        tell(self.answers.unusable)
-        return_codes.outlive(fl_ctx.get_prop(FLContextKey.RUNNER))
-        unmap_large_blocks()
-        limit(clients=len(hosts(job)))
         limits = MessageLimits.of(job)
-        limits.hold_answers()
-        if not server_is_simulated(fl_ctx):
-            self._pieces = ServerEnd(folder, largest=limits.answer, on_told=self._show)
-            self._pieces.register(fl_ctx.get_engine().get_cell())
-            DISABLED.use(Path(fl_ctx.get_workspace().get_root_dir()))
+        with protected_server(
+            fl_ctx,
+            folder,
+            clients=len(hosts(job)),
+            largest_answer=limits.answer,
+            simulated=simulated,
+            unusable=self.answers.unusable,
+            on_transfer=self._show,
+        ) as self._protection:
+            self._rounds(job, folder, progress, limits, abort_signal, fl_ctx)
+
+    def _rounds(
+        self,
+        job: JobSpec,
+        folder: Path,
+        progress: ProgressFile,
+        limits: MessageLimits,
+        abort_signal: Signal,
+        fl_ctx: FLContext,
+    ) -> None:
         aggregator, federation = self._aggregator, job.federation
         ledgers = None if server_is_simulated(fl_ctx) else heads_of(fl_ctx)
         patience = RoundDeadline(
@@ -201,7 +199,7 @@ class FedshiftWorkflow(Controller):
                 stopped=lambda: bool(abort_signal.triggered),
             )
             coordinator = aggregator.coordinator
-            self._disabled = DisabledClients(coordinator, self.answers, DISABLED.all)
+            self._disabled = DisabledClients(coordinator, self.answers, self._protection.disabled)
             events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
@@ -254,18 +252,15 @@ class FedshiftWorkflow(Controller):
         awaited = frozenset(client for client, sites in hosts(coordinator.job).items() if out & set(sites))
         asked, awaited = asked - self._disabled.names, awaited - self._disabled.names
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
-        if self._pieces is not None:
-            self._pieces.open(data, asked, place=_place(coordinator, coordinator.round))
         task = Task(name, data=data, result_received_cb=answers.receive)
-        share_data(task)
-        share(data, clients=len(asked))
+        self._protection.begin_round(task, asked, place=_place(coordinator, coordinator.round))
         started = time.monotonic() - coordinator.waited
         quorum_after: float | None = None
         answers.open(asked, self._aggregator)
         self._disabled.leave_out()
         if asked:  # to FLARE, nobody is everybody
             self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
-        self._long_poll.notify()
+        self._protection.requests.notify()
         try:
             if name == codec.STATISTICS:
                 events.prepare()
@@ -284,7 +279,7 @@ class FedshiftWorkflow(Controller):
                         usable=usable,
                         quorum_after=quorum_after,
                         silent_before=answers.silent,
-                        moved={} if self._pieces is None else self._pieces.moved(since=started + coordinator.waited),
+                        moved=self._protection.moved(since=started + coordinator.waited),
                     )
                     # FLARE itself ends a task when only dead clients are left.
                     if elapsed >= end or coordinator.hopeless or task.completion_status is not None:
@@ -296,11 +291,11 @@ class FedshiftWorkflow(Controller):
         finally:
             answers.close()
             self.cancel_task(task, completion_status=TaskCompletionStatus.OK)
-            if self._pieces is not None:
-                self._pieces.close()
+            moved = self._protection.moved()
+            self._protection.end_round()
         if answers.fault is not None:
             raise answers.fault
-        silent = answers.note_silent(set() if self._pieces is None else self._pieces.moved().keys())
+        silent = answers.note_silent(moved.keys())
         if silent and not coordinator.hopeless:
             log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
 
@@ -309,16 +304,6 @@ class FedshiftWorkflow(Controller):
         with self.answers.changed:
             if self.answers.is_open and self._progress is not None:
                 self._progress.update(self._aggregator.coordinator)
-
-    def _put_back(self, result: Shareable) -> None:
-        """Put back the arrays of an answer that came in pieces; without them the answer is refused later."""
-        client = result.get_header(ServerCommandKey.FL_CLIENT)
-        if self._pieces is None or not isinstance(client, Client):
-            return
-        try:
-            self._pieces.restore(client.name, result)
-        except (NotInFileError, OSError) as fault:
-            log.warning("the answer of site %s cannot be used: %s", client.name, fault)
 
     def _fail(self, reason: str, progress: ProgressFile, fl_ctx: FLContext) -> None:
         coordinator = getattr(self._aggregator, "coordinator", None)

@@ -20,8 +20,8 @@ from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.fingerprint import Fingerprint, SurveySpec
 from fedshift.schema.job import FILE_NAME
 from fedshift_survey.flare.job import read_survey_spec
-from flare_armour import patches
-from flare_armour.patches.incoming_streams import USUAL, allow
+from flare_armour.patches import require_protection
+from flare_armour.protected import allow_usual
 
 log = logging.getLogger("fedshift")
 
@@ -32,13 +32,13 @@ class SurveyExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Before the task comes, limit what comes."""
         if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
-            allow(lambda channel, topic: USUAL)
+            allow_usual()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer. What goes wrong is answered with a sentence; its details stay in the site's log."""
         simulated, name = client_is_simulated(fl_ctx), fl_ctx.get_identity_name()
         if not simulated:
-            patches.require_protection()
+            require_protection()
         try:
             if task_name != codec.SURVEY:
                 raise ConfigError(

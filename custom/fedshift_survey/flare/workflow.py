@@ -19,9 +19,9 @@ from fedshift.schema.errors import FedshiftError
 from fedshift.schema.messages import Broadcast
 from fedshift_survey.collect import Answers
 from fedshift_survey.flare.executor import spec_of
-from flare_armour import patches
-from flare_armour.patches.incoming_streams import USUAL, allow
-from flare_armour.patches.simulator_workers import use_in_bare_simulator
+from flare_armour.patches import require_protection
+from flare_armour.patches.simulator import use_in_bare_simulator
+from flare_armour.protected import allow_usual
 
 log = logging.getLogger("fedshift")
 
@@ -35,7 +35,7 @@ class SurveyWorkflow(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """In FLARE's simulator, replace its way to start workers before there are any."""
         if server_is_simulated(fl_ctx):
-            use_in_bare_simulator()
+            use_in_bare_simulator(("fedshift.flare.executor",))
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is left open."""
@@ -59,8 +59,8 @@ class SurveyWorkflow(Controller):
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         if not server_is_simulated(fl_ctx):
-            patches.require_protection()
-            allow(lambda channel, topic: USUAL)
+            require_protection()
+            allow_usual()
         spec = spec_of(fl_ctx)
         self._answers = Answers(spec)
         connected = {client.name for client in self._engine.get_clients()}

@@ -5,9 +5,8 @@ Cost: a site that was disabled because it is hostile trains on until the job end
 Instead: the command also writes the site down in the server's kit (`flare_armour.disabled_sites`) before NVFlare does
 anything, and has the site end its jobs. From that moment the gate lets nothing of a disabled site's job pass, whichever
 way it goes, in the server's process between jobs and in those of jobs: requests, pieces and answers under way included.
-The workflow leaves the site out of the open round and of later ones, and says so in the results
-(`fedshift.flare.disabled_clients`). ``enable_client`` takes the site off the file, and readmission starts the running
-job there again.
+A job's workflow can ask `Protection.disabled`, to leave the site out of the open round and of later ones.
+``enable_client`` takes the site off the file, and readmission starts the running job there again.
 Fixed in NVFlare when: a job's process at the server refuses a site that is disabled.
 """
 
@@ -22,31 +21,20 @@ from nvflare.fuel.hci.server.constants import ConnProps
 
 from flare_armour.disabled_sites import DISABLED
 from flare_armour.guard.rules import Message, party
-from flare_armour.once_a_minute import OnceAMinute
-from flare_armour.patches.patch import Patch, find
+from flare_armour.log_limits import OnceAMinute
+from flare_armour.patch import Patch, find
 
-log = logging.getLogger("fedshift")
+log = logging.getLogger("flare_armour")
 
 LONGEST, MOST = 120, 20
-"""Characters of a refusal in the log, and different ones that are told."""
-_told = OnceAMinute(most=MOST)
+"""Characters of a refusal in the log, and different ones that are logged."""
+_often = OnceAMinute(most=MOST)
 
 COMMANDS = "nvflare.private.fed.server.training_cmds:TrainingCommandModule"
-PATCH = Patch(
-    name="disabling",
-    without="a disabled site takes part in a running job until it ends",
-    replaces={f"{COMMANDS}.disable_client": "991550f718cc", f"{COMMANDS}.enable_client": "69b08406617a"},
-    calls={"nvflare.private.fed.server.job_runner:JobRunner.abort_client_run": "self, job_id, client_sites, fl_ctx"},
-)
 
 
 def apply() -> None:
-    """Have the console's two commands write down whom they are about.
-
-    Raises:
-        NotAsExpectedError: NVFlare is another than this was written for.
-    """
-    PATCH.demand()
+    """Have the console's two commands write down whom they are about."""
     module = find(COMMANDS)
     disable, enable = module.disable_client, module.enable_client
 
@@ -68,7 +56,6 @@ def apply() -> None:
         )
 
     module.disable_client, module.enable_client = disable_client, enable_client
-    PATCH.put_in_place()
 
 
 def refusal(message: Message) -> str | None:
@@ -89,7 +76,7 @@ def note_refusal(message: Any) -> None:
     """At a site: say in its log why the server refuses it. NVFlare says no more than that a heartbeat has failed."""
     if message.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED:
         why = str(message.get_header(MessageHeaderKey.ERROR))[:LONGEST]
-        if _told.due(why) is not None:
+        if _often.due(why) is not None:
             log.warning("the server refuses this site: %a", why)
 
 
@@ -102,3 +89,13 @@ def _end_jobs(engine: Any, names: list[str]) -> None:
             sites = [name for name in names if name in there & connected]
             if sites:
                 engine.job_runner.abort_client_run(job_id, sites, fl_ctx)
+
+
+PATCH = Patch(
+    name="disabling",
+    kind="protects",
+    apply=apply,
+    without="a disabled site takes part in a running job until it ends",
+    replaces={f"{COMMANDS}.disable_client": "991550f718cc", f"{COMMANDS}.enable_client": "69b08406617a"},
+    calls={"nvflare.private.fed.server.job_runner:JobRunner.abort_client_run": "self, job_id, client_sites, fl_ctx"},
+)

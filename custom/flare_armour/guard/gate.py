@@ -11,6 +11,8 @@ on from a site to another.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
@@ -20,30 +22,13 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHAN
 from nvflare.private.defs import CellMessageHeaderKeys
 
 from flare_armour.guard import disabling
-from flare_armour.guard.drops import Drops
-from flare_armour.guard.rules import ROOT, Message, party, refusal
-from flare_armour.patches.patch import Patch, find
-from flare_armour.patches.refusals import PERSON
+from flare_armour.guard.rules import ASKS, ROOT, Asks, Message, party, refusal
+from flare_armour.log_limits import DROPS, PERSON
+from flare_armour.patch import Patch, find
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
 STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
-PATCH = Patch(
-    name="gate",
-    without="any one site could give all others orders",
-    replaces={
-        f"{CELL}._process_received_msg": "02790bea4f0b",
-        # Not replaced: what the gate relies on.
-        f"{CELL}.process_message": "7c02c0640164",
-        f"{CELL}._send_direct_message": "470c9ceb4714",
-        f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
-        f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
-        f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
-        "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
-        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
-        f"{STREAMER}._ack_handler": "fa2f1e774eb5",
-    },
-)
 ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERVER_TRANSIT_REQUIRED)
 """Headers that no party of ours sets."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
@@ -52,22 +37,19 @@ ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
 
-DROPS = Drops()
+
+def gate(asks: Asks = ASKS) -> Patch:
+    """The gate before all cells of this process, those to come included. ``asks`` is the table of the rules."""
+    return replace(PATCH, apply=partial(_apply, asks))
 
 
-def apply() -> None:
-    """Put the gate before all cells of this process, those to come included.
-
-    Raises:
-        NotAsExpectedError: NVFlare is another than this was written for.
-    """
-    PATCH.demand()
+def _apply(asks: Asks) -> None:
     cell = find(CELL)
     original = cell._process_received_msg
 
     def receive(self: Any, endpoint: Any, connection: Any, message: Any) -> None:
         me = self.get_fqcn()
-        reason = _why_not(me, endpoint, connection, message)
+        reason = _why_not(me, endpoint, connection, message, asks)
         if reason is None:
             _take_off(me, message)
             _put_on(endpoint, connection, message)
@@ -79,15 +61,14 @@ def apply() -> None:
             DROPS.add(sender, _wanted(message, sender), reason)
 
     cell._process_received_msg = receive
-    PATCH.put_in_place()
 
 
-def _why_not(me: str, endpoint: Any, connection: Any, message: Any) -> str | None:
+def _why_not(me: str, endpoint: Any, connection: Any, message: Any, asks: Asks) -> str | None:
     try:
         seen = envelope(me, endpoint, connection, message)
     except (TypeError, ValueError, AttributeError) as error:
         return f"it is malformed ({type(error).__name__})"
-    return refusal(seen) or disabling.refusal(seen) or _anothers_stream(seen, message)
+    return refusal(seen, asks) or disabling.refusal(seen) or _anothers_stream(seen, message)
 
 
 def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
@@ -144,8 +125,8 @@ def _take_off(me: str, message: Any) -> None:
     if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
         message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))
-    own = party(me)
-    if origin is not None and own is not None and own.root == "server" != origin.root:
+    receiver = party(me)
+    if origin is not None and receiver is not None and receiver.root == ROOT != origin.root:
         message.remove_header(ERROR_TYPE)
 
 
@@ -172,3 +153,22 @@ def _wanted(message: Any, sender: str) -> str:
     origin = get(MessageHeaderKey.ORIGIN)
     name = "" if origin == sender else f", in the name of {origin}"
     return f"{kind}{channel}/{topic} to {get(MessageHeaderKey.DESTINATION)}{name}"
+
+
+PATCH = Patch(
+    name="gate",
+    kind="protects",
+    without="any one site could give all others orders",
+    replaces={
+        f"{CELL}._process_received_msg": "02790bea4f0b",
+        # Not replaced: what the gate relies on.
+        f"{CELL}.process_message": "7c02c0640164",
+        f"{CELL}._send_direct_message": "470c9ceb4714",
+        f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
+        f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
+        f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
+        "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
+        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
+        f"{STREAMER}._ack_handler": "fa2f1e774eb5",
+    },
+)

@@ -29,7 +29,7 @@ from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import ClientType
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
-from flare_armour.patches.refusals import CONSOLE
+from flare_armour.log_limits import CONSOLE
 from flare_armour.pieces.wire import CHANNEL, FETCH, SEND
 
 Kind = Literal["server", "server's job", "site", "site's job", "console"]
@@ -43,7 +43,9 @@ PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*")
 COMMANDS, AUX = CellChannel.SERVER_COMMAND, CellChannel.AUX_COMMUNICATION
 BYE = (CellChannel.CELLNET, CellChannelTopic.Bye)
 
-ASKS: Mapping[tuple[Kind, Kind], frozenset[tuple[str, str]]] = {
+Asks = Mapping[tuple[Kind, Kind], frozenset[tuple[str, str]]]
+
+ASKS: Asks = {
     ("site", "server"): frozenset(
         (CellChannel.SERVER_MAIN, topic)
         for topic in (
@@ -141,7 +143,7 @@ def party(name: str) -> Party | None:
     return Party("site", root) if job is None else Party("site's job", root, job)
 
 
-def refusal(message: Message) -> str | None:
+def refusal(message: Message, asks: Asks = ASKS) -> str | None:
     """Why the party that received this message drops it, or None if it takes it or passes it on."""
     if message.oddities:
         return f"it carries {', '.join(message.oddities)}"
@@ -155,7 +157,7 @@ def refusal(message: Message) -> str | None:
         _not_connected(message, me, peer)
         or _speaks_for_another(message, peer, origin)
         or _misdirected(message, me, peer, origin, destination)
-        or _not_asked_for(message, origin, destination)
+        or _not_asked_for(message, origin, destination, asks)
     )
 
 
@@ -177,12 +179,12 @@ def _not_connected(message: Message, me: Party, peer: Party) -> str | None:
 def _speaks_for_another(message: Message, peer: Party, origin: Party) -> str | None:
     """Whether the origin, and the site that the message claims to be from, are the peer's own."""
     if peer.kind == "site" or peer.kind == "site's job":
-        own = origin.root == peer.root or (_is_parent(message) and origin.root == ROOT)
+        allowed = origin.root == peer.root or (_is_parent(message) and origin.root == ROOT)
     elif peer.kind == "server":
-        own = origin.root == ROOT or message.me.startswith(f"{ROOT}.")  # which the server has checked itself
+        allowed = origin.root == ROOT or message.me.startswith(f"{ROOT}.")  # which the server has checked itself
     else:
-        own = message.origin == message.peer
-    if not own:
+        allowed = message.origin == message.peer
+    if not allowed:
         return "it speaks for another party"
     if origin.kind in ("site", "site's job") and message.client not in ("", origin.root):
         return "it gives another site's name as its client"
@@ -214,7 +216,7 @@ def _misdirected(message: Message, me: Party, peer: Party, origin: Party, destin
     return None if between and (away or inwards) else "a site passes on nothing but its own jobs' messages"
 
 
-def _not_asked_for(message: Message, origin: Party, destination: Party) -> str | None:
+def _not_asked_for(message: Message, origin: Party, destination: Party, table: Asks) -> str | None:
     """Whether the table has no place for it."""
     if origin.job is not None and destination.job is not None and origin.job != destination.job:
         return "it is for another job"
@@ -223,8 +225,8 @@ def _not_asked_for(message: Message, origin: Party, destination: Party) -> str |
         return None if direct else "it says another's goodbye"
     if _could_not_pass_on(message, origin, destination):
         return None
-    asks = ASKS.get((origin.kind, destination.kind), frozenset())
-    if not asks and (destination.kind, origin.kind) not in ASKS:
+    asks = table.get((origin.kind, destination.kind), frozenset())
+    if not asks and (destination.kind, origin.kind) not in table:
         return "these parties have nothing to say to each other"
     if message.kind == MessageType.REPLY:
         return None

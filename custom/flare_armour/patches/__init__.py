@@ -1,92 +1,68 @@
-"""Replacements for parts of NVFlare 2.9 that are not public, one file each.
+"""Replacements for parts of NVFlare 2.9 that are not public, by what they are about.
 
-Every file opens with what NVFlare does, what that costs, what is done instead, and how to see that NVFlare has fixed
-it. The costs are in docs/performance.md, reproductions of what is slow or wrong in docs/upstream.md. Of a fault that
-others could use a file says that they could, and not how.
+Every module opens with what NVFlare does, what that costs, what is done instead, and how to see that NVFlare has fixed
+it. Of a fault that others could use it says that they could, and not how.
 
 A patch is applied only if the parts of NVFlare that it replaces or calls look as they did when it was written
-(`flare_armour.patches.patch`). Otherwise the run goes on without it, and the log says so in one sentence; but a
-provisioned party refuses to run a job without a patch that protects it (`require_protection`).
+(`flare_armour.patch`). Otherwise the run goes on without it, and the log says so in one sentence; but a provisioned
+party refuses to run a job without a patch that protects it (`require_protection`).
 """
 
 from __future__ import annotations
 
-from types import ModuleType
-
+from flare_armour.patch import SKIP, NotAsExpectedError, Patch
 from flare_armour.patches import (
-    frame_size,
-    handshakes,
+    clock,
+    connections,
     incoming_streams,
-    job_archives,
-    log_rate,
-    message_contents,
-    message_exits,
-    message_pieces,
-    message_text,
-    numpy_arrays,
-    outgoing_streams,
-    party_shares,
-    return_codes,
-    send_window,
-    spooled_answers,
-    statistics_pools,
-    steady_clock,
-    tls_faults,
-    unpack_in_turn,
-    uploads,
+    logs,
+    messages,
+    server_memory,
+    stream_shares,
+    submissions,
+    task_requests,
 )
-from flare_armour.patches.patch import SKIP, NotAsExpectedError
 
-MESSAGES: tuple[ModuleType, ...] = (
-    message_exits,
-    message_contents,
-    incoming_streams,
-    outgoing_streams,
-    frame_size,
-    handshakes,
-    party_shares,
-    statistics_pools,
-    log_rate,
-    uploads,
-    message_text,
-    numpy_arrays,
-    message_pieces,
-    unpack_in_turn,
-    spooled_answers,
-    send_window,
-    steady_clock,
-    tls_faults,
+MESSAGES: tuple[Patch, ...] = (
+    messages.EXITS,
+    messages.CONTENTS,
+    incoming_streams.INCOMING,
+    stream_shares.OUTGOING,
+    connections.FRAME_SIZE,
+    connections.HANDSHAKES,
+    connections.PARTY_SHARES,
+    messages.STATISTICS,
+    logs.LOG_RATE,
+    submissions.UPLOADS,
+    messages.TEXT,
+    server_memory.MESSAGE_PIECES,
+    server_memory.PACKED_ONCE,
+    server_memory.UNPACK_IN_TURN,
+    server_memory.SPOOLED_ANSWERS,
+    server_memory.SEND_WINDOW,
+    clock.PATCH,
+    logs.TLS_FAULTS,
 )
-"""Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
+"""Of how messages are packed, sent and received, and of the clock: for every process that sends or receives one."""
 
-ARCHIVES: tuple[ModuleType, ...] = (job_archives,)
-"""Patches of what a provisioned party alone does, and a simulator's worker need not import."""
-
-PROTECTION: tuple[ModuleType, ...] = (
-    message_exits,
-    return_codes,
-    message_contents,
-    incoming_streams,
-    outgoing_streams,
-    frame_size,
-    handshakes,
-    party_shares,
-    statistics_pools,
-    log_rate,
-    uploads,
-    job_archives,
+PATCHES: tuple[Patch, ...] = (
+    *MESSAGES,
+    submissions.ARCHIVES,
+    messages.RETURN_CODES,
+    task_requests.PATCH,
+    server_memory.BROADCAST_COPY,
+    server_memory.MEMORY_RELEASE,
 )
-"""Patches without which another party can do harm."""
+"""All that a party may need, each with its kind. Those of FLARE's simulator are in `simulator`."""
 
-_installed: set[str] = set()
+PROTECTION = tuple(patch for patch in PATCHES if patch.kind == "protects")
+"""Those without which another party can do harm."""
 
 
-def install(modules: tuple[ModuleType, ...] = MESSAGES) -> None:
+def install(patches: tuple[Patch, ...] = MESSAGES) -> None:
     """Apply these patches in this process, each at most once, where NVFlare looks as expected."""
-    for module in modules:
-        if module.PATCH.name not in _installed and module.PATCH.fits():
-            module.apply()
-            _installed.add(module.PATCH.name)
+    for patch in patches:
+        patch.install()
 
 
 def protect() -> None:
@@ -95,9 +71,9 @@ def protect() -> None:
     Raises:
         NotAsExpectedError: as `require_protection`.
     """
-    install((*MESSAGES, *ARCHIVES))
+    install((*MESSAGES, submissions.ARCHIVES))
     require_protection()
-    incoming_streams.allow_without_job()
+    incoming_streams.allow(lambda channel, topic: incoming_streams.LARGEST)
 
 
 def require_protection() -> None:
@@ -106,9 +82,9 @@ def require_protection() -> None:
     Raises:
         NotAsExpectedError: NVFlare does not look as one of the protective patches expects it, or the patch is left out.
     """
-    for module in PROTECTION:
-        if not module.PATCH.fits():
+    for patch in PROTECTION:
+        if not patch.fits():
             raise NotAsExpectedError(
-                f"without fedshift's patch {module.PATCH.name} of NVFlare, {module.PATCH.without}: install the "
-                f"versions of fedshift's constraints.txt, and leave {SKIP} empty"
+                f"without the patch {patch.name} of NVFlare, {patch.without}: install the version that it is written "
+                f"for, and leave {SKIP} empty"
             )

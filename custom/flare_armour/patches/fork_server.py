@@ -1,7 +1,7 @@
 """A process that has imported what workers need, and forks one whenever it is asked to over a socket.
 
 `ForkServer` keeps to one thread, because only such a process can be forked safely. In the simulator `Forks` stands
-where NVFlare expects Python's ``subprocess`` (`flare_armour.patches.simulator_workers`). Memory that nobody writes to
+where NVFlare expects Python's ``subprocess`` (`flare_armour.patches.simulator`). Memory that nobody writes to
 is shared by all workers.
 
 CUDA cannot be used in a fork of a process that has used it, were it only to count GPUs. So nothing in this process may
@@ -181,11 +181,9 @@ class Worker:
         return self.returncode
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:

@@ -6,7 +6,7 @@ Instead: a message that declares or brings more than `allow` permits is refused,
 than `MOST_HEADERS` in memory. Where a party has more than `MOST_OPEN` incomplete streams, or more bytes in them, in
 their headers and in messages that wait than two of the largest messages, its most silent ones are closed, and so is any
 stream that brings nothing for `SILENCE`. A slow one is not: only silence counts. Messages of one party have one party's
-share of the threads (`message_shares`). Of a stream that has ended its number is kept and no more, for `MOST_KEPT` of a
+share of the threads (`stream_shares`). Of a stream that has ended its number is kept and no more, for `MOST_KEPT` of a
 party. A process that ends waits for none.
 Fixed in NVFlare when: limits on size, number and silence of incoming streams are settings that hold for each sender.
 """
@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from nvflare.apis.fl_constant import ServerCommandNames
 
-from flare_armour.patches.message_exits import report
-from flare_armour.patches.message_shares import WAITING, MessageShares
-from flare_armour.patches.patch import Patch, find
-from flare_armour.patches.refusals import REFUSALS, party_of
-from flare_armour.patches.stream_pieces import Keys, Piece
+from flare_armour.log_limits import PERSON, REFUSALS, party_of
+from flare_armour.patch import Patch, find
+from flare_armour.patches.messages import report
+from flare_armour.patches.stream_shares import WAITING, MessageShares
 
-log = logging.getLogger("fedshift")
+log = logging.getLogger("flare_armour")
 
 USUAL = 16 * 1024 * 1024
 """Bytes of a message that is no task and no answer, in a job's process."""
@@ -38,8 +39,7 @@ LARGEST = 256 * 1024 * 1024
 MOST_OPEN = 8
 """Streams of one party that may be open, which means incomplete."""
 MOST_KEPT = 64
-"""Streams of one party that may be remembered after their end, so that a piece that comes twice begins no new one; for
-each NVFlare keeps a thread."""
+"""Streams of one party that may be remembered after their end, so that a piece that comes twice begins no new one."""
 MOST_HEADERS = 64 * 1024
 """Bytes that a message's headers may take in memory. NVFlare's take about 5 kB."""
 SILENCE = 300.0
@@ -50,43 +50,42 @@ LOOK = 5.0
 RECEIVER = "nvflare.fuel.f3.streaming.byte_receiver"
 STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
 BLOB = "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler"
-PATCH = Patch(
-    name="incoming_streams",
-    without="one site can fill the memory of the others' processes or stop them",
-    replaces={
-        f"{RECEIVER}:RxTask.__init__": "3d624d1454bb",
-        f"{RECEIVER}:RxTask.find_or_create_task": "630d89ec0626",
-        f"{RECEIVER}:RxTask.process_chunk": "bbb2d9e78e22",
-        f"{RECEIVER}:RxTask._handle_incoming_data": "856f17c67f08",
-        f"{RECEIVER}:RxTask.stop": "0fc4b930a93a",
-        f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
-        f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
-        f"{STREAMER}.shutdown": "a2d19341eebb",
-        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
-        f"{BLOB}.handle_blob_cb": "340573eb8006",
-        # Not replaced: what a stream's headers are needed for, and what else is given to the threads.
-        f"{RECEIVER}:RxTask._send_error": "c69d1589fe73",
-        f"{BLOB}._fail_and_notify": "72487f277d28",
-    },
-)
-
 Limit = Callable[[str, str], int]
 """The bytes that a message on a channel with a topic may have."""
 
+LONGEST_ID = 200
+"""Characters of a request's id that are kept. NVFlare's has 36."""
 
-_limit: Limit | None = None
-_ending = False
+
+@dataclass
+class _Process:
+    limit: Limit | None = None
+    ending: bool = False
+
+
+PROCESS = _Process()
+"""What this process allows, and whether it is about to end."""
 
 
 def allow(limit: Limit | None) -> None:
     """From now on, messages to this process may have so many bytes; before, they have NVFlare's limits."""
-    global _limit
-    _limit = limit
+    PROCESS.limit = limit
 
 
-def allow_without_job() -> None:
-    """For a party's process that runs no job."""
-    allow(lambda channel, topic: LARGEST)
+@dataclass(frozen=True)
+class Piece:
+    """The headers of a piece, which have the right types."""
+
+    origin: str
+    party: str
+    stream: int
+    channel: str
+    topic: str
+    declared: int
+    length: int
+    headers: int
+    """Bytes that they take in memory."""
+    gives_up: bool
 
 
 def apply() -> None:
@@ -111,33 +110,33 @@ def apply() -> None:
             return original(message, cell)
         with streams.lock:
             task = task_class.rx_task_map.get((piece.origin, piece.stream))
-            if _ending and task is None:
+            if PROCESS.ending and task is None:
                 return None
-            fault, found = streams.fault(piece, task), None
+            fault, taken = streams.fault(piece, task), None
             crowding: list[Any] = []
             if fault is None:
                 crowding, fault = streams.crowding(piece, task)
             if fault is None:
-                found = original(message, cell)
-            if found is not None:
-                streams.note(piece, found, is_new=task is None)
+                taken = original(message, cell)
+            if taken is not None:
+                streams.note(piece, taken, is_new=task is None)
         for other in crowding:  # outside the lock, because their sender is told
             other.stop(stream_error(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
         if fault is None:
-            return found
+            return taken
         if task is not None:
             task.stop(stream_error(fault))
         else:
             receiver.reject(SimpleNamespace(cell=cell), message, stream_error(fault))
-        streams.tell(piece, fault)
+        streams.refuse(piece, fault)
         return None
 
     def handle_blob(self: Any, future: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
-        if _limit is not None:
+        if PROCESS.limit is not None:
             self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
         if not shares.takes(stream.task):
             stream.task.stop(stream_error("too many messages of its sender wait to be handled: try again"))
-            REFUSALS.tell(
+            REFUSALS.add(
                 _party(stream.task), "waiting", f"has more than {WAITING} messages that wait: further ones are refused"
             )
             return 0
@@ -152,9 +151,8 @@ def apply() -> None:
         streams.forget(self)
 
     def shutdown() -> None:
-        global _ending
         with streams.lock:
-            _ending = True
+            PROCESS.ending = True
         streams.close_all()
         original_shutdown()
 
@@ -176,9 +174,9 @@ class _Streams:
 
     def fault(self, piece: Piece, task: Any) -> str | None:
         """Why a piece cannot be taken, or None. ``task`` is its stream's, if there is one."""
-        if _limit is None:
+        if PROCESS.limit is None:
             return None
-        allowed = _limit(piece.channel, piece.topic)
+        allowed = PROCESS.limit(piece.channel, piece.topic)
         came = (0 if task is None else _came(task)) + piece.length
         if piece.headers > MOST_HEADERS:
             return f"has headers of {piece.headers} bytes, allowed are {MOST_HEADERS}"
@@ -190,57 +188,55 @@ class _Streams:
 
     def note(self, piece: Piece, task: Any, *, is_new: bool) -> None:
         """Note that a piece is taken."""
-        task.fedshift_seen, task.fedshift_party = time.monotonic(), piece.party
-        task.fedshift_headers = max(getattr(task, "fedshift_headers", 0), piece.headers)
+        task.armour_seen, task.armour_party = time.monotonic(), piece.party
+        task.armour_headers = max(getattr(task, "armour_headers", 0), piece.headers)
         if is_new:
             self._unhandled.add(task)
 
     def handled(self, task: Any) -> None:
         """Note that a stream's message has been handled, or, if it is an answer, given to who waits for the rest."""
-        task.fedshift_handled = True
+        task.armour_handled = True
         self.forget(task)
 
     def forget(self, task: Any) -> None:
         """Keep of a stream that has ended its number and no more, but its message until that is handled."""
         with self.lock:
-            is_handled = getattr(task, "fedshift_handled", False)
+            is_handled = getattr(task, "armour_handled", False)
             if not task.failed and not (task.completed and is_handled):
                 return
             self._unhandled.discard(task)
-            task.headers = self._keys.kept(task.headers)
+            task.headers = self._keys.of_ended(task.headers)
             if is_handled:
                 task.stream_future = None
             elif task.stream_future is not None:
                 task.stream_future.headers = task.headers
 
-    def tell(self, piece: Piece, fault: str) -> None:
+    def refuse(self, piece: Piece, fault: str) -> None:
         """Report the sender of an answer that cannot be taken, and log it, now and then for each party."""
         if piece.topic == ServerCommandNames.SUBMIT_UPDATE:
             report(piece.origin, fault)
-        REFUSALS.tell(
-            piece.party, "streams", f"has sent a message for {piece.topic[:80]!a} that is refused: it {fault}"
-        )
+        REFUSALS.add(piece.party, "streams", f"has sent a message for {piece.topic[:80]!a} that is refused: it {fault}")
 
     def crowding(self, piece: Piece, task: Any) -> tuple[list[Any], str | None]:
         """The streams to close before a piece is taken, or why it cannot be; forgets the oldest that have ended."""
         if task is not None and _came(task) + piece.length <= task.size:
             return [], None  # it has been counted when the stream began
-        own = [other for other in list(self._class.rx_task_map.values()) if _party(other) == piece.party]
-        ended = [other for other in own if _has_ended(other)]
+        theirs = [other for other in list(self._class.rx_task_map.values()) if _party(other) == piece.party]
+        ended = [other for other in theirs if _has_ended(other)]
         for other in ended[: max(len(ended) - MOST_KEPT, 0)]:
             other._remove_task()
-        by_age = sorted((other for other in own if not _has_ended(other) and other is not task), key=_seen)
+        by_age = sorted((other for other in theirs if not _has_ended(other) and other is not task), key=_seen)
         held = [_held(other) for other in by_age]
-        room = math.inf
-        if _limit is not None:  # a small message must not close a large one that comes in beside it
-            largest = max(_limit(one.channel, one.topic) for one in (piece, *by_age))
+        free = math.inf
+        if PROCESS.limit is not None:  # a small message must not close a large one that comes in beside it
+            largest = max(PROCESS.limit(other.channel, other.topic) for other in (piece, *by_age))
             came = 0 if task is None else _held(task)
-            waiting = sum(_held(one) for one in self._unhandled if one.completed and _party(one) == piece.party)
-            room = 2 * max(largest, USUAL) - max(piece.declared, came + piece.length) - piece.headers - waiting
-        if room < 0:
+            waiting = sum(_held(each) for each in self._unhandled if each.completed and _party(each) == piece.party)
+            free = 2 * max(largest, USUAL) - max(piece.declared, came + piece.length) - piece.headers - waiting
+        if free < 0:
             return [], "comes while as much of its sender waits to be handled as may"
         close = 0
-        while close < len(held) and (len(held) - close >= MOST_OPEN or sum(held[close:]) > room):
+        while close < len(held) and (len(held) - close >= MOST_OPEN or sum(held[close:]) > free):
             close += 1
         return by_age[:close], None
 
@@ -261,9 +257,47 @@ class _Streams:
                 task.stop(self._error(f"{task} brought nothing for {SILENCE:g} s"))
 
 
+class Keys:
+    """Reads the headers of a piece."""
+
+    def __init__(self) -> None:
+        self._key = find("nvflare.fuel.f3.streaming.stream_const:StreamHeaderKey")
+        self._origin = find("nvflare.fuel.f3.cellnet.defs:MessageHeaderKey.ORIGIN")
+
+    def read(self, message: Any) -> Piece | None:
+        """None if a header has not the type that NVFlare gives it."""
+        key, get = self._key, message.get_header
+        origin, stream = get(self._origin), get(key.STREAM_ID)
+        gives_up = bool(get(key.ERROR_MSG))  # a sender that gives up does not say of what
+        channel, topic = ("", "") if gives_up else (get(key.CHANNEL), get(key.TOPIC))
+        declared, number = get(key.SIZE, 0), get(key.SEQUENCE, 0)
+        if not all(isinstance(text, str) for text in (origin, channel, topic)):
+            return None
+        if not all(type(value) is int and value >= 0 for value in (stream, declared, number)):
+            return None
+        return Piece(
+            origin=origin,
+            party=party_of(origin, get(PERSON)),
+            stream=stream,
+            channel=channel,
+            topic=topic,
+            declared=declared,
+            length=len(message.payload or b""),
+            headers=_memory(message.headers),
+            gives_up=gives_up,
+        )
+
+    def of_ended(self, headers: dict[str, Any] | None) -> dict[str, Any]:
+        """Of an ended stream's headers what an error to its sender needs, where it is as NVFlare writes it."""
+        optional, request = ((headers or {}).get(key) for key in (self._key.OPTIONAL, self._key.STREAM_REQ_ID))
+        kept: dict[str, Any] = {self._key.OPTIONAL: optional is True}
+        if isinstance(request, str) and len(request) <= LONGEST_ID:
+            kept[self._key.STREAM_REQ_ID] = request
+        return kept
+
+
 def _party(task: Any) -> str:
-    """Whose a stream is."""
-    return str(getattr(task, "fedshift_party", None) or party_of(task.origin))
+    return str(getattr(task, "armour_party", None) or party_of(task.origin))
 
 
 def _has_ended(task: Any) -> bool:
@@ -272,7 +306,7 @@ def _has_ended(task: Any) -> bool:
 
 def _seen(task: Any) -> float:
     """When a stream's latest piece came. One that is just being made has brought it now."""
-    return float(getattr(task, "fedshift_seen", math.inf))
+    return float(getattr(task, "armour_seen", math.inf))
 
 
 def _came(task: Any) -> int:
@@ -283,4 +317,41 @@ def _came(task: Any) -> int:
 
 def _held(task: Any) -> int:
     """Bytes of memory or disk that are put by for a stream."""
-    return max(int(task.size), _came(task)) + int(getattr(task, "fedshift_headers", 0))
+    return max(int(task.size), _came(task)) + int(getattr(task, "armour_headers", 0))
+
+
+def _memory(headers: Any) -> int:
+    """Bytes that decoded headers take; with the containers in them."""
+    size, open_ = 0, [headers]
+    while open_:
+        value = open_.pop()
+        size += sys.getsizeof(value)
+        if isinstance(value, dict):
+            open_.extend(value)
+            open_.extend(value.values())
+        elif isinstance(value, list | tuple):
+            open_.extend(value)
+    return size
+
+
+INCOMING = Patch(
+    name="incoming_streams",
+    kind="protects",
+    apply=apply,
+    without="one site can fill the memory of the others' processes or stop them",
+    replaces={
+        f"{RECEIVER}:RxTask.__init__": "3d624d1454bb",
+        f"{RECEIVER}:RxTask.find_or_create_task": "630d89ec0626",
+        f"{RECEIVER}:RxTask.process_chunk": "bbb2d9e78e22",
+        f"{RECEIVER}:RxTask._handle_incoming_data": "856f17c67f08",
+        f"{RECEIVER}:RxTask.stop": "0fc4b930a93a",
+        f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
+        f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
+        f"{STREAMER}.shutdown": "a2d19341eebb",
+        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
+        f"{BLOB}.handle_blob_cb": "340573eb8006",
+        # Not replaced: what a stream's headers are needed for, and what else is given to the threads.
+        f"{RECEIVER}:RxTask._send_error": "c69d1589fe73",
+        f"{BLOB}._fail_and_notify": "72487f277d28",
+    },
+)

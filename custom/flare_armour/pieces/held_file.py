@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from flare_armour.pieces.arrays_file import FileOf
+from flare_armour.pieces.array_files import FileOf
 
 READ = 1024 * 1024
 """Bytes that are read at a time."""

@@ -16,13 +16,13 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
-from flare_armour.patches.memory_release import collect_after_round
-from flare_armour.pieces.arrays_file import FileOf, NotInFileError, file_of, put_back, take_out
+from flare_armour.patches.server_memory import collect_after_round
+from flare_armour.pieces.array_files import FileOf, NotInFileError, file_of, put_back, take_out
 from flare_armour.pieces.held_file import HeldFile, WrongDigestError
-from flare_armour.pieces.telling import Telling
+from flare_armour.pieces.transfer_log import TransferLog
 from flare_armour.pieces.wire import CHANNEL, FETCH, SEND, Ask, Reply
 
-log = logging.getLogger("fedshift")
+log = logging.getLogger("flare_armour")
 
 COLLECT = 64 * 1024 * 1024
 """Bytes of pieces after which the reference cycles that FLARE's messages form are collected."""
@@ -39,8 +39,8 @@ class _Transfer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: HeldFile | None = None
     fetched: int = 0
-    incoming: Telling | None = None
-    outgoing: Telling | None = None
+    incoming: TransferLog | None = None
+    outgoing: TransferLog | None = None
     warned: bool = False
 
     def warn(self, text: str, *values: object) -> None:
@@ -63,15 +63,15 @@ class _Round:
 class ServerEnd:
     """The pieces of one job. Only clients that are asked in the open round are answered, until they have answered."""
 
-    def __init__(self, folder: Path, *, largest: int, on_told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: Path, *, largest: int, on_line: Callable[[], None] = lambda: None) -> None:
         """Take over what an earlier process of the job has received.
 
         Args:
             folder: the job's.
             largest: bytes that an answer may have.
-            on_told: called after a line about a transfer was logged.
+            on_line: called after a line about a transfer was logged.
         """
-        self._folder, self._largest, self._on_told = folder / FOLDER, largest, on_told
+        self._folder, self._largest, self._on_line = folder / FOLDER, largest, on_line
         self._round: _Round | None = None
         self._moved: dict[str, float] = {}
         self._uncollected = 0
@@ -111,21 +111,18 @@ class ServerEnd:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def moved(self, *, since: float = 0.0) -> dict[str, float]:
-        """Clients, and when the latest piece came from them or went to them that had not before.
-
-        In seconds after ``since``, a time of `time.monotonic`.
-        """
+        """Client → when its latest new piece came or went, in seconds after ``since``, a time of `time.monotonic`."""
         return {client: when - since for client, when in dict(self._moved).items()}
 
-    def answer(self, client: str, topic: str, told: object) -> Reply:
-        """Answer a request of a client, whose name is certain; ``told`` is what it sent."""
-        ask, open_ = Ask.decode(told), self._round
-        transfer = None if open_ is None else open_.clients.get(client)
-        if ask is None or open_ is None or transfer is None or client in open_.answered:
+    def answer(self, client: str, topic: str, content: object) -> Reply:
+        """Answer a request of a client, whose name is certain; ``content`` is what it sent."""
+        ask, current = Ask.decode(content), self._round
+        transfer = None if current is None else current.clients.get(client)
+        if ask is None or current is None or transfer is None or client in current.answered:
             return Reply(closed=True)
         with transfer.lock:
             take = self._take if topic == SEND else self._give
-            reply = take(client, open_, transfer, ask)
+            reply = take(client, current, transfer, ask)
         self._uncollected += len(ask.piece) + len(reply.piece)
         if self._uncollected > COLLECT:
             self._uncollected = 0
@@ -138,19 +135,19 @@ class ServerEnd:
         Raises:
             NotInFileError: they have not come whole, or are not what the answer says.
         """
-        open_, file = self._round, file_of(answer)
-        transfer = None if open_ is None else open_.clients.get(client)
-        if file is None or open_ is None or transfer is None or client in open_.answered:
+        current, file = self._round, file_of(answer)
+        transfer = None if current is None else current.clients.get(client)
+        if file is None or current is None or transfer is None or client in current.answered:
             return
         with transfer.lock:
             held = self._held(client, transfer, file) if file.size <= self._largest else None
             if held is None or not held.whole:
                 raise NotInFileError("its arrays have not come whole")
             put_back(answer, held.path, writable=False)
-            open_.answered.add(client)
+            current.answered.add(client)
             held.path.unlink(missing_ok=True)
 
-    def _take(self, client: str, open_: _Round, transfer: _Transfer, ask: Ask) -> Reply:
+    def _take(self, client: str, current: _Round, transfer: _Transfer, ask: Ask) -> Reply:
         if ask.file.size > self._largest:
             text = "an answer of site %s is refused: it has %d bytes, allowed are %d"
             transfer.warn(text, client, ask.file.size, self._largest)
@@ -158,14 +155,14 @@ class ServerEnd:
         try:
             held = self._held(client, transfer, ask.file)
             if transfer.incoming is None:
-                what = f"receiving {client}'s update of {open_.place}"
-                transfer.incoming = Telling(what, ask.file.size, held.held)
+                what = f"receiving {client}'s update of {current.place}"
+                transfer.incoming = TransferLog(what, ask.file.size, held.held)
             if held.add(ask.offset, ask.piece):
                 self._note(client, transfer.incoming, held.held)
         except WrongDigestError as fault:
-            transfer.warn("%s's update of %s has to come again: %s", client, open_.place, fault)
+            transfer.warn("%s's update of %s has to come again: %s", client, current.place, fault)
         except OSError as error:
-            if self._round is not open_:
+            if self._round is not current:
                 return Reply(closed=True)  # it has just ended
             transfer.warn("a piece of %s's update cannot be kept, and is asked for again: %s", client, error)
         return Reply(held=0 if transfer.held is None else transfer.held.held)
@@ -175,8 +172,8 @@ class ServerEnd:
             transfer.held, transfer.incoming = HeldFile(self._folder / client, file), None
         return transfer.held
 
-    def _give(self, client: str, open_: _Round, transfer: _Transfer, ask: Ask) -> Reply:
-        if ask.file != open_.task:
+    def _give(self, client: str, current: _Round, transfer: _Transfer, ask: Ask) -> Reply:
+        if ask.file != current.task:
             return Reply(closed=True)
         try:
             with (self._folder / TASK).open("rb") as opened:
@@ -185,14 +182,15 @@ class ServerEnd:
         except OSError:
             return Reply(closed=True)  # the round has just ended
         if transfer.outgoing is None:
-            transfer.outgoing = Telling(f"sending the model of {open_.place} to {client}", ask.file.size, ask.offset)
+            what = f"sending the model of {current.place} to {client}"
+            transfer.outgoing = TransferLog(what, ask.file.size, ask.offset)
         # Asking for a piece says that all before it has come.
         if ask.offset > transfer.fetched:
             transfer.fetched = ask.offset
             self._note(client, transfer.outgoing, ask.offset)
         return Reply(piece=piece)
 
-    def _note(self, client: str, telling: Telling, held: int) -> None:
+    def _note(self, client: str, progress: TransferLog, held: int) -> None:
         self._moved[client] = time.monotonic()
-        if telling.at(held):
-            self._on_told()
+        if progress.at(held):
+            self._on_line()

@@ -15,13 +15,13 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-from flare_armour.patches.memory_release import release
-from flare_armour.pieces.arrays_file import NotInFileError, file_of, put_back, take_out
+from flare_armour.patches.server_memory import release
+from flare_armour.pieces.array_files import NotInFileError, file_of, put_back, take_out
 from flare_armour.pieces.held_file import HeldFile, WrongDigestError
-from flare_armour.pieces.telling import Telling
+from flare_armour.pieces.transfer_log import TransferLog
 from flare_armour.pieces.wire import CHANNEL, FETCH, LEAST, SEND, Ask, Reply, piece_size
 
-log = logging.getLogger("fedshift")
+log = logging.getLogger("flare_armour")
 
 FOLDER = "pieces"
 """In the site's folder of the job."""
@@ -79,7 +79,7 @@ class SiteEnd:
             return
         try:
             held = self._asked(SEND, Ask(file, 0)).held
-            telling, again = Telling(f"sending {what}", file.size, held), 0
+            progress, again = TransferLog(f"sending {what}", file.size, held), 0
             with path.open("rb") as opened:
                 while held < file.size:
                     opened.seek(held)
@@ -90,7 +90,7 @@ class SiteEnd:
                     if reply.held <= held:
                         time.sleep(self._pause)
                     held = reply.held
-                    telling.at(held)
+                    progress.at(held)
         finally:
             path.unlink(missing_ok=True)
 
@@ -110,17 +110,17 @@ class SiteEnd:
             return
         if file.size > self._largest:
             raise NotInFileError(f"it has {file.size} bytes, allowed are {self._largest}")
-        held, telling, again = None, None, 0
+        held, progress, again = None, None, 0
         while held is None or not held.whole:
             try:
                 held = held or HeldFile(self._folder / "task", file)
-                telling = telling or Telling(f"fetching {what}", file.size, held.held)
+                progress = progress or TransferLog(f"fetching {what}", file.size, held.held)
                 if held.whole:
                     break
                 length = min(self._size, file.size - held.held)
                 if not held.add(held.held, self._asked(FETCH, Ask(file, held.held, length=length)).piece):
                     time.sleep(self._pause)
-                telling.at(held.held)
+                progress.at(held.held)
             except WrongDigestError as fault:
                 again += 1
                 if again >= TIMES:
@@ -169,13 +169,13 @@ def ask_server(cell: Any, job_id: str, abort: Signal) -> AskServer:
     """Ask the server's process of a job by FLARE's cell of this process."""
     server = FQCN.join([FQCN.ROOT_SERVER, job_id])
 
-    def ask(topic: str, told: dict[str, Any]) -> object:
+    def ask(topic: str, content: dict[str, Any]) -> object:
         try:
             reply = cell.send_request(
                 channel=CHANNEL,
                 target=server,
                 topic=topic,
-                request=new_cell_message({}, told),
+                request=new_cell_message({}, content),
                 timeout=SILENCE,
                 optional=True,
                 abort_signal=abort,

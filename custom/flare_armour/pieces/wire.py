@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flare_armour.pieces.arrays_file import FileOf
+from flare_armour.pieces.array_files import FileOf
 
-CHANNEL = "fedshift_pieces"
+CHANNEL = "armour_pieces"
 SEND, FETCH = "send", "fetch"
 """Topics: here is a piece of my answer; give me a piece of the task."""
 MOST = 4 * 1024 * 1024
@@ -35,17 +35,16 @@ class Ask:
     length: int = 0
 
     def encode(self) -> dict[str, Any]:
-        """As it is sent."""
-        told = {"sha256": self.file.sha256, "size": self.file.size, "offset": self.offset}
-        return told | ({"length": self.length} if self.length else {"piece": self.piece})
+        content = {"sha256": self.file.sha256, "size": self.file.size, "offset": self.offset}
+        return content | ({"length": self.length} if self.length else {"piece": self.piece})
 
     @classmethod
-    def decode(cls, told: object) -> Ask | None:
+    def decode(cls, content: object) -> Ask | None:
         """None for what is no request."""
-        if not isinstance(told, dict):
+        if not isinstance(content, dict):
             return None
-        file = FileOf.parse(told.get("sha256"), told.get("size"))
-        offset, piece, length = told.get("offset"), told.get("piece", b""), told.get("length", 0)
+        file = FileOf.parse(content.get("sha256"), content.get("size"))
+        offset, piece, length = content.get("offset"), content.get("piece", b""), content.get("length", 0)
         if file is None or type(piece) is not bytes or len(piece) > MOST:
             return None
         if not all(type(value) is int and 0 <= value <= most for value, most in ((offset, file.size), (length, MOST))):
@@ -66,15 +65,14 @@ class Reply:
     piece: bytes = b""
 
     def encode(self) -> dict[str, Any]:
-        """As it is sent."""
         return {"closed": self.closed, "held": self.held, "piece": self.piece}
 
     @classmethod
-    def decode(cls, told: object) -> Reply | None:
+    def decode(cls, content: object) -> Reply | None:
         """None for what is no answer."""
-        if not isinstance(told, dict):
+        if not isinstance(content, dict):
             return None
-        closed, held, piece = told.get("closed"), told.get("held"), told.get("piece")
+        closed, held, piece = content.get("closed"), content.get("held"), content.get("piece")
         if type(closed) is not bool or type(held) is not int or held < 0 or type(piece) is not bytes:
             return None
         return cls(closed, held, piece)

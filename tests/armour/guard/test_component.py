@@ -15,57 +15,57 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-from fedshift.flare import kit_lock
+from fedshift.flare.guard import Guard
+from flare_armour import locks, patch
 from flare_armour.disabled_sites import DISABLED, FILE
-from flare_armour.guard import commands, component, disabling, gate, sessions
-from flare_armour.patches import patch
-from flare_armour.patches.job_restart import ServerJobLauncher, SiteJobLauncher
-from flare_armour.patches.patch import NotAsExpectedError
+from flare_armour.guard import component
+from flare_armour.patch import ArmourError, NotAsExpectedError, Patch
+from flare_armour.restart import ServerJobLauncher, SiteJobLauncher
 
 
 @pytest.fixture(autouse=True)
-def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the guard would do to this process is only noted."""
     done: list[str] = []
-    monkeypatch.setattr(component, "_installed", [])
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     monkeypatch.setattr(patch, "IN_PLACE", set())
-    monkeypatch.setattr(gate, "apply", lambda: done.append("gate"))
-    monkeypatch.setattr(commands, "apply", lambda: done.append("commands"))
-    monkeypatch.setattr(sessions, "apply", lambda: done.append("sessions"))
-    monkeypatch.setattr(disabling, "apply", lambda: done.append("disabling"))
+
+    def enforce(part: Patch) -> None:
+        if not part.in_place:
+            patch.IN_PLACE.add(part.name)
+            done.append(part.name)
+
+    monkeypatch.setattr(Patch, "enforce", enforce)
     monkeypatch.setattr(component.patches, "install", lambda *modules: done.append("patches"))
     return done
 
 
-def test_it_is_installed_once(nothing_done: list[str]) -> None:
-    for _ in range(2):
-        component.Guard()
-    assert nothing_done == ["gate", "commands", "sessions", "disabling", "patches", "patches"]
-
-
-def test_it_must_come_before_the_first_connection(monkeypatch: pytest.MonkeyPatch, nothing_done: list[str]) -> None:
+def test_it_is_installed_once_and_before_the_first_connection(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> None:
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {"HK": object()})
-    with pytest.raises(RuntimeError, match="before the first connection"):
-        component.Guard()
-    assert not nothing_done
+    with pytest.raises(ArmourError, match=r"resources\.json"):
+        Guard()
+    assert not done
+    monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
+    Guard()
+    monkeypatch.setattr(CoreCell, "ALL_CELLS", {"HK": object()})
+    Guard()
+    assert done == ["gate", "orders", "sessions", "disabling", "patches", "patches"]
 
 
 def test_a_process_that_cannot_have_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other() -> None:
+    def other(part: Patch) -> None:
         raise NotAsExpectedError("NVFlare is another")
 
-    for part in (gate, commands, sessions, disabling):
-        monkeypatch.setattr(part, "apply", other)
-        with pytest.raises(NotAsExpectedError):
-            component.Guard()
+    monkeypatch.setattr(Patch, "enforce", other)
+    with pytest.raises(NotAsExpectedError):
+        Guard()
 
 
 @pytest.mark.parametrize("launcher", [SiteJobLauncher, ServerJobLauncher])
 def test_a_kit_from_before_the_guard_does_not_start(
     launcher: type[SiteJobLauncher | ServerJobLauncher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotAsExpectedError, match="run 'fedshift site init' with --force"):
+    with pytest.raises(NotAsExpectedError, match=r"resources\.json"):
         launcher()
     monkeypatch.setattr(patch, "IN_PLACE", {"gate"})
     launcher()
@@ -75,9 +75,9 @@ def test_a_kit_from_before_the_guard_does_not_start(
 def test_a_party_that_runs_as_root_is_warned(
     root: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(component, "is_root", lambda: root)
-    with caplog.at_level(logging.WARNING, logger="fedshift"):
-        component.Guard().handle_event(EventType.SYSTEM_START, FLContext())
+    monkeypatch.setattr("os.geteuid", lambda: 1 - root)
+    with caplog.at_level(logging.WARNING, logger="flare_armour"):
+        Guard().handle_event(EventType.SYSTEM_START, FLContext())
     assert ["runs as root" in text for text in caplog.messages] == [True] * root
 
 
@@ -87,24 +87,24 @@ def test_a_party_that_runs_as_root_is_warned(
 @pytest.fixture
 def begins(
     kits_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], component.Guard]]:
+) -> Iterator[Callable[[str], Guard]]:
     """Start the process between jobs of a party, as far as the guard has to do with it."""
-    monkeypatch.setattr(kit_lock, "PATIENCE", 0.0)
+    monkeypatch.setattr(locks, "KIT_PATIENCE", 0.0)
 
-    def begin(name: str) -> component.Guard:
+    def begin(name: str) -> Guard:
         folder = tmp_path / name
         if not folder.exists():
             shutil.copytree(kits_of("prostate") / name, folder)
-        context, guard = FLContext(), component.Guard()
+        context, guard = FLContext(), Guard()
         context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(folder), name), private=True)
         guard.handle_event(EventType.SYSTEM_BOOTSTRAP, context)
         return guard
 
     yield begin
-    DISABLED._path = None
+    DISABLED.use(None)
 
 
-def test_a_second_process_of_a_sites_kit_does_not_go_on(begins: Callable[[str], component.Guard]) -> None:
+def test_a_second_process_of_a_sites_kit_does_not_go_on(begins: Callable[[str], Guard]) -> None:
     first = begins("HK")
     with pytest.raises(UnsafeComponentError, match="in use by another process"):
         begins("HK")
@@ -115,11 +115,11 @@ def test_a_second_process_of_a_sites_kit_does_not_go_on(begins: Callable[[str], 
 
 
 def test_a_server_whose_list_of_disabled_sites_is_damaged_does_not_go_on(
-    begins: Callable[[str], component.Guard], tmp_path: Path
+    begins: Callable[[str], Guard], tmp_path: Path
 ) -> None:
     begins("localhost")
     DISABLED.add(["HK"], by="project@coordination.example")
-    DISABLED._path = None
+    DISABLED.use(None)
     begins("localhost")
     assert set(DISABLED.all()) == {"HK"}
     (tmp_path / "localhost" / FILE).write_text("{", encoding="utf-8")

@@ -19,11 +19,11 @@ from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.private.fed.server.training_cmds import TrainingCommandModule
 
+from flare_armour import patch
 from flare_armour.disabled_sites import DISABLED
 from flare_armour.guard import disabling, rules
 from flare_armour.guard.rules import Message
-from flare_armour.once_a_minute import OnceAMinute
-from flare_armour.patches import patch
+from flare_armour.log_limits import OnceAMinute
 from flare_armour.pieces.wire import CHANNEL, FETCH, SEND
 
 OWNER, JOB = "admin@hub.org", "3f509f41-3a7e-406e-88f6-69672abb2e34"
@@ -71,7 +71,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr(TrainingCommandModule, name, getattr(TrainingCommandModule, name))
     monkeypatch.setattr(patch, "IN_PLACE", set())
     monkeypatch.setattr("nvflare.private.fed.server.training_cmds.ServerEngineInternalSpec", Engine)
-    disabling.apply()
+    disabling.PATCH.enforce()
     return Engine()
 
 
@@ -84,7 +84,7 @@ def typed(engine: Engine, name: str, *sites: str) -> None:
 def test_a_site_is_out_before_anything_else_is_done_and_in_after_all(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "fedshift"):
+    with caplog.at_level(logging.WARNING, "flare_armour"):
         typed(engine, "disable_client", "HK", "UCL", "BMC")
         typed(engine, "enable_client", "HK")
     every = ["BMC", "HK", "UCL"]
@@ -158,7 +158,7 @@ def test_nvflare_tells_a_disabled_site_that_it_is(topic: str) -> None:
 def test_a_site_says_in_its_log_why_the_server_refuses_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disabling, "_told", OnceAMinute(most=disabling.MOST))
+    monkeypatch.setattr(disabling, "_often", OnceAMinute(most=disabling.MOST))
     for text in ("Client 'HK' is disabled", "Client 'HK' is disabled", *(f"another\n{n}" for n in range(100))):
         disabling.note_refusal(make_reply(ReturnCode.UNAUTHENTICATED, text))
     disabling.note_refusal(make_reply(ReturnCode.OK, ""))

@@ -16,10 +16,10 @@ from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
+from flare_armour import patch
 from flare_armour.guard import gate
-from flare_armour.guard.drops import TOPICS, Drops
-from flare_armour.patches import patch
-from flare_armour.patches.patch import NotAsExpectedError
+from flare_armour.log_limits import TOPICS, Drops
+from flare_armour.patch import NotAsExpectedError
 
 REPLACED = "_process_received_msg"
 """What the gate replaces in NVFlare's `CoreCell`."""
@@ -67,7 +67,7 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Party]]:
     monkeypatch.setattr(CoreCell, REPLACED, getattr(CoreCell, REPLACED))
     monkeypatch.setattr(gate, "DROPS", Drops())
     monkeypatch.setattr(patch, "IN_PLACE", set())
-    gate.apply()
+    gate.gate().enforce()
     yield {name: Party(name) for name in ("server", "HK")}
 
 
@@ -114,7 +114,7 @@ def test_a_malformed_message_is_dropped_and_nothing_is_raised(
 
 
 def test_only_whom_a_stream_goes_to_acknowledges_it(parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "refusal", lambda seen: None)
+    monkeypatch.setattr(gate, "refusal", lambda seen, asks: None)
     monkeypatch.setattr(ByteStreamer, "tx_task_map", {7: SimpleNamespace(target=f"HK.{JOB}")})
     server = parties["server"]
     for origin, number in ((f"UCL.{JOB}", 7), (f"HK.{JOB}", 7), (f"UCL.{JOB}", 8)):
@@ -148,7 +148,7 @@ def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoreCell, "process_message", lambda self, endpoint, connection, app_id, message: None)
     before = getattr(CoreCell, REPLACED)
     with pytest.raises(NotAsExpectedError, match=r"gate .*CoreCell\.process_message"):
-        gate.apply()
+        gate.gate().enforce()
     assert getattr(CoreCell, REPLACED) is before
 
 
@@ -156,7 +156,7 @@ def test_a_consoles_message_says_whose_connection_it_came_over(
     parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OVER_TLS, "get_conn_properties", lambda: {"peer_cn": "other@hub.org"})
-    monkeypatch.setattr(gate, "refusal", lambda seen: None)
+    monkeypatch.setattr(gate, "refusal", lambda seen, asks: None)
     console = "_admin_3f509f41-3a7e-406e-88f6-69672abb2e34"
     message = parties["server"].gets(console, CellChannel.SERVER_MAIN, "x", **{gate.PERSON: "lead@hub.org"})
     assert message.get_header(gate.PERSON) == "other@hub.org"

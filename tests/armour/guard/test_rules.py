@@ -74,8 +74,8 @@ ASKED = (
     ("server_command", "get_task"),
     ("server_command", "submit_update"),
     ("aux_communication", "__sync_runner__"),
-    ("fedshift_pieces", "send"),
-    ("fedshift_pieces", "fetch"),
+    ("armour_pieces", "send"),
+    ("armour_pieces", "fetch"),
 )
 WAYS = (f"{HK_JOB} > (server) > {RUN}", f"{HK_JOB} > server > ({RUN})", f"{HK_JOB} > HK > (server) > {RUN}")
 BACK = (f"{RUN} > (server) > {HK_JOB}", f"{RUN} > server > ({HK_JOB})", f"{RUN} > server > (HK) > {HK_JOB}")

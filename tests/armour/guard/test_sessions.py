@@ -14,9 +14,9 @@ from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.fuel.hci.server.login import LoginModule
 from nvflare.fuel.hci.server.sess import Session, SessionManager
 
-from flare_armour.guard import sessions
-from flare_armour.patches import patch
-from flare_armour.patches.refusals import PERSON
+from flare_armour import patch
+from flare_armour.guard import console
+from flare_armour.log_limits import PERSON
 
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 OWNER, OTHER = "lead@hub.org", "other@hub.org"
@@ -27,14 +27,14 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginModule]:
     """With one session, of `OWNER`; its token is any."""
     monkeypatch.setattr(LoginModule, "pre_command", LoginModule.pre_command)
     monkeypatch.setattr(patch, "IN_PLACE", set())
-    sessions.apply()
+    console.PATCH.enforce()
     manager = SessionManager(cell=None)
     manager.get_session = lambda token, asserter: Session("1", OWNER, "hub", "lead", "_admin_x")
     yield LoginModule(manager)
     manager.shutdown()
 
 
-def asked(login: LoginModule, *command: str, person: str | None) -> tuple[bool, str]:
+def given(login: LoginModule, *command: str, person: str | None) -> tuple[bool, str]:
     """Whether a command that comes over this person's connection is done, and what the console is told."""
     conn = Connection(props={ConnProps.HCI_SERVER: SimpleNamespace(get_id_asserter=lambda: None)})
     conn.request = {"data": [{"type": "token", "data": "any"}]}
@@ -46,15 +46,15 @@ def asked(login: LoginModule, *command: str, person: str | None) -> tuple[bool, 
 
 
 def test_a_session_is_used_over_its_owners_connection_only(login: LoginModule) -> None:
-    assert asked(login, "abort_job", JOB, person=OWNER)[0]
+    assert given(login, "abort_job", JOB, person=OWNER)[0]
     for person in (OTHER, "", None):
-        done, said = asked(login, "abort_job", JOB, person=person)
+        done, said = given(login, "abort_job", JOB, person=person)
         assert not done and "another person's" in said
 
 
 def test_nobody_logs_in_as_another(login: LoginModule) -> None:
-    assert asked(login, InternalCommands.CERT_LOGIN, OWNER, person=OWNER)[0]
+    assert given(login, InternalCommands.CERT_LOGIN, OWNER, person=OWNER)[0]
     for person in (OTHER, "", None):
-        done, said = asked(login, InternalCommands.CERT_LOGIN, OWNER, person=person)
+        done, said = given(login, InternalCommands.CERT_LOGIN, OWNER, person=person)
         assert not done and "REJECT" in said
-    assert not asked(login, InternalCommands.CERT_LOGIN, person=OWNER)[0]
+    assert not given(login, InternalCommands.CERT_LOGIN, person=OWNER)[0]

@@ -19,11 +19,11 @@ from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
-from flare_armour import patches
-from flare_armour.once_a_minute import OnceAMinute
-from flare_armour.patches import incoming_streams, message_exits, refusals
+from flare_armour import log_limits, patches
+from flare_armour.log_limits import OnceAMinute
+from flare_armour.patches import incoming_streams, messages
 from flare_armour.patches.incoming_streams import LOOK, MOST_OPEN, SILENCE, allow
-from flare_armour.patches.message_shares import THREADS, WAITING
+from flare_armour.patches.stream_shares import THREADS, WAITING
 
 patches.install()
 ALLOWED = 1000
@@ -103,9 +103,8 @@ def is_open(task: RxTask | None) -> bool:
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(incoming_streams, "_limit", None)
-    monkeypatch.setattr(incoming_streams, "_ending", False)
-    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
+    monkeypatch.setattr(incoming_streams, "PROCESS", incoming_streams._Process())
+    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):
@@ -148,12 +147,12 @@ def test_a_message_that_brings_more_than_it_declares_is_stopped(receiver: Receiv
 
 def test_who_sends_too_large_an_answer_is_reported(receiver: Receiver) -> None:
     told = list[tuple[str, str]]()
-    message_exits.tell(lambda sender, fault: told.append((sender, fault)))
+    messages.listen(lambda sender, fault: told.append((sender, fault)))
     try:
         receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=ALLOWED + 1)
         receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=ALLOWED + 1, **{StreamHeaderKey.TOPIC: "other"})
     finally:
-        message_exits.tell(None)
+        messages.listen(None)
     ((sender, fault),) = told
     assert sender == "HK.job" and f"{ALLOWED + 1}" in fault
 
@@ -272,7 +271,7 @@ def test_headers_that_take_much_memory_are_refused_by_the_certificate_s_name(
     receiver: Receiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming_streams, "MOST_HEADERS", 5000)
-    with caplog.at_level("WARNING", logger="fedshift"):
+    with caplog.at_level("WARNING", logger="flare_armour"):
         for _ in range(3):
             assert receiver.piece("UCL.job", next(NUMBERS), b"x", size=500, h="x" * 5000) is None
     (line,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
@@ -354,14 +353,14 @@ def test_requests_that_wait_hold_the_threads_of_their_own_party_only(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy, many = Busy(), THREADS + 2 * WAITING
-    with caplog.at_level("WARNING", logger="fedshift"):
+    with caplog.at_level("WARNING", logger="flare_armour"):
         for _ in range(many):
             busy.asks("UCL.job")
         for site in ("HK", "BIDMC"):
             busy.asks(f"{site}.job")
         assert wait(lambda: {"HK.job", "BIDMC.job"} <= set(busy.begun))
     assert busy.begun.count("UCL.job") == THREADS
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedshift"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "flare_armour"]
     assert line.startswith("'UCL' ") and f"{WAITING}" in line
     assert {sender for sender, _ in busy.cell.told} == {"UCL.job"} and len(busy.cell.told) > WAITING // 2
     busy.goes_on.set()

@@ -23,8 +23,8 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.server.server_runner import ServerRunner
 
 from flare_armour import patches
-from flare_armour.patches import message_exits
-from flare_armour.patches.return_codes import outlive
+from flare_armour.patches import messages
+from flare_armour.patches.messages import outlive_return_codes
 
 patches.install()
 flare_decomposers.register()
@@ -43,7 +43,7 @@ class Server:
         )
         adapter = Adapter(lambda request: self.taken.append(request.payload), SimpleNamespace(fqcn="server.job"), cell)
         self._handler = BlobHandler(adapter.call)
-        message_exits.tell(lambda sender, fault: self.told.append((sender, fault)))
+        messages.listen(lambda sender, fault: self.told.append((sender, fault)))
 
     def gets(self, topic: str = ServerCommandNames.SUBMIT_UPDATE) -> None:
         """A message that can be decoded, from a site's job."""
@@ -65,7 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(os, "_exit", ends)
     yield Server()
-    message_exits.tell(None)
+    messages.listen(None)
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -96,6 +96,6 @@ def test_no_process_is_one_that_ends() -> None:
 def test_no_return_code_of_a_site_ends_the_job() -> None:
     runner = ServerRunner.__new__(ServerRunner)
     before = set(ServerRunner.ABORT_RETURN_CODES)
-    outlive(runner)
+    outlive_return_codes(runner)
     assert not before & set(runner.ABORT_RETURN_CODES)
     assert set(ServerRunner.ABORT_RETURN_CODES) == before, "only this job's runner is changed"

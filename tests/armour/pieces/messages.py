@@ -12,7 +12,7 @@ from nvflare.apis.shareable import Shareable
 from fedshift.flare import codec
 from fedshift.schema.messages import Broadcast, Update
 from flare_armour.pieces import wire
-from flare_armour.pieces.arrays_file import LARGE
+from flare_armour.pieces.array_files import LARGE
 from flare_armour.pieces.server_end import ServerEnd
 from flare_armour.pieces.site_end import SiteEnd
 

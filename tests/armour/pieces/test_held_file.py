@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flare_armour.pieces.arrays_file import FileOf
+from flare_armour.pieces.array_files import FileOf
 from flare_armour.pieces.held_file import HeldFile, WrongDigestError
 
 CONTENT = bytes(range(256)) * 40

@@ -14,7 +14,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from fedshift.flare import codec
-from flare_armour.pieces.arrays_file import FileOf, NotInFileError, file_of, take_out
+from flare_armour.pieces.array_files import FileOf, NotInFileError, file_of, take_out
 from flare_armour.pieces.server_end import ServerEnd
 from flare_armour.pieces.wire import FETCH, SEND, Ask, Reply
 
@@ -70,7 +70,7 @@ def test_an_answer_larger_than_the_job_allows_is_refused_before_anything_is_kept
 ) -> None:
     server = ServerEnd(tmp_path, largest=999)
     server.open(Shareable(), ("HK",), place="round 1")
-    with caplog.at_level(logging.WARNING, "fedshift"):
+    with caplog.at_level(logging.WARNING, "flare_armour"):
         assert [sends(server, "HK") for _ in range(3)] == [CLOSED] * 3
     assert [record.message for record in caplog.records] == [
         "an answer of site HK is refused: it has 1000 bytes, allowed are 999"
@@ -87,7 +87,7 @@ def test_a_site_has_one_file_at_the_server(tmp_path: Path) -> None:
 
 def test_a_file_with_another_digest_has_to_come_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server, _ = ends(tmp_path)
-    with caplog.at_level(logging.WARNING, "fedshift"):
+    with caplog.at_level(logging.WARNING, "flare_armour"):
         assert [sends(server, "HK", piece=b"x" * 1000) for _ in range(3)] == [Reply(held=0)] * 3
     (record,) = caplog.records
     assert "HK's update of round 1 has to come again" in record.message

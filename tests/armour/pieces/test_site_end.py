@@ -9,7 +9,7 @@ import pytest
 
 from fedshift.flare import codec
 from flare_armour.pieces import site_end
-from flare_armour.pieces.arrays_file import NotInFileError, file_of
+from flare_armour.pieces.array_files import NotInFileError, file_of
 from flare_armour.pieces.server_end import ServerEnd
 from flare_armour.pieces.site_end import GivenUpError
 from flare_armour.pieces.wire import FETCH, SEND, Reply

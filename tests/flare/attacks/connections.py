@@ -12,7 +12,7 @@ from nvflare.fuel.f3.drivers.aio_http_driver import WS_PATH
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from flare_armour.patches.handshakes import LARGEST
+from flare_armour.patches.connections import LARGEST_HANDSHAKE
 
 from .hostile import CONNECTIONS, Hostile, Scene
 
@@ -39,7 +39,7 @@ def names_itself_twice(hostile: Hostile, scene: Scene) -> None:
 
 def says_much_of_itself(hostile: Hostile, scene: Scene) -> None:
     """More than a handshake has."""
-    name = {HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.3", "x": "x" * LARGEST}
+    name = {HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.3", "x": "x" * LARGEST_HANDSHAKE}
     asyncio.run(with_session(lambda session: says_and_is_closed(hostile, session, name)))
 
 

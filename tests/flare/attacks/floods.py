@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils import fobs
 
-from flare_armour.patches.message_shares import THREADS
+from flare_armour.patches.stream_shares import THREADS
 
 from .hostile import HEADERS, WAITING, Hostile, Scene
 

@@ -44,10 +44,10 @@ ANSWERS = "ANSWERS "
 
 CONNECTIONS, WAITING, HEADERS, JOB = 4, 8, 10_000, 1_000_000
 LOWERED = {
-    "flare_armour.patches.party_shares:CONNECTIONS": CONNECTIONS,
-    "flare_armour.patches.message_shares:WAITING": WAITING,
+    "flare_armour.patches.connections:CONNECTIONS": CONNECTIONS,
+    "flare_armour.patches.stream_shares:WAITING": WAITING,
     "flare_armour.patches.incoming_streams:MOST_HEADERS": HEADERS,
-    "flare_armour.patches.job_archives:LARGEST": JOB,
+    "flare_armour.patches.submissions:LARGEST": JOB,
     "fedshift.flare.message_limits:SLACK": 200_000,
 }
 """Bounds of the server in these tests, so that little goes beyond them."""

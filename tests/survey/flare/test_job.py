@@ -11,13 +11,13 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from surveysites import survey_site
 
 from fedshift.flare.export import SPEC, read_job_folder
+from fedshift.flare.guard import AppFiles
 from fedshift.flare.simulator_process import RunFailed
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
 from fedshift_survey.collect import survey_in_process
 from fedshift_survey.flare.job import read_survey_spec, write_survey_job
 from fedshift_survey.flare.simulate import simulate_survey
-from flare_armour.guard.commands import AppFiles
 
 ASKED = SurveySpec(survey="survey_organ", dataset="organ", sites=("A", "B"), held_out=("C",))
 
@@ -46,7 +46,7 @@ def test_a_changed_configuration_is_refused_by_the_guards(tmp_path: Path) -> Non
     folder = write_survey_job(ASKED, tmp_path / "job", production=True)
     path = folder / "app" / "config" / "config_fed_client.json"
     path.write_text(path.read_text(encoding="utf-8").replace("SurveyExecutor", "Other"), encoding="utf-8")
-    assert "is not as this fedshift writes it" in AppFiles().validate(str(folder / "app"))[0]
+    assert "is not as this project writes it" in AppFiles().validate(str(folder / "app"))[0]
 
 
 @pytest.mark.slow

@@ -339,7 +339,7 @@ class Provisioned(Kit):
 def test_at_a_hospital_the_ledger_is_in_the_kit_and_outlives_the_job(
     three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flare_armour.patches.require_protection", lambda: None)
+    monkeypatch.setattr("fedshift.flare.executor.require_protection", lambda: None)
     job = small_job("fedrdn")
     kit = Provisioned.make(job, "HK", three_sites["HK"], tmp_path / "kit", sent=write_job(job, tmp_path / "job"))
     own = tmp_path / "kit" / "local" / "fedshift.yaml"

@@ -1,0 +1,332 @@
+"""What another party may take of a process by its connections: memory, sockets, threads.
+
+NVFlare 2.9: a frame takes the memory that it declares, up to 2 GB. What a connection says of itself, and headers of
+frames, have no limit of their own, and are kept beyond their connection. A server's connections, threads and memory are
+shared by all parties without a limit for each.
+Cost: one party can take much of a process's memory, or use up the server's sockets and threads, so that no other site
+is heard.
+Instead: a frame may have 256 MB, or 32 MB where sites connect by web sockets, and a large one grows in memory as it
+comes in. A handshake has `LARGEST_HANDSHAKE` bytes and `MOST_VALUES` plain values, and headers have `LARGEST_HEADERS`;
+a connection that brings more is closed before anything is decoded. What was kept of a name is deleted when its last
+connection ends. A party has `CONNECTIONS`, of which the most silent is closed for another, and each has one name.
+`THREADS` work on its frames at a time, and on no more than `RATE` a second after the first `BURST`; up to `WAITING`
+bytes of others wait, and then the connection that brings more is closed.
+Fixed in NVFlare when: a frame takes no more memory than has come in of it; frames, handshakes, headers, connections,
+queued frames and threads have limits for each certificate; ``close_connection`` removes the endpoint.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from flare_armour.log_limits import REFUSALS
+from flare_armour.patch import Patch, find
+
+log = logging.getLogger("flare_armour")
+
+LARGEST_FRAME = 256 * 1024 * 1024
+"""Bytes of a frame. Messages that are streamed come in frames of 1 MB; a job's folder is sent as one frame."""
+LARGEST_OF_SITES = 32 * 1024 * 1024
+"""Bytes of a frame that comes to a server by a web socket (``http``). NVFlare's clients take 4 MB."""
+AT_ONCE = 4 * 1024 * 1024
+"""Bytes of a frame that are allocated at a time."""
+LARGEST_HANDSHAKE = 2048
+"""Bytes of a handshake's content. NVFlare's has a cell's name twice and the time."""
+MOST_VALUES = 8
+"""Values in a handshake."""
+LARGEST_HEADERS = 16 * 1024
+"""Bytes of a message's headers. NVFlare's have about 2 kB."""
+HERE = "a process of this machine"
+"""In place of a certificate's name."""
+CONNECTIONS = 16
+"""Of one party: one for itself and one for each of its job processes."""
+THREADS = 25
+"""Of NVFlare's 100, on the frames of one party."""
+WAITING = 256 * 1024 * 1024
+"""Bytes of one party's frames that are worked on or wait. A sender waits for acknowledgements long before."""
+LEAST = 4096
+"""Bytes that a frame counts as at least."""
+RATE, BURST = 300.0, 1000
+"""Frames of one party a second, and how many more after it has been silent. A model comes in frames of up to 1 MB, so
+that an honest party is stopped by its line before."""
+
+SFM = "nvflare.fuel.f3.sfm"
+MANAGER = f"{SFM}.conn_manager:ConnManager"
+RECEIVER = f"{SFM}.conn_manager:SfmFrameReceiver"
+ENDPOINT = f"{SFM}.sfm_endpoint:SfmEndpoint"
+SOCKET = "nvflare.fuel.f3.drivers.socket_conn:SocketConnection"
+DRIVERS = {"socket_conn": LARGEST_FRAME, "aio_conn": LARGEST_FRAME, "aio_http_driver": LARGEST_OF_SITES}
+"""Modules in which ``MAX_FRAME_SIZE`` is looked up for each frame or each connection."""
+
+
+def limit_frames() -> None:
+    """Lower the limit, and replace how frames are read."""
+    for driver, largest in DRIVERS.items():
+        module: Any = importlib.import_module(f"nvflare.fuel.f3.drivers.{driver}")
+        module.MAX_FRAME_SIZE = largest
+    connection, error = find(SOCKET), find("nvflare.fuel.f3.comm_error:CommError")
+    prefix, length = find("nvflare.fuel.f3.sfm.prefix:Prefix"), find("nvflare.fuel.f3.sfm.prefix:PREFIX_LEN")
+
+    def read_frame(self: Any) -> bytearray:
+        frame = bytearray(length)
+        self.read_into(frame, 0, length)
+        whole = prefix.from_bytes(frame).length
+        if not length <= whole <= LARGEST_FRAME:
+            raise error(error.BAD_DATA, f"a frame declares {whole} bytes, allowed are {length} to {LARGEST_FRAME}")
+        while len(frame) < whole:
+            start = len(frame)
+            frame.extend(bytes(min(AT_ONCE, whole - start)))
+            self.read_into(frame, start, len(frame) - start)
+        return frame
+
+    connection.read_frame = read_frame
+
+
+def limit_handshakes() -> None:
+    """Replace what takes every frame, and what ends a connection."""
+    manager, receiver = find(MANAGER), find(RECEIVER)
+    original_frame, original_close = receiver.process_frame, manager.close_connection
+
+    def process_frame(self: Any, frame: Any) -> None:
+        reason = fault_of_frame(frame)
+        if reason is None:
+            original_frame(self, frame)
+            return
+        connection = self.conn.conn
+        REFUSALS.add(party_of_connection(connection) or HERE, "handshake", f"{reason}: the connection is closed")
+        end(connection)
+
+    def close_connection(self: Any, connection: Any) -> None:
+        sfm_conn = self.sfm_conns.get(connection.name)
+        original_close(self, connection)
+        ended = None if sfm_conn is None else sfm_conn.sfm_endpoint
+        if ended is None:
+            return
+        with ended.lock:  # in which a new connection takes the same name
+            name = ended.endpoint.name
+            if not ended.connections and self.sfm_endpoints.get(name) is ended:
+                self.sfm_endpoints.pop(name)
+
+    receiver.process_frame, manager.close_connection = process_frame, close_connection
+
+
+def fault_of_frame(frame: Any) -> str | None:
+    """Why a frame must not be decoded, or None; completes the sentence "UCL ..."."""
+    length, types, prefixes = _parts_of_frames()
+    if len(frame) < length:
+        return None  # NVFlare refuses it
+    prefix = prefixes.from_bytes(frame)
+    if prefix.header_len > LARGEST_HEADERS:
+        return f"has sent a message with {prefix.header_len} bytes of headers, allowed are {LARGEST_HEADERS}"
+    if prefix.type not in (types.HELLO, types.READY):
+        return None
+    if len(frame) - length > LARGEST_HANDSHAKE:
+        return f"has sent a handshake of {len(frame) - length} bytes, allowed are {LARGEST_HANDSHAKE}"
+    return None if _is_plain(bytes(frame[length + prefix.header_len :])) else "has sent a handshake of other contents"
+
+
+@cache
+def _parts_of_frames() -> tuple[int, Any, Any]:
+    """How long a prefix is, the types of frames, and the class of prefixes: this is asked for every frame."""
+    return find(f"{SFM}.prefix:PREFIX_LEN"), find(f"{SFM}.constants:Types"), find(f"{SFM}.prefix:Prefix")
+
+
+def _is_plain(content: bytes) -> bool:
+    try:
+        said = msgpack.unpackb(content, max_map_len=MOST_VALUES, max_array_len=0, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException):
+        return False
+    return isinstance(said, dict) and all(
+        isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in said.items()
+    )
+
+
+def limit_shares() -> None:
+    """Replace what takes a connection, a name and a frame. Connections within a machine stay as they are."""
+    manager, endpoint = find(MANAGER), find(ENDPOINT)
+    error = find("nvflare.fuel.f3.comm_error:CommError")
+    original_new, original_frame, original_add = (
+        manager.handle_new_connection,
+        manager.process_frame,
+        endpoint.add_connection,
+    )
+
+    def handle_new_connection(self: Any, connection: Any) -> None:
+        original_new(self, connection)
+        party = party_of_connection(connection)
+        with self.lock:
+            new = self.sfm_conns.get(connection.name)
+            if party is None or new is None:
+                return
+            new.armour_party, new.last_activity = party, time.time()
+            theirs = [other for other in self.sfm_conns.values() if getattr(other, "armour_party", None) == party]
+        for silent in sorted(theirs, key=lambda other: other.last_activity)[:-CONNECTIONS]:
+            silent.armour_party = None
+            REFUSALS.add(
+                party, "connections", f"has more than {CONNECTIONS} connections: its most silent one is closed"
+            )
+            end(silent.conn)
+
+    def add_connection(self: Any, sfm_conn: Any) -> None:
+        before = sfm_conn.sfm_endpoint
+        if hasattr(sfm_conn, "armour_party") and before not in (None, self) and _name(before) != _name(self):
+            end(sfm_conn.conn)
+            raise error(error.BAD_DATA, "a connection has named itself already")
+        original_add(self, sfm_conn)
+
+    def process_frame(self: Any, sfm_conn: Any, frame: Any) -> None:
+        party = getattr(sfm_conn, "armour_party", None)
+        if party is None:
+            if not hasattr(sfm_conn, "armour_party"):  # else it has been closed
+                original_frame(self, sfm_conn, frame)
+            return
+        share = self.__dict__.setdefault("armour_shares", {}).setdefault(party, _Share())
+        taken = share.take(sfm_conn, frame)
+        if taken is None:
+            what = f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed"
+            REFUSALS.add(party, "frames", what)
+            sfm_conn.armour_party = None
+            end(sfm_conn.conn)
+        elif taken:
+            try:
+                self.frame_mgr_executor.submit(_work, self, share, sfm_conn, frame)
+            except RuntimeError:
+                log.debug("a frame came after the end")
+
+    manager.handle_new_connection, manager.process_frame = handle_new_connection, process_frame
+    endpoint.add_connection = add_connection
+
+
+@dataclass
+class _Share:
+    """What is worked on, and what waits, of one party."""
+
+    running: int = 0
+    held: int = 0
+    waiting: deque[tuple[Any, Any]] = field(default_factory=deque)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    allowed: float = BURST
+    """Frames that may be worked on now; below 0 they wait."""
+    since: float = -math.inf
+    """When ``allowed`` was computed."""
+
+    def take(self, sfm_conn: Any, frame: Any) -> bool | None:
+        """True if a thread has to begin with this frame, False if it waits, None if there is no room for it."""
+        with self.lock:
+            if self.held + _size(frame) > WAITING:
+                return None
+            self.held += _size(frame)
+            if self.running >= THREADS:
+                self.waiting.append((sfm_conn, frame))
+                return False
+            self.running += 1
+            return True
+
+    def done(self, frame: Any) -> tuple[Any, Any] | None:
+        """The frame that this thread goes on with."""
+        with self.lock:
+            self.held -= _size(frame)
+            if self.waiting:
+                return self.waiting.popleft()
+            self.running -= 1
+            return None
+
+    def pause(self) -> float:
+        """Seconds to wait before the next frame is worked on."""
+        with self.lock:
+            now = time.monotonic()
+            self.allowed = min(BURST, self.allowed + (now - self.since) * RATE) - 1
+            self.since = now
+            return max(-self.allowed / RATE, 0.0)
+
+
+def _size(frame: Any) -> int:
+    return max(len(frame), LEAST)
+
+
+def _work(manager: Any, share: _Share, sfm_conn: Any, frame: Any) -> None:
+    following: tuple[Any, Any] | None = (sfm_conn, frame)
+    while following is not None:
+        try:
+            pause = share.pause()
+            if pause and not manager.stopped:
+                time.sleep(pause)
+            manager.process_frame_task(*following)
+        finally:
+            following = share.done(following[1])
+
+
+def party_of_connection(connection: Any) -> str | None:
+    """Whose certificate it has; None for a connection within this machine, or one that this process has made."""
+    passive = find("nvflare.fuel.f3.drivers.connector_info:Mode.PASSIVE")
+    mtls = find("nvflare.fuel.f3.cellnet.identity:is_mtls_connection")
+    connector = connection.connector
+    if connector.mode != passive or not mtls(connector.params):
+        return None
+    key = find("nvflare.fuel.f3.drivers.driver_params:DriverParams.PEER_CN").value
+    return str(connection.get_conn_properties().get(key))
+
+
+def _name(endpoint: Any) -> str:
+    return str(endpoint.endpoint.name)
+
+
+def end(connection: Any) -> None:
+    """Close it, also if the other end does not answer a web socket's goodbye."""
+    web_socket = getattr(connection, "websocket", None)
+    plain = web_socket.get_extra_info("socket") if web_socket is not None else None
+    if plain is not None:
+        try:
+            plain.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("a connection was closed already")
+    connection.close()
+
+
+FRAME_SIZE = Patch(
+    name="frame_size",
+    kind="protects",
+    without="another party can take much of a process's memory",
+    apply=limit_frames,
+    replaces={f"{SOCKET}.read_frame": "527795094831", f"{SOCKET}.read_into": "0d6729b8bbe1"},
+)
+HANDSHAKES = Patch(
+    name="handshakes",
+    kind="protects",
+    without="another party can take memory of a process for good",
+    apply=limit_handshakes,
+    replaces={
+        f"{RECEIVER}.process_frame": "2fb71b6360f9",
+        f"{MANAGER}.close_connection": "41ca5d7a99eb",
+        # Not replaced: what is decoded and kept.
+        f"{MANAGER}.get_dict_payload": "796285fd04ee",
+        f"{SFM}.sfm_conn:SfmConnection.send_handshake": "cc8ab51fb5f3",
+    },
+)
+PARTY_SHARES = Patch(
+    name="party_shares",
+    kind="protects",
+    without="one site can use up the server's connections, threads and memory",
+    apply=limit_shares,
+    replaces={
+        f"{MANAGER}.handle_new_connection": "7cad25839b31",
+        f"{MANAGER}.process_frame": "7855d0bc8483",
+        f"{ENDPOINT}.add_connection": "86720d188118",
+        "nvflare.fuel.f3.drivers.aio_http_driver:WsConnection": "65780ac33024",
+    },
+    calls={
+        f"{MANAGER}.process_frame_task": "self, sfm_conn, frame",
+        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "params",
+    },
+)

@@ -1,0 +1,174 @@
+"""Job processes that are started again when they are killed.
+
+NVFlare 2.9: ends a job when the job process of one site, or its own at the server, is killed (out of memory, by hand,
+by a fault in a library).
+Cost: the whole run, however many sites are left.
+Instead: the parent process starts the killed process again, and the rest of NVFlare does not notice. The site asks for
+its task once more and continues from its last state, the server from the last round that was closed. A process that
+exits by itself, or that NVFlare ends, is not started again. `SiteJobLauncher` and `ServerJobLauncher`, or subclasses,
+are named in ``local/resources.json`` in place of NVFlare's launchers, which is a public setting; private is only what
+they use of `ProcessHandle`.
+Fixed in NVFlare when: a job whose ``min_clients`` is below its number of sites survives ``kill -9`` of one site's job
+process.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+
+from flare_armour.patch import Patch, require
+from flare_armour.patches import clock
+
+log = logging.getLogger("flare_armour")
+
+LAUNCHER = "nvflare.app_common.job_launcher.process_launcher"
+PATCH = Patch(
+    name="job_restart",
+    kind="correct",
+    without="a job ends when one of its processes is killed",
+    replaces={f"{LAUNCHER}:ProcessHandle": "563d9f116b64"},
+    calls={f"{LAUNCHER}:ProcessJobLauncher.launch_job": "self, job_meta, fl_ctx"},
+)
+
+
+class PersistentHandle(JobHandleSpec):
+    """A job process, or the one that was started after it was killed."""
+
+    def __init__(
+        self,
+        launch: Callable[[], ProcessHandle],
+        *,
+        restarts: int,
+        pause: float,
+        dispensable: bool,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            launch: starts it.
+            restarts: how often it is started again at most.
+            pause: seconds before the first restart; each further one waits twice as long.
+            dispensable: whether the job continues without the process after the last restart.
+            ended: called when the process has ended for good.
+        """
+        super().__init__()
+        self._launch, self._restarts, self._pause, self._dispensable = launch, restarts, pause, dispensable
+        self._given_up, self._at_end = False, ended
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._process = launch()
+
+    def terminate(self) -> None:
+        """End the process for good."""
+        with self._lock:
+            self._ended.set()
+            self._process.terminate()
+
+    def poll(self) -> Any:
+        """NVFlare's code for how the process ended, or for one that still runs."""
+        return JobReturnCode.SUCCESS if self._given_up and self._dispensable else self._process.poll()
+
+    def wait(self) -> None:
+        """Wait until the process has ended and is not started again."""
+        self._wait()
+        try:
+            self._at_end()
+        except Exception:  # NVFlare has yet to close the job
+            log.exception("the end of the job process could not be recorded")
+
+    def _wait(self) -> None:
+        for number in range(self._restarts + 1):
+            self._process.wait()
+            code = self._process.adapter.poll()
+            if code is None or code >= 0 or self._ended.is_set():
+                return
+            if number == self._restarts:
+                log.error("the job process was killed %d times (%s): given up", number + 1, _name(code))
+                self._given_up = True
+                return
+            pause = self._pause * 2**number
+            log.warning("the job process was killed (%s): started again in %g s", _name(code), pause)
+            if self._ended.wait(pause):
+                return
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                try:
+                    self._process = self._launch()
+                except Exception:  # perhaps no memory: wait for the old process again, which counts as a restart
+                    log.exception("the job process could not be started again")
+
+
+class _Persistent:
+    """What both launchers add to NVFlare's."""
+
+    dispensable: ClassVar[bool]
+
+    def __init__(self, restarts: int = 3, pause: float = 2.0) -> None:
+        """``restarts`` and ``pause`` (seconds) as for `PersistentHandle`.
+
+        Raises:
+            NotAsExpectedError: the kit is of before there was a guard against other parties' messages.
+        """
+        require("gate")
+        super().__init__()
+        clock.PATCH.install()  # in a parent process, which imports nothing else of ours when it starts
+        self._restarts, self._first_pause = restarts, pause
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        if not PATCH.fits():
+            return super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
+        # NVFlare uses the context for other jobs later on.
+        engine, arguments = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(job_meta[JobMetaKey.JOB_ID]))
+
+        def launch() -> ProcessHandle:
+            with engine.new_context() as context:
+                context.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
+                return super(_Persistent, self).launch_job(job_meta, context)  # type: ignore[misc]
+
+        return PersistentHandle(
+            launch,
+            restarts=self._restarts,
+            pause=self._first_pause,
+            dispensable=self.dispensable,
+            ended=partial(self.ended, folder),
+        )
+
+    @staticmethod
+    def ended(folder: Path) -> None:
+        """The process of the job in ``folder`` has ended for good. A process that was killed has written nothing."""
+
+
+class SiteJobLauncher(_Persistent, ClientProcessJobLauncher):
+    """For a site's ``local/resources.json``. A process that is given up counts as ended well, lest the job fails."""
+
+    dispensable = True
+
+
+class ServerJobLauncher(_Persistent, ServerProcessJobLauncher):
+    """For the server's ``local/resources.json``."""
+
+    dispensable = False
+
+
+def _name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

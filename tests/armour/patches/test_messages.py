@@ -1,0 +1,124 @@
+"""What a received message may hold, and what it leaves behind."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.f3.cellnet.utils import decode_payload, encode_payload
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+from nvflare.fuel.utils.fobs import fobs as fobs_module
+from nvflare.fuel.utils.fobs import lobs
+from nvflare.fuel.utils.fobs.lobs import MARKER_DATUM_FILE, MARKER_DATUM_TEXT
+
+from fedshift.flare import codec
+from fedshift.schema.messages import Broadcast, Update
+from flare_armour.patches import messages
+from flare_armour.patches.messages import LONGEST_ROW, OTHERS
+
+flare_decomposers.register()
+common_decomposers.register()
+WEIGHTS = {"a": np.ones((300, 300), np.float32), "b": np.zeros((), np.int64)}
+
+
+def there_and_back(payload: Any, topic: str) -> Any:
+    """What arrives of a message that is streamed."""
+    message = Message({StreamHeaderKey.TOPIC: topic}, payload)
+    encode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx={})
+    decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx={})
+    return message.payload
+
+
+def test_tasks_and_answers_come_through() -> None:
+    answer = codec.encode_answers([codec.Answer(Update("HK", 1, n_samples=8, n_steps=1, weights=WEIGHTS))])
+    context = FLContext()
+    context.set_prop("__identity_name__", "HK", private=False, sticky=True)
+    answer.set_peer_context(context)
+    found = there_and_back(answer, ServerCommandNames.SUBMIT_UPDATE)
+    assert found.get_peer_context().get_identity_name() == "HK"
+    (decoded,) = codec.decode_answers(found)
+    assert isinstance(decoded.content, Update)
+    assert decoded.content.weights["a"].tobytes() == WEIGHTS["a"].tobytes()
+    task = codec.encode_task(Broadcast(round=1, best_round=0, weights=WEIGHTS, sites=("HK",)))
+    found = there_and_back(task, f"server_command:{ServerCommandNames.GET_TASK}")
+    assert codec.decode_task(found).weights["b"].shape == ()
+
+
+@pytest.mark.parametrize("header", [{"marker": MARKER_DATUM_FILE, "dot": 0}, {"marker": MARKER_DATUM_TEXT, "dot": 1}])
+def test_what_is_no_data_is_refused_before_it_is_looked_at(
+    header: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((lobs, "_get_one_section"), (lobs, "deserialize"), (fobs_module, "deserialize")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(lobs, "_get_one_section", lambda stream, expect: (SimpleNamespace(**header), b"", 0))
+    messages.hold_data_only()
+    with pytest.raises(ValueError):
+        lobs._get_one_section(None, True)
+
+
+def test_an_object_of_another_type_is_refused_in_an_answer_only() -> None:
+    assert there_and_back({"client": Client("HK", "token")}, "heartbeat")["client"].name == "HK"
+    shareable = Shareable()
+    shareable["client"] = Client("HK", "token")
+    with pytest.raises(TypeError):
+        there_and_back(shareable, ServerCommandNames.SUBMIT_UPDATE)
+
+
+def test_more_objects_than_any_message_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in ([{} for _ in range(20)], [[[{} for _ in range(5)] for _ in range(2)] for _ in range(2)]):
+        message = fobs.dumps(content)
+        assert fobs.loads(message) == content
+        with monkeypatch.context() as patched:
+            patched.setattr(messages, "MOST_ELSEWHERE", 10)
+            with pytest.raises(ValueError):
+                fobs.loads(message)
+
+
+def test_messages_within_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_MESSAGES", 2)
+    two = Shareable({"inner": Shareable()})
+    there_and_back(two, "any")
+    with pytest.raises(ValueError):
+        there_and_back(Shareable({"inner": two}), "any")
+
+
+def test_only_a_task_and_an_answer_hold_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_ELSEWHERE", 50)
+    many = Shareable({"x": [[] for _ in range(100)]})
+    for topic in (ServerCommandNames.SUBMIT_UPDATE, f"server_command:{ServerCommandNames.GET_TASK}"):
+        assert len(there_and_back(many, topic)["x"]) == 100
+    with pytest.raises(ValueError):
+        there_and_back(many, "heartbeat")
+
+
+def test_the_text_of_a_message_does_not_have_its_bytes() -> None:
+    assert str(ConsumableBufferList([b"x" * 1000, b"y"])) == "<message in 2 pieces>"
+
+
+def test_a_table_does_not_grow_with_the_names_that_messages_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_ROWS", 10)
+    times, counts = HistPool("x", "x", [1.0, 2.0], "s"), CounterPool("x", "x", ["received"])
+    for number in range(15):
+        times.record_value(f"{number}", 1.5)
+        counts.increment(f"{number}", "received")
+    assert len(times.cat_bins) == len(counts.cat_counters) == 11
+    assert counts.cat_counters["7"] == {"received": 1}
+    assert counts.cat_counters[OTHERS] == {"received": 5}
+
+
+def test_a_long_name_is_none() -> None:
+    counts = CounterPool("x", "x", ["received"])
+    counts.increment("x" * (LONGEST_ROW + 1), "received")
+    assert set(counts.cat_counters) == {OTHERS}
