@@ -73,7 +73,7 @@ def _entry(name: str) -> str:
 def _links(name: str) -> str:
     """A method's file and test, and a committed job with it or the command that makes one."""
     links = [f"[file](../custom/fedshift/methods/{name}.py)", f"[test](../tests/methods/test_{name}.py)"]
-    if method_set.find(name).Client.trains_on != "site":
+    if name in method_set.pooled_references():
         return " · ".join([*links, f"`fedshift pooled {name} prostate`"])
     jobs = (path for path in sorted((ROOT / "jobs").glob("*/app/config/fedshift.yaml")) if name in _methods(path))
     job = min(jobs, key=lambda path: (len(_methods(path)), f"{name}_prostate" not in str(path)), default=None)

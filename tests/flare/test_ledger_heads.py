@@ -14,6 +14,7 @@ from conftest import make_site, small_job
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
+from docs.hooks import leaves
 from fedshift.federation.site.privacy.ledger import HEAD_FILE, Ledger
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
@@ -96,7 +97,7 @@ def test_of_a_ledger_nothing_leaves_but_a_number_and_a_hash(kit: Path, heads: Le
     with_it, without = told(answer), told(replace(answer, ledger=None))
     new = {name: value for name, value in with_it.items() if name not in without}
     assert new == {"HK/ledger/number": answer.ledger.number, "HK/ledger/hash": answer.ledger.hash}
-    page = (Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md").read_text(encoding="utf-8")
+    page = leaves.on_page_markdown(leaves.MARK)
     row = "the end of the site's privacy ledger: number of releases, SHA-256 of the last | 1 number, 1 hash |"
     assert f"| {row}" in page
 

@@ -43,7 +43,7 @@ RUNNER = "nvflare.private.fed.server.server_runner:ServerRunner"
 PATCH = Patch(
     name="long_poll",
     kind="protects",
-    without="sites ask for tasks at intervals, which makes every round longer",
+    without="one site can hold up the others, and every round takes longer",
     replaces={f"{RUNNER}._try_to_get_task": "7ad3096def2e"},
 )
 
