@@ -118,8 +118,7 @@ def test_a_leads_log_command_takes_a_partys_name_and_a_level_and_nothing_else(fe
         assert done and "fedshift" in text, "the job's own log is read"
         for line in (
             *(f"get_job_log {run.job_id} {site}" for site in ("A,B", "server report.html")),
-            f"configure_job_log {run.job_id} server levels.json",
-            f'configure_job_log {run.job_id} server {{"version":1}}',
+            f"configure_job_log {run.job_id} server other.json",
             f"configure_job_log {run.job_id} server debug",
             f"configure_job_log {run.job_id} client A INFO",
         ):

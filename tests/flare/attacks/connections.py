@@ -1,4 +1,4 @@
-"""More connections and names than one party may have, by web sockets with the kit's certificate and without NVFlare."""
+"""Connections with the kit's certificate and without NVFlare: one more than a party may have, and what they say."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from nvflare.fuel.f3.drivers.aio_http_driver import WS_PATH
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from flare_armour.patches.connections import CONNECTIONS
+from flare_armour.patches.connections import LARGEST_HANDSHAKE
 
-from .hostile import Hostile, Scene
+from .hostile import CONNECTIONS, Hostile, Scene
 
-MANY = 200
-"""Connections that are opened, and names that are taken."""
 WAIT = 3.0
 """Seconds for the server to close what it closes."""
 
 
-def opens_many_connections(hostile: Hostile, scene: Scene) -> None:
-    """The server's sockets and memory, until it takes no other site's connection."""
+def opens_more_connections(hostile: Hostile, scene: Scene) -> None:
+    """Two more than it may have."""
 
     async def attack(session: aiohttp.ClientSession) -> None:
-        sockets = [await connect(hostile, session) for _ in range(MANY)]
+        sockets = [await connect(hostile, session) for _ in range(CONNECTIONS + 2)]
         still_open = sum(await asyncio.gather(*(is_open(one) for one in sockets)))
         assert still_open <= CONNECTIONS, f"{still_open} connections are open"
 
     asyncio.run(with_session(attack))
 
 
-def takes_many_names(hostile: Hostile, scene: Scene) -> None:
-    """The server's memory, and its lists of who is connected, by one connection."""
+def names_itself_twice(hostile: Hostile, scene: Scene) -> None:
+    """Over one connection."""
+    names = [{HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.{number}"} for number in (1, 2)]
+    asyncio.run(with_session(lambda session: says_and_is_closed(hostile, session, *names)))
 
-    async def attack(session: aiohttp.ClientSession) -> None:
-        connection = await connect(hostile, session)
-        for number in range(MANY):
-            content = msgpack.packb({HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.{number}"})
-            frame = bytearray(PREFIX_LEN)
-            Prefix(length=PREFIX_LEN + len(content), type=Types.HELLO).to_buffer(frame, 0)
-            try:
-                await connection.send_bytes(bytes(frame) + content)
-            except ConnectionError:
-                break
-        assert not await is_open(connection), "one connection has many names"
 
-    asyncio.run(with_session(attack))
+def says_much_of_itself(hostile: Hostile, scene: Scene) -> None:
+    """More than a handshake has."""
+    name = {HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.3", "x": "x" * LARGEST_HANDSHAKE}
+    asyncio.run(with_session(lambda session: says_and_is_closed(hostile, session, name)))
+
+
+async def says_and_is_closed(hostile: Hostile, session: aiohttp.ClientSession, *said: dict[str, str]) -> None:
+    connection = await connect(hostile, session)
+    for words in said:
+        content = msgpack.packb(words)
+        frame = bytearray(PREFIX_LEN)
+        Prefix(length=PREFIX_LEN + len(content), type=Types.HELLO).to_buffer(frame, 0)
+        await connection.send_bytes(bytes(frame) + content)
+    assert not await is_open(connection), "the connection is open"
 
 
 async def with_session(attack: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
@@ -75,4 +77,4 @@ async def is_open(connection: aiohttp.ClientWebSocketResponse) -> bool:
             return False
 
 
-ATTACKS = (opens_many_connections, takes_many_names)
+ATTACKS = (names_itself_twice, says_much_of_itself, opens_more_connections)

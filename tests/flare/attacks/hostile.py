@@ -1,4 +1,4 @@
-"""A hostile site: a process with the real kit of one site that says what it likes to the server and to other sites.
+"""A hostile site: a process with the real kit of one site that says to the server what no site may say.
 
 ``python -m tests.flare.attacks.hostile KIT JOB_ID VICTIM MODULE…`` connects with the kit's certificate, registers as
 NVFlare's client does, runs the ``ATTACKS`` of each module, waits for answers, and prints one JSON object: the name of
@@ -41,6 +41,16 @@ CONNECT = 60.0
 SERVER = "server"
 ANSWERS = "ANSWERS "
 """Starts the line that the process prints."""
+
+CONNECTIONS, WAITING, HEADERS, JOB = 4, 8, 10_000, 1_000_000
+LOWERED = {
+    "flare_armour.patches.connections:CONNECTIONS": CONNECTIONS,
+    "flare_armour.patches.stream_shares:WAITING": WAITING,
+    "flare_armour.patches.incoming_streams:MOST_HEADERS": HEADERS,
+    "flare_armour.patches.submissions:LARGEST": JOB,
+    "fedshift.flare.message_limits:SLACK": 200_000,
+}
+"""Bounds of the server in these tests, so that little goes beyond them."""
 
 Headers: TypeAlias = Mapping[str, Any]
 
@@ -141,13 +151,13 @@ class Hostile:
         kind: str = MessageType.REQ,
         headers: Headers | None = None,
     ) -> str:
-        """Send one message, every header of which may be a lie; returns its id. NVFlare's own filters are passed by.
+        """Send one message as it is given; returns its id.
 
         Args:
             channel: of the message; for the channel of streams see `chunk`.
             topic: of the message.
-            payload: any object that NVFlare packs; bytes are sent as they are if ``headers`` say so.
-            to: its destination. It goes to the server, who may pass it on.
+            payload: of the message.
+            to: its destination. It goes to the server.
             origin: whom it says it is from, if not from this site.
             kind: NVFlare's ``MessageType``.
             headers: beside, or in place of, those that NVFlare would set.
@@ -171,7 +181,6 @@ class Hostile:
                 **(headers or {}),
             }
         )
-        # Past the filters of outgoing requests, which would write the truth.
         self.core._send_to_endpoint(self.core.agents[SERVER].endpoint, message)
         return request
 
