@@ -1,6 +1,6 @@
 """Marks in a page that are replaced, when the site is built, by what a generator makes.
 
-``<!-- make: methods.entries fedavg fedbn -->`` becomes what ``entries("fedavg", "fedbn")`` of ``methods.py`` in this
+``<!-- make: method_pages.entries fedavg fedbn -->`` becomes what ``entries("fedavg", "fedbn")`` of its module in this
 folder returns. What pages say of the code, and every figure, comes from the code and from results files in this way.
 """
 

@@ -47,7 +47,7 @@ def test_it_is_left_out_once_a_round_and_the_round_of_the_first_time_is_told(tmp
     assert [fault.reason for fault in coordinator.record.current.rejected] == [said]
     assert not coordinator.hopeless and clients.names == {"C"}
     answers.close()
-    coordinator.record.close_round(coordinator.invited)
+    coordinator.record.close_round(coordinator.invited, {})
 
     coordinator.open(1)
     again = DisabledClients(coordinator, answers, lambda: disabled)  # the server's process was started again
