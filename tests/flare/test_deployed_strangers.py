@@ -33,9 +33,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedRun]:
     folder = tmp_path_factory.mktemp("guarded")
     data = image_sites(folder / "data")
     data["E"] = data["C"]
-    other = folder / "other_version" / "fedshift"
-    shutil.copytree(ROOT / "custom" / "fedshift", other, ignore=shutil.ignore_patterns("__pycache__"))
-    init = other / "__init__.py"
+    other = folder / "other_version"
+    shutil.copytree(ROOT / "custom", other, ignore=shutil.ignore_patterns("__pycache__"))
+    init = other / "fedshift" / "__init__.py"
     init.write_text(init.read_text(encoding="utf-8") + "\n__version__ = '99.0'\n", encoding="utf-8")
     with (
         Deployed(folder / "ours", data) as federation,
@@ -44,7 +44,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedRun]:
         set_times(federation, "C", start=-timedelta(days=30), end=-timedelta(days=1))
         set_times(federation, "E", start=timedelta(hours=2), end=timedelta(days=30))
         federation.start(SERVER, "A", "C", "E")
-        federation.start("B", environment={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
+        federation.start("B", environment={"PYTHONPATH": os.pathsep.join([str(other), str(ROOT)])})
         federation.connected(["A", "B"])
         stranger.start("D")
         options = ("schedule.rounds=2", "federation.min_sites=1", "federation.grace=2")

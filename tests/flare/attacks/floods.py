@@ -20,8 +20,8 @@ NUMBERS = itertools.count(20_000)
 
 
 def asks_for_tasks(hostile: Hostile, scene: Scene) -> None:
-    """More than are handled and may wait."""
-    for _ in range(THREADS + 3 * WAITING):
+    """Many times as many as are handled and may wait at a time."""
+    for _ in range(20 * (THREADS + WAITING)):
         _ask(hostile, scene, {})
 
 

@@ -42,10 +42,11 @@ SERVER = "server"
 ANSWERS = "ANSWERS "
 """Starts the line that the process prints."""
 
-CONNECTIONS, WAITING, HEADERS, JOB = 4, 8, 10_000, 1_000_000
+CONNECTIONS, WAITING, HEADERS, JOB = 4, 2, 10_000, 1_000_000
 LOWERED = {
     "flare_armour.patches.connections:CONNECTIONS": CONNECTIONS,
     "flare_armour.patches.stream_shares:WAITING": WAITING,
+    "flare_armour.patches.incoming_streams:WAITING": WAITING,
     "flare_armour.patches.incoming_streams:MOST_HEADERS": HEADERS,
     "flare_armour.patches.submissions:LARGEST": JOB,
     "fedshift.flare.message_limits:SLACK": 200_000,
