@@ -72,7 +72,9 @@ def tune(few: JobSpec, everything: JobSpec, folder: Path, site: str, *, device: 
     net = prepare(task.network(), few.task.schedule.precision, device)
     head = getattr(net, "head", None)
     if not isinstance(head, nn.Linear):
-        raise ConfigError(f"network {few.task.network.name} has no linear head to tune: choose a classification task")
+        raise ConfigError(
+            "method-needs", f"network {few.task.network.name} has no linear head to tune: choose a classification task"
+        )
     run = Run(
         seed=few.seed,
         site=site,

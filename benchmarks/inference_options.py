@@ -21,8 +21,8 @@ from statistics import fmean
 from typing import Any
 
 import frame
-from fedshift.data.casefiles import CaseFiles
 
+from fedshift.data.cases import CaseFiles
 from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.data.splits import case_splits

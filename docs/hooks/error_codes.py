@@ -1,4 +1,4 @@
-"""The reference of error codes, found in the package's source: each raise of a FedshiftError with a literal code."""
+"""The reference of error codes, found in the source: each FedshiftError and finding with a literal code."""
 
 from __future__ import annotations
 
@@ -27,26 +27,54 @@ def table(root: str = str(ROOT)) -> str:
 
 
 def error_classes(trees: dict[Path, ast.Module]) -> set[str]:
-    """The names of FedshiftError and of all that are made from it and take what it takes."""
+    """The names of FedshiftError and of all that are made from it and take a code first."""
     names = {"FedshiftError"}
     nodes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    classes = [c for c in nodes if not any(isinstance(d, ast.FunctionDef) and d.name == "__init__" for d in c.body)]
+    classes = [c for c in nodes if all(_takes_code(d) for d in c.body if isinstance(d, ast.FunctionDef))]
     while more := {c.name for c in classes if {_name(base) for base in c.bases} & names} - names:
         names |= more
     return names
 
 
+def _takes_code(method: ast.FunctionDef) -> bool:
+    return method.name != "__init__" or [part.arg for part in method.args.args[1:2]] == ["code"]
+
+
 def found(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Area, code and sentence of every error that is made with a code in a checkout's packages."""
+    """Area, code and sentence of every error and finding that is made with a code in a checkout's packages."""
     files = [path for folder in ("custom", "data_prep") for path in sorted((root / folder).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     names = error_classes(trees)
     for path, tree in trees.items():
+        assigned = _assigned(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _name(node.func) in names and len(node.args) >= 2:
-                code = node.args[0]
-                if isinstance(code, ast.Constant) and isinstance(code.value, str):
-                    yield _area(path.relative_to(root)), code.value, _sentence(node.args[1])
+            if isinstance(node, ast.Call) and _name(node.func) in {*names, "Finding"}:
+                code, *said = node.args[_name(node.func) == "Finding" :] or [ast.Constant(None)]
+                if said and isinstance(code, ast.Constant) and isinstance(code.value, str):
+                    yield _area(path.relative_to(root)), code.value, _said(said, assigned)
+
+
+def _assigned(tree: ast.Module) -> dict[str, list[tuple[int, ast.expr]]]:
+    """Name -> what it is given in a module, with the lines."""
+    given: dict[str, list[tuple[int, ast.expr]]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            given.setdefault(node.targets[0].id, []).append((node.lineno, node.value))
+    return given
+
+
+def _said(parts: list[ast.expr], assigned: dict[str, list[tuple[int, ast.expr]]]) -> str:
+    """The sentence; of a file's fault, which are its path, what is wrong, and the mend."""
+    sentences = [_sentence(_resolved(part, assigned)) for part in parts]
+    if len(parts) < 3:
+        return sentences[0]
+    return f"PATH {sentences[1]}: {sentences[2]}" if sentences[1] and sentences[2] else ""
+
+
+def _resolved(node: ast.expr, assigned: dict[str, list[tuple[int, ast.expr]]]) -> ast.expr:
+    """What a local name was given last above its use."""
+    above = [given for given in assigned.get(_name(node), []) if given[0] < node.lineno]
+    return max(above, key=lambda given: given[0])[1] if isinstance(node, ast.Name) and above else node
 
 
 def _area(path: Path) -> str:

@@ -114,7 +114,7 @@ def test_a_cell_that_diverges_is_estimated_from_its_steps(
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverges(*_: object, **__: object) -> None:
-        raise QuorumError("the training loss is nan")
+        raise QuorumError("no-quorum", "the training loss is nan")
 
     monkeypatch.setattr(estimate, "run_trial", diverges)
     assert Estimator(tmp_path / "cells", device="cpu")(cells[0]).seconds > START

@@ -33,10 +33,18 @@ def test_error_codes_are_found_with_their_sentences_and_areas(tmp_path: Path) ->
         "class Other(ValueError): ...\n"
         'raise DataError("mask-grid", f"{path.name}: has {len(voxels)} voxels: " "resample it")\n'
         'raise DataError("only a sentence")\n'
-        'raise Other("not-ours", "no")\n',
+        'raise Other("not-ours", "no")\n'
+        "class ScanError(DataError):\n    def __init__(self, code, path, what, mend): ...\n"
+        'said = f"has {n} axes"\n'
+        'raise ScanError("axes", path, said, "save it anew")\n'
+        'Finding("warning", "axes", path, "has no axes", "save it anew")\n',
         encoding="utf-8",
     )
     (tmp_path / "data_prep").mkdir()
-    assert list(found(tmp_path)) == [("data", "mask-grid", "NAME: has VOXELS voxels: resample it")]
+    assert set(found(tmp_path)) == {
+        ("data", "mask-grid", "NAME: has VOXELS voxels: resample it"),
+        ("data", "axes", "PATH has N axes: save it anew"),
+        ("data", "axes", "PATH has no axes: save it anew"),
+    }
     assert table(str(tmp_path)).splitlines()[-1] == "| `mask-grid` | data | NAME: has VOXELS voxels: resample it |"
     assert table(str(tmp_path / "data_prep")) == "No error has a code."

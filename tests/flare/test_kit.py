@@ -274,13 +274,13 @@ def test_a_path_that_would_be_registered_is_found(site: kits.Kit, tmp_path: Path
     assert fault.grave and "/DATA/secret" in fault.sentence
 
 
-@pytest.mark.parametrize("former", ["fedshift.flare.launcher.SiteJobLauncher", "fedshift.flare.guard.No"])
-def test_a_kit_that_names_what_is_no_longer_there_is_found(site: kits.Kit, former: str) -> None:
+@pytest.mark.parametrize("unknown", ["fedshift.flare.nowhere.SiteJobLauncher", "fedshift.flare.guard.No"])
+def test_a_kit_that_names_what_is_not_there_is_found(site: kits.Kit, unknown: str) -> None:
     path = site.local / "resources.json"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("fedshift.flare.guard.SiteJobLauncher", former), encoding="utf-8")
+    path.write_text(text.replace("fedshift.flare.guard.SiteJobLauncher", unknown), encoding="utf-8")
     (fault,) = kits.faults(site)
-    assert fault.grave and former in fault.sentence and "fedshift site init" in fault.sentence
+    assert fault.grave and unknown in fault.sentence and "fedshift site init" in fault.sentence
 
 
 def test_a_kit_without_the_guard_is_found(site: kits.Kit, server: kits.Kit) -> None:

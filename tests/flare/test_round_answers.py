@@ -81,7 +81,7 @@ def test_who_did_not_answer_is_silent_in_the_next_round_unless_it_is_only_slow()
 
 
 def test_an_error_that_no_quorum_mends_reaches_the_course_of_the_job() -> None:
-    answers = opened(Taken(ConfigError("kinds are mixed")))
+    answers = opened(Taken(ConfigError("phantom-mixed", "kinds are mixed")))
     answers.receive(client_task=answer(), fl_ctx=FLContext())
     assert isinstance(answers.fault, ConfigError)
 

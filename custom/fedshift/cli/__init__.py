@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Sequence
 from types import ModuleType
 
 import fedshift
@@ -32,6 +31,7 @@ from fedshift.cli.parser import Parser
 from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.names import printable
+from fedshift.schema.satellites import parts_of_satellites
 
 COMMANDS: tuple[ModuleType, ...] = (
     data,
@@ -82,7 +82,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except FedshiftError as error:
         if args.debug:
             raise
-        print(f"fedshift: {printable(str(error))}" + f" [{error.code}]" * bool(error.code), file=sys.stderr)
+        print(f"fedshift: {printable(str(error))} [{error.code}]", file=sys.stderr)
         return 2
     except BrokenPipeError:
         raise
@@ -113,12 +113,6 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fedshift {fedshift.__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (*COMMANDS, *_satellites()):
+    for command in (*COMMANDS, *parts_of_satellites("fedshift.commands")):
         command.add_parsers(commands)
     return parser
-
-
-def _satellites() -> Iterator[ModuleType]:
-    """The commands of the packages beside the core, by their entry points."""
-    for point in sorted(entry_points(group="fedshift.commands"), key=lambda point: point.name):
-        yield point.load()

@@ -38,7 +38,7 @@ class Preparation:
     """How volumes become arrays.
 
     ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. ``matrix``: voxels along
-    the longer side of a slice, of volumes without a voxel size (`fedshift.data.voxels.shape_at`). ``normalise``,
+    the longer side of a slice, of volumes without a voxel size (`fedshift.runtime.grids.shape_at`). ``normalise``,
     ``nonzero`` and ``fixed``: see `fedshift.data.voxels.normalised`. ``sequences``: which of a site's, in this order;
     empty for a site's only one.
     """

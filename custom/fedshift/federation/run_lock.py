@@ -9,8 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -110,24 +109,6 @@ def take(path: Path) -> IO[str]:
             file.close()
             raise
         file.close()
-
-
-def take_when_free(path: Path, *, patience: float, wait: Callable[[float], None] = time.sleep) -> IO[str]:
-    """`take`, for so many seconds: a process that is just ending still holds its lock.
-
-    Raises:
-        BlockingIOError: another process still holds it.
-        OSError: the file cannot be locked.
-    """
-    waited = 0.0
-    while True:
-        try:
-            return take(path)
-        except BlockingIOError:
-            if waited >= patience:
-                raise
-        wait(0.5)
-        waited += 0.5
 
 
 def owner_of(path: Path) -> str:

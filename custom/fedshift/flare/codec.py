@@ -46,7 +46,7 @@ class WireError(FedshiftError):
 
     def __init__(self, key: str, reason: str) -> None:
         """``key`` names the part at fault, ``reason`` says what is wrong with it."""
-        super().__init__(f"{key}: {reason}")
+        super().__init__("message-damaged", f"{key}: {reason}")
         self.key, self.reason = key, reason
 
 

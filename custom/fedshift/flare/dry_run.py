@@ -93,7 +93,7 @@ def dry_run(
         QuorumError: the server would reject an answer; the message says why.
     """
     if name not in job.task.everyone:
-        raise ConfigError(f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
+        raise ConfigError("other-site", f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
     if name in job.task.held_out:
         return [_evaluation(job, name, data, folder, settings, steps)]
     short = _shortened(job, steps)

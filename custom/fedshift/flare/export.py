@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedshift.flare.hosts import hosts
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.identity import own_identity, own_packages
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
+from fedshift.schema.satellites import parts_of_satellites
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME
@@ -213,4 +213,4 @@ def client_configs() -> list[dict[str, Any]]:
 
 def _other_jobs() -> list[Any]:
     """Modules of satellites that have jobs of their own."""
-    return [point.load() for point in entry_points(group="fedshift.jobs")]
+    return parts_of_satellites("fedshift.jobs")

@@ -26,12 +26,14 @@ def read_keys(startup: Path, name: str) -> Keys:
     path = startup / name
     if content is None:
         raise ConfigError(
+            "keys-missing",
             f"the job asks for encryption, and {path} is not there: provision the project with FLARE's HEBuilder "
-            "(FLARE's simulator has no keys)"
+            "(FLARE's simulator has no keys)",
         )
     if result != LoadResult.OK:
         raise ConfigError(
+            "file-changed",
             f"{path} is not as the project's owner has signed it ({result.value}): ask for a new kit, made with "
-            "HEBuilder before SignatureBuilder"
+            "HEBuilder before SignatureBuilder",
         )
     return Keys(content, where=str(path))

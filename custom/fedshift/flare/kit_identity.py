@@ -87,11 +87,14 @@ class KitIdentity(ProjectRoot):
             super().__init__(startup)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
+                "file-unreadable",
                 f"{startup / name} cannot be read ({error}): with federation.encryption=masks a site signs with the "
-                "key of its kit"
+                "key of its kit",
             ) from None
         if not isinstance(key, RSAPrivateKey):
-            raise ConfigError(f"{startup / KEY} is no RSA key, as FLARE's provisioning makes them: ask for a new kit")
+            raise ConfigError(
+                "wrong-key", f"{startup / KEY} is no RSA key, as FLARE's provisioning makes them: ask for a new kit"
+            )
         self._key = key
 
     def sign(self, content: bytes) -> tuple[bytes, str]:
@@ -110,7 +113,9 @@ def server_checker(startup: Path) -> ProjectRoot | None:
     try:
         return ProjectRoot(startup)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{startup / ROOT} cannot be read ({error}): unpack the server's kit again") from None
+        raise ConfigError(
+            "file-unreadable", f"{startup / ROOT} cannot be read ({error}): unpack the server's kit again"
+        ) from None
 
 
 def site_masks(

@@ -81,8 +81,9 @@ class LedgerHeads:
             return {}
         except (ValidationError, UnicodeDecodeError) as error:
             raise ConfigError(
+                "file-damaged",
                 f"{self.path} is damaged ({first_fault(error)}), and with it what is known of the sites' privacy "
-                "ledgers: restore it from a copy, or delete it, after which each site's next answer begins it anew"
+                "ledgers: restore it from a copy, or delete it, after which each site's next answer begins it anew",
             ) from None
 
     def of(self, sites: Iterable[str]) -> dict[str, LedgerHead]:
@@ -114,7 +115,9 @@ class LedgerHeads:
         with self._locked():
             known = self.all()
             if site not in known:
-                raise ConfigError(f"{self.path} has no ledger of site {site!r}; it has {', '.join(known) or 'none'}")
+                raise ConfigError(
+                    "unknown-site", f"{self.path} has no ledger of site {site!r}; it has {', '.join(known) or 'none'}"
+                )
             forgotten = known.pop(site)
             self._write(known)
         return forgotten

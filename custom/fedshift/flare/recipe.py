@@ -97,7 +97,7 @@ class FeatureShiftRecipe(Recipe):
             self._folder.production = isinstance(env, ProdEnv)
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> NoReturn:
-        raise ConfigError(CLOSED)
+        raise ConfigError("job-fixed", CLOSED)
 
 
 class JobFolder(FedJob):
@@ -114,7 +114,7 @@ class JobFolder(FedJob):
         Raises:
             ConfigError: always. Ignoring the call could drop a filter that was meant to keep something private.
         """
-        raise ConfigError(CLOSED)
+        raise ConfigError("job-fixed", CLOSED)
 
     def export_job(self, job_root: str) -> None:
         """Write the folder into ``job_root``."""
@@ -137,9 +137,11 @@ class JobFolder(FedJob):
         """
         ours = list(hosts(self.spec))
         if (n_clients or len(ours)) != len(ours) or set(clients or ours) != set(ours):
-            raise ConfigError(f"job {self.name} has other clients: use SimEnv(clients={ours})")
+            raise ConfigError("other-site", f"job {self.name} has other clients: use SimEnv(clients={ours})")
         if gpu or log_config:
-            raise ConfigError("SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device")
+            raise ConfigError(
+                "options-clash", "SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device"
+            )
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(self.spec, Path(folder) / self.name)
             simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_show)
@@ -158,7 +160,9 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
             text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize)
         except yaml.YAMLError:
             kind = type(value).__name__
-            raise ConfigError(f"option {path}: a job holds numbers, texts and lists of them, no {kind}") from None
+            raise ConfigError(
+                "invalid-value", f"option {path}: a job holds numbers, texts and lists of them, no {kind}"
+            ) from None
         options.append(f"{path}={text.removesuffix(END).strip()}")
     return options
 

@@ -111,9 +111,10 @@ def simulate(
             return folders
     progress = read_progress(folders.server)
     if progress is not None and progress.reason:
-        raise RunFailed(progress.reason)
+        raise RunFailed("run-failed", progress.reason)
     raise RunFailed(
-        f"FLARE's simulator ended with exit code {process.returncode}: {process.last_error or 'no reason given'}"
+        "run-failed",
+        f"FLARE's simulator ended with exit code {process.returncode}: {process.last_error or 'no reason given'}",
     )
 
 
@@ -130,7 +131,7 @@ def sites_at_a_time(job: JobSpec, parallel: int | None) -> int:
         return min(clients, at_a_time)
     if not 1 <= parallel <= clients:
         what = "sites" if job.federation.hosts is None else "hosts"
-        raise ConfigError(f"--parallel {parallel} does not fit: the job has {clients} {what}")
+        raise ConfigError("invalid-value", f"--parallel {parallel} does not fit: the job has {clients} {what}")
     return parallel
 
 

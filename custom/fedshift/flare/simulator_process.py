@@ -78,7 +78,7 @@ class SimulatorProcess:
                 return None if raw is None else Measured(**{**raw, "gpus": tuple(raw["gpus"])})
             self._log.waiting.append(line)
         reason = next((line.strip() for line in reversed(self._log.waiting) if line.strip()), "no reason given")
-        raise RunFailed(f"FLARE's simulator could not be started: {reason}")
+        raise RunFailed("run-failed", f"FLARE's simulator could not be started: {reason}")
 
     def start(self, job_folder: Path, *, threads: int, environ: Mapping[str, str]) -> None:
         """Start the simulator with so many clients at a time, and copy what it prints to the log."""

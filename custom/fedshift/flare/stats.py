@@ -59,7 +59,7 @@ def progress_in(stats: Mapping[str, Any]) -> Progress | None:
                 return Progress.model_validate_json(text) if text else None
             except ValidationError:
                 break
-    raise ConfigError("the job's server tells no progress that this version of fedshift can read")
+    raise ConfigError("other-version", "the job's server tells no progress that this version of fedshift can read")
 
 
 def server_stats(progress: Progress | None) -> dict[str, str]:

@@ -133,7 +133,7 @@ class WatchedJob:
             return dict(session.get_job_meta(self._asked))
         except JobNotFound:
             raise ConfigError(
-                f"the server knows no job {one_line(self._asked)}: see 'nvflare job list --startup-kit KIT'"
+                "no-run", f"the server knows no job {one_line(self._asked)}: see 'nvflare job list --startup-kit KIT'"
             ) from None
 
     def _ended(self, status: str) -> Moment:

@@ -286,7 +286,7 @@ class FedshiftWorkflow(Controller):
                         break
                     if abort_signal.triggered:
                         place = _place(coordinator, coordinator.round)
-                        raise Stopped(answers.why_stopped(patience.min_sites, place))
+                        raise Stopped("stopped", answers.why_stopped(patience.min_sites, place))
                     answers.changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
             answers.close()

@@ -96,15 +96,18 @@ def describe(path: Path, results: Path | None = None) -> Described:
 def _run_of(path: Path, header: Header, results: Path) -> Run:
     run = read(results)
     if not isinstance(run, Run):
-        raise ConfigError(f"{results} is not the record of one run: name the folder of the run of {path}")
+        raise ConfigError(
+            "several-runs", f"{results} is not the record of one run: name the folder of the run of {path}"
+        )
     job = header.job
     same = run.results.job.name == job.name and is_of(run.results.job, job)
     final = run.results.final
     rounds = {final.best.round, final.last.round} if final is not None else {header.round}
     if not same or header.round not in rounds:
         raise ConfigError(
+            "other-run",
             f"{run.source} is of another run than {path} (job {job.name}, seed {job.seed}, round {header.round}): name "
-            "the results of the same run"
+            "the results of the same run",
         )
     return replace(run, model=None if header.encrypted else model_file(path))
 

@@ -276,7 +276,9 @@ def read_progress(folder: Path) -> Progress | None:
     try:
         return Progress.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise ConfigError(f"{path} was not written by this version of fedshift ({first_fault(error)})") from None
+        raise ConfigError(
+            "other-version", f"{path} was not written by this version of fedshift ({first_fault(error)})"
+        ) from None
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:

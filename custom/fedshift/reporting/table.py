@@ -34,7 +34,8 @@ def scores_table(results: Results) -> Table:
     """
     if results.final is None:
         raise ConfigError(
-            f"job {results.job.name} has no final scores because the run did not finish: resume it with --resume"
+            "run-unfinished",
+            f"job {results.job.name} has no final scores because the run did not finish: resume it with --resume",
         )
     final, metric = results.final, results.job.metric
     best, last = final.best, final.last

@@ -107,8 +107,9 @@ def make_trackers(tracking: Tracking, *, job: str, folder: Path) -> list[Tracker
         return []
     if importlib.util.find_spec(tracking) is None:
         raise ConfigError(
+            "not-installed",
             f"the job has federation.tracking={tracking}, which is not installed where the run is coordinated: "
-            f"pip install 'fedshift[{tracking}]', or make the job without"
+            f"pip install 'fedshift[{tracking}]', or make the job without",
         )
     sink = MLflow(job=job, folder=folder) if tracking == "mlflow" else WandB(job=job, folder=folder)
     return [Tracker(tracking, sink)]

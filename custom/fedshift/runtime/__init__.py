@@ -1,7 +1,8 @@
 """From the voxels of a scan to its classes: what a prediction computes, here and in an exported bundle.
 
-The files of this folder are copied, as they are, into the ``scripts/`` of a MONAI bundle (`fedshift.inference.bundle`),
-which runs without fedshift: they import each other, numpy, torch, MONAI and SciPy, and nothing else.
+The files of this folder are copied, as they are, into the ``scripts/`` of a MONAI bundle by
+`fedshift.inference.bundle_export`. It runs without fedshift: they import each other, numpy, torch, MONAI and SciPy,
+and nothing else.
 """
 
 from __future__ import annotations

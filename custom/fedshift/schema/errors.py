@@ -19,10 +19,10 @@ class FedshiftError(Exception):
         code: what is wrong, in a word or two that a user can search for, as ``mask-grid``.
     """
 
-    def __init__(self, code: str, sentence: str = "") -> None:
+    def __init__(self, code: str, sentence: str) -> None:
         """``str()`` of the error is the sentence."""
-        self.code, sentence = (code, sentence) if sentence else ("", code)
         super().__init__(sentence)
+        self.code = code
 
 
 class ConfigError(FedshiftError):

@@ -46,4 +46,4 @@ def simulate_survey(spec: SurveySpec, log: Path) -> Survey:
         if found.is_file():
             return read_survey(folders.server)
     reason = "it took too long" if time.monotonic() >= deadline else process.last_error or "no reason given"
-    raise RunFailed(f"FLARE's simulator ended without a survey: {reason} (log: {log})")
+    raise RunFailed("run-failed", f"FLARE's simulator ended without a survey: {reason} (log: {log})")

@@ -28,7 +28,7 @@ class Gate:
 
     def admit(self, broadcast: Broadcast) -> str:
         if self.forbids:
-            raise PolicyError("no")
+            raise PolicyError("policy", "no")
         return f"permit {broadcast.round}"
 
     def release(self, update: Update, broadcast: Broadcast, permit: str) -> Update:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-import numpy as np
-
 from fedshift.federation import refusals
 from fedshift.federation.server.clipping import limits_of_job
 from fedshift.federation.server.global_model import GlobalModel
@@ -53,13 +51,11 @@ class Callbacks(TypedDict, total=False):
     Attributes:
         on_progress: called whenever there is something new to show.
         on_reject: called for each rejected answer, with its round.
-        lay_out: moves an array of weights to the place in memory from which it is sent.
         stopped: whether the run was stopped from outside while it waits for space on a full disk.
     """
 
     on_progress: Callable[[Coordinator], None] | None
     on_reject: Callable[[Rejection, int], None]
-    lay_out: Callable[[np.ndarray], np.ndarray]
     stopped: Callable[[], bool]
 
 
@@ -75,7 +71,6 @@ class Coordinator:
         """The round after the last closed one."""
         self._on_progress = callbacks.get("on_progress") or (lambda coordinator: None)
         self._on_reject: Callable[[Rejection, int], None] = callbacks.get("on_reject", lambda rejection, round_: None)
-        self._lay_out = callbacks.get("lay_out", lambda array: array)
         self._task = build_task(job)
         self.metric = self._task.metric
         methods = MethodSet(job, self._task.network())  # not kept, because it has a second copy of the weights
@@ -97,7 +92,7 @@ class Coordinator:
         self._ended: int | None = None
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
-        return GlobalModel(methods, lay_out=self._lay_out)
+        return GlobalModel(methods)
 
     def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
         return UpdateCheck(methods, self._task, self.model)

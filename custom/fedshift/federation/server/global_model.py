@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,16 +38,9 @@ class Outgoing:
 class GlobalModel:
     """Weights and method state, replaced by `combine` once a round."""
 
-    def __init__(
-        self, methods: MethodSet, *, lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array
-    ) -> None:
-        """Take the initial weights from the network of ``methods``.
-
-        Args:
-            methods: the job's methods.
-            lay_out: moves an array of weights to the place in memory from which it is sent.
-        """
-        self._job, self._specs, self._lay_out = methods.job, methods.up, lay_out
+    def __init__(self, methods: MethodSet) -> None:
+        """Take the initial weights from the network of ``methods``."""
+        self._job, self._specs = methods.job, methods.up
         self.weights = read_weights(methods.net)
         self.halves = [(m.name, m.server()) for m in methods]
         self.trainable = methods.trainable
@@ -102,8 +95,6 @@ class GlobalModel:
 
         The latter has what a model file has: held-out sites get it too, and the best model comes from such a file.
         """
-        for key in self.weights:  # one at a time: two full models are never in memory
-            self.weights[key] = self._lay_out(self.weights[key])
         outgoing = self._outgoing_for(round_)
         plain = {key: value for key, value in self.weights.items() if key not in outgoing.packed}
         arrays = without(outgoing.arrays, self._training_only) if is_final else outgoing.arrays

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
 from fedshift.reporting.report.section import Chapter
+from fedshift.schema.satellites import parts_of_satellites
 
 
 class ChapterSource(Protocol):
@@ -25,8 +25,8 @@ class ChapterSource(Protocol):
 
 def chapter_of(path: Path) -> Chapter | None:
     """The chapter of a folder or file that a package beside the core recognises; None if none does."""
-    for point in sorted(entry_points(group="fedshift.chapters"), key=lambda point: point.name):
-        source: ChapterSource = point.load()
+    sources: list[ChapterSource] = parts_of_satellites("fedshift.chapters")
+    for source in sources:
         if source.recognises(path):
             return source.read_chapter(path)
     return None

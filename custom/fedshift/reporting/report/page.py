@@ -125,7 +125,7 @@ def _site_chapters(given: Sequence[ReportInput], site: str) -> list[Chapter]:
     runs = label_runs([one for one in given if isinstance(one, Run)])
     sites = list(dict.fromkeys(name for run in runs for name in run.results.data))
     if site not in sites:
-        raise ConfigError(f"--site: no run has a site {site!r}{nearest(site, sites)}")
+        raise ConfigError("unknown-site", f"--site: no run has a site {site!r}{nearest(site, sites)}")
     found = [
         chapter
         for run in runs
@@ -134,8 +134,9 @@ def _site_chapters(given: Sequence[ReportInput], site: str) -> list[Chapter]:
     ]
     if not found:
         raise ConfigError(
+            "no-comparison",
             f"--site: there is nothing to say on {site} alone: make the job with 'fedshift job --with-local', or name "
-            "the folder of a leave-one-out of the same job as well"
+            "the folder of a leave-one-out of the same job as well",
         )
     return with_ids(found)
 
@@ -181,7 +182,9 @@ def write(html: str, path: Path) -> None:
     except OSError as error:
         with suppress(OSError):  # where nothing can be, nothing can be removed
             temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file with --out") from None
+        raise ConfigError(
+            "file-unwritable", f"{path} cannot be written ({error.strerror}): name another file with --out"
+        ) from None
 
 
 def _heading(made: Sequence[Chapter]) -> str:

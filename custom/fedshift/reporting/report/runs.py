@@ -110,7 +110,9 @@ def read(path: Path) -> ReportInput:
         ConfigError: there is no record, there are several, or the record is of another version.
     """
     if not path.exists():
-        raise ConfigError(f"{path} does not exist: name a folder of a run or comparison, or its {FILE_NAME}")
+        raise ConfigError(
+            "file-missing", f"{path} does not exist: name a folder of a run or comparison, or its {FILE_NAME}"
+        )
     for kind in (LeaveOneOut, CrossSite):
         if path.name == kind.FILE_NAME:
             return _transfer(kind.read(path.parent), path.parent)
@@ -284,11 +286,14 @@ def _find_results(folder: Path) -> Path:
         if FILE_NAME in files:
             found.append(Path(place) / FILE_NAME)
     if not found:
-        raise ConfigError(f"there is no {FILE_NAME} in {folder}: name the folder of a run, or the server's job folder")
+        raise ConfigError(
+            "no-run", f"there is no {FILE_NAME} in {folder}: name the folder of a run, or the server's job folder"
+        )
     if len(found) > 1:
         first, second = sorted(found)[:2]
         raise ConfigError(
-            f"{folder} contains several runs ({first.parent}, {second.parent}, …): name the folder of one"
+            "several-runs",
+            f"{folder} contains several runs ({first.parent}, {second.parent}, …): name the folder of one",
         )
     return found[0]
 
@@ -304,7 +309,7 @@ def model_file(path: Path) -> ModelFile:
     content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
-        raise ConfigError(f"{path} is encrypted: its arrays can be read only at a site")
+        raise ConfigError("encrypted", f"{path} is encrypted: its arrays can be read only at a site")
     return ModelFile(
         path,
         header.job,

@@ -82,7 +82,9 @@ class WatchServer(ThreadingHTTPServer):
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
             said = getattr(error, "strerror", None) or error
-            raise ConfigError(f"port {port} cannot be used ({said}): give another --port, or none") from None
+            raise ConfigError(
+                "port-in-use", f"port {port} cannot be used ({said}): give another --port, or none"
+            ) from None
 
     @property
     def url(self) -> str:

@@ -190,7 +190,7 @@ def test_a_simulated_run_that_ended_with_a_masked_sum_goes_on_to_the_same_bits(
     run_in_process(job, three_image_sites, tmp_path / "undisturbed")
 
     def no_room(site: Site, broadcast: Broadcast) -> Update:
-        raise DataError("has no disk")
+        raise DataError("no-space", "has no disk")
 
     with monkeypatch.context() as patch:
         patch.setattr(Site, "unmask", no_room)

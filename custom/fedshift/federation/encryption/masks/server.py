@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -184,7 +184,7 @@ class MaskedCoordinator(Coordinator):
         return VectorLayout(self.job, received=False)
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
-        return MaskedModel(methods, layout=self._layout, lay_out=self._lay_out)
+        return MaskedModel(methods, layout=self._layout)
 
     def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
         layout, model = self._layout, self.model
@@ -242,13 +242,7 @@ class MaskedCoordinator(Coordinator):
 class MaskedModel(GlobalModel):
     """A global model made from sums, and the keys of the sites."""
 
-    def __init__(
-        self,
-        methods: MethodSet,
-        *,
-        layout: VectorLayout,
-        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
-    ) -> None:
+    def __init__(self, methods: MethodSet, *, layout: VectorLayout) -> None:
         """``layout`` is the job's; the rest as for `GlobalModel`."""
         self._layout = layout
         self.keys: Arrays = {}
@@ -256,7 +250,7 @@ class MaskedModel(GlobalModel):
         self.joining: Arrays = {}
         """Keys that have come in the open round, and are sent from the next one on."""
         self.unmasking: Unmasking | None = None
-        super().__init__(methods, lay_out=lay_out)
+        super().__init__(methods)
 
     @property
     def keyed(self) -> tuple[str, ...]:

@@ -89,13 +89,14 @@ def look(
     """See `fedshift.reporting.report.images.sections`; with ``own`` each site that has one is passed by it."""
     if run.model is None:
         reason = run.fault or f"there is no model file beside {run.source}"
-        raise ConfigError(f"--images needs the run's best model, and {reason}")
+        raise ConfigError("no-model", f"--images needs the run's best model, and {reason}")
     job = run.model.job
     given = find_sites(job) if folders is None else folders
     unknown = [site for site in given if site not in job.task.everyone]
     if unknown:
         raise ConfigError(
-            f"--site-data: {', '.join(unknown)} is no site of job {job.name}: {', '.join(job.task.everyone)}"
+            "unknown-site",
+            f"--site-data: {', '.join(unknown)} is no site of job {job.name}: {', '.join(job.task.everyone)}",
         )
     chosen = [site for site in job.task.everyone if site in given and (own is None or site in own)][:most_sites]
     for site in chosen:
@@ -103,8 +104,9 @@ def look(
         told = run.results.data.get(site)
         if told is not None and manifest_sha256(given[site]) != told.manifest_sha256:
             raise ConfigError(
+                "other-data",
                 f"{given[site]} is not what {site} had in this run (another manifest): name its folder with "
-                f"--site-data {site}=DIR"
+                f"--site-data {site}=DIR",
             )
     of = f"{run.label}: " if run.label else ""
     looked = []
