@@ -5,7 +5,7 @@
 Networks that normalise in different ways, with the batch, loss and optimiser of their task: 16 slices of prostate, two
 volumes of hippocampus, or 32 pictures of PACS. The images are noise that lies ready; one thread, all ways in turn. In
 the first two ways, MONAI's ``UpCat`` and torch's instance norm are as they come, without
-`fedshift.tasks.networks.monai` and `fedshift.tasks.layers`. Times are the processor's, which other
+`fedshift.tasks.monai_networks` and `fedshift.tasks.layers`. Times are the processor's, which other
 work on the machine changes little.
 """
 

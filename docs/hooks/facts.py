@@ -8,7 +8,7 @@ import yaml
 
 from fedshift.data.reading_rules import table
 from fedshift.methods import method_set
-from fedshift.tasks import networks
+from fedshift.tasks import monai_networks
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 
@@ -20,7 +20,7 @@ def number_of_methods() -> str:
 
 def number_of_networks() -> str:
     """How many of MONAI's networks a job can name."""
-    return str(len(networks.monai.names()))
+    return str(len(monai_networks.names()))
 
 
 def tasks(kind: str) -> str:

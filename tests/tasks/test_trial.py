@@ -1,6 +1,6 @@
 """Trials without values: what they leave as it was, the stages of a network of our own, patches that fit.
 
-The stages of MONAI's networks are tested with these (`tests/tasks/networks/test_monai.py`).
+The stages of MONAI's networks are tested with these (`tests/tasks/test_monai_networks.py`).
 """
 
 from __future__ import annotations

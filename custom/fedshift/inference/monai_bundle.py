@@ -34,10 +34,9 @@ from fedshift.runtime.components import largest_parts
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import nearest
-from fedshift.tasks import pretrained
+from fedshift.tasks import monai_networks, pretrained
 from fedshift.tasks.device import choose_device
-from fedshift.tasks.networks import monai
-from fedshift.tasks.networks.monai import without_second_names
+from fedshift.tasks.monai_networks import without_second_names
 from fedshift.tasks.out_of_memory import is_out_of_memory
 from fedshift.tasks.precision import prepare
 
@@ -225,10 +224,10 @@ def _network(config: BundleConfig) -> tuple[nn.Module, int, int]:
     """The network with its numbers of output and input channels."""
     component = config.component(NETWORK)
     arguments = {key: config.value(node, f"{NETWORK}.{key}") for key, node in component.options.items()}
-    net = monai.as_given(component.name, arguments, where=f"{config.file}: {NETWORK}")
+    net = monai_networks.as_given(component.name, arguments, where=f"{config.file}: {NETWORK}")
     if arguments.get("spatial_dims") != 3:
         raise config.refusal(NETWORK, "is not for volumes (spatial_dims: 3)", OTHER)
-    given = {**monai.defaults(component.name), **arguments}
+    given = {**monai_networks.defaults(component.name), **arguments}
     return net, int(given["out_channels"]), int(given["in_channels"])
 
 

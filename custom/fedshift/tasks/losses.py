@@ -3,7 +3,7 @@
 A loss takes logits (B, K, *spatial) and a target: classes (B, *spatial) int64, or shares of the classes
 (B, K, *spatial), which methods that mix samples make. What is common to all of them:
 
-- **Deep supervision.** A list of logits from fine to coarse (`fedshift.tasks.networks.monai.Segmenter`) is weighted
+- **Deep supervision.** A list of logits from fine to coarse (`fedshift.tasks.monai_networks.Segmenter`) is weighted
   1, 1/2, 1/4 …, normalised to a sum of 1, as in nnU-Net; the target is sampled at the coarser voxels' centres. Unlike
   nnU-Net, which leaves out the coarsest, all outputs that the network gives count.
 - **Classes that a site has not outlined** (``annotated``) may be anywhere in what its masks call background. Their

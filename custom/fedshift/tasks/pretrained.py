@@ -28,7 +28,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
 from fedshift.schema.lineage import Lineage, lineage_of
 from fedshift.tasks import networks
-from fedshift.tasks.networks.monai import without_second_names
+from fedshift.tasks.monai_networks import without_second_names
 
 SHOWN = 12
 """Number of hash digits shown in messages and file names."""

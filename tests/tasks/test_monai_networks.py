@@ -16,7 +16,7 @@ from torch import nn
 from fedshift.methods.shared.features import stages_of
 from fedshift.tasks import networks, trial
 from fedshift.tasks.losses import main, make_loss
-from fedshift.tasks.networks.monai import build, without_second_names
+from fedshift.tasks.monai_networks import build, without_second_names
 from fedshift.tasks.precision import autocast
 
 SMALL: dict[str, dict[str, Any]] = {
