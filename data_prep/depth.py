@@ -96,19 +96,19 @@ class Depth:
         return f"{len(self._deep)} grey of 16 bits, largest value {most}: taken as {self.bits} bits, {whence}{also}"
 
     @cached_property
-    def _deep(self) -> list[_Told]:
-        found = []
+    def _deep(self) -> list[_Values]:
+        deep = []
         for read in self._readers:
             with suppress(DataError):  # is reported where the picture is used
                 picture = read()
                 if isinstance(picture, DeepPicture):
-                    found.append(_Told(picture.bits, int(picture.values.max()), picture.turned))
-        return found
+                    deep.append(_Values(picture.bits, int(picture.values.max()), picture.turned))
+        return deep
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What is kept of a deep picture."""
+class _Values:
+    """What is kept of the values of a deep picture."""
 
     bits: int
     most: int

@@ -108,23 +108,23 @@ def read_mnist(source: Path) -> Arrays:
 
 def _site(source: Path, site: str) -> list[Source]:
     if site == "mnist":
-        found = _sources(read_mnist(source), site)
+        pictures = _sources(read_mnist(source), site)
     elif site == "mnistm":
-        found = _mnistm(source)
+        pictures = _mnistm(source)
     else:
         read, named = {"svhn": (_svhn, "train_32x32.mat"), "usps": (_usps, "usps.bz2")}[site]
         arrays = next(filter(None, (read(place) or _npz(place, site=site) for place in _places(source, site))), None)
         if arrays is None:
             raise _absent(source, site, f"{named} and the test part's")
-        found = _sources(arrays, site)
-    require_classes(found, CLASSES, site)
-    return found
+        pictures = _sources(arrays, site)
+    require_classes(pictures, CLASSES, site)
+    return pictures
 
 
 def _mnistm(source: Path) -> list[Source]:
     for place in _places(source, "mnistm"):
-        if found := _mnistm_pictures(place):
-            return found
+        if pictures := _mnistm_pictures(place):
+            return pictures
         if arrays := _mnistm_pickle(place, source=source) or _npz(place, site="mnistm"):
             return _sources(arrays, "mnistm")
     raise _absent(source, "mnistm", "mnist_m_train_labels.txt with the pictures, mnistm_data.pkl, keras_mnistm.pkl.gz")

@@ -51,7 +51,7 @@ import numpy as np
 from data_prep.dealing import BY_CONTENT, deal_counts, deal_official
 from data_prep.lists import PARTS, Part, ids_of, in_order, keep_listed, read_fedbn, split_of
 from data_prep.partition import require_seed
-from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
+from data_prep.pictures import Dealing, Hashed, PicturesBySite, PictureSet, Plan
 from data_prep.trees import Tree
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import LISTED, ORDER, Split
@@ -106,9 +106,9 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
         raise DataError("invalid-value", "--seed only applies to the seeded split: add --split seeded or remove --seed")
     require_seed(seed or 0)
     tree = Tree(source, DOMAINNET)
-    found = tree.pictures(some_classes=True)
+    by_site = tree.pictures(some_classes=True)
     if split == "seeded":
-        return _seeded(found, source=tree.top, seed=seed or 0)
+        return _seeded(by_site, source=tree.top, seed=seed or 0)
     if split == "papers":
         parts = {site: papers(read_fedbn(tree, site)) for site in DOMAINNET.sites}
         name, otherwise = "FedBN's lists", "use --split hash"
@@ -116,18 +116,18 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
         parts = _read_official(tree)
         name, otherwise = "the official lists", "remove the lists to split all pictures by content"
     if not parts:
-        return Plan(DOMAINNET, found, SIZES, BY_CONTENT)
+        return Plan(DOMAINNET, by_site, SIZES, BY_CONTENT)
     listed = {site: split_of(site, of_site, name) for site, of_site in parts.items()}
-    found = keep_listed(found, listed, source=tree.top, name=name, otherwise=otherwise)
+    by_site = keep_listed(by_site, listed, source=tree.top, name=name, otherwise=otherwise)
     if split == "papers":
-        of = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_papers")
+        picture_set = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_papers")
         dealing = Dealing(lambda site, _: listed[site], PAPERS_RULE, keep_copies=True, notes={ORDER: LISTED})
-        return Plan(of, in_order(found, listed), SIZES, dealing)
+        return Plan(picture_set, in_order(by_site, listed), SIZES, dealing)
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
         return deal_official(site, pictures, is_test=lambda picture: listed[site][picture] == "test", one_in=5)
 
-    return Plan(DOMAINNET, found, SIZES, Dealing(deal, OFFICIAL_RULE))
+    return Plan(DOMAINNET, by_site, SIZES, Dealing(deal, OFFICIAL_RULE))
 
 
 def papers(lists: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
@@ -145,10 +145,10 @@ def counts(site: str) -> dict[Split, int]:
     return {split: len(ids) for split, ids in papers(lists).items()}
 
 
-def _seeded(found: Found, *, source: object, seed: int) -> Plan:
+def _seeded(by_site: PicturesBySite, *, source: object, seed: int) -> Plan:
     """Draw by seed as many pictures as the papers' splits have and divide them; equal contents stay together."""
-    drawn: Found = {}
-    for number, (site, pictures) in enumerate(found.items()):
+    drawn: PicturesBySite = {}
+    for number, (site, pictures) in enumerate(by_site.items()):
         needed = sum(counts(site).values())
         if len(pictures) < needed:
             raise DataError(
@@ -162,15 +162,15 @@ def _seeded(found: Found, *, source: object, seed: int) -> Plan:
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
         try:
-            split_of = deal_counts(pictures, counts(site), seed=8 * seed + list(found).index(site), known=known)
+            split_of = deal_counts(pictures, counts(site), seed=8 * seed + list(by_site).index(site), known=known)
         except DataError as error:
             raise DataError(error.code, f"{source}/{site}: {error}: download it again, or use --split hash") from None
         known.update({sha: split_of[picture.id] for picture, sha in pictures})
         return split_of
 
-    of = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_seeded")
+    picture_set = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_seeded")
     rule = f"the papers' counts, by seed {seed}: FedBN's 80/20, training part 80/20, copies together"
-    return Plan(of, drawn, SIZES, Dealing(deal, rule, keep_copies=True, notes={"split_seed": seed}))
+    return Plan(picture_set, drawn, SIZES, Dealing(deal, rule, keep_copies=True, notes={"split_seed": seed}))
 
 
 def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:

@@ -190,14 +190,14 @@ def _plan_writers(source: Path, count: int, seed: int) -> Plan:
             "fewer with --writers, and 'sites.count' of the job, or make more with LEAF",
         )
     drawn = np.sort(np.random.default_rng([seed, 5]).choice(len(usable), count, replace=False))
-    found = {
+    by_site = {
         site: _sources(train, writer) + _sources(test, writer, TEST)
         for site, writer in zip(names, (usable[number] for number in drawn), strict=True)
     }
     deal, rule = (deal_small_official, "LEAF's test part") if official else (deal_small, "test 1/10")
     notes = {"partition": f"{count} of {len(usable)} writers, seed {seed}; ids begin with the writer's"}
     dealing = Dealing(deal, f"writers, seed {seed}; {rule}; val 1/10", notes=notes, whole=True)
-    return Plan(replace(FEMNIST, sites=tuple(names)), found, (SIDE,), dealing)
+    return Plan(replace(FEMNIST, sites=tuple(names)), by_site, (SIDE,), dealing)
 
 
 def _sources(writers: Writers, writer: str, prefix: str = "") -> list[Source]:

@@ -66,20 +66,20 @@ def plan_volumes(source: Path, *, simulate: bool = False, seed: int = 0) -> Volu
     """
     if seed < 0:
         raise ConfigError("invalid-value", f"--seed must be 0 or more, not {seed}")
-    found = find_described(source)
-    labels = settle_labels(described=found.labels)
+    table = find_described(source)
+    labels = settle_labels(described=table.labels)
     if labels is None or labels.classes != CLASSES:
         said = ", ".join(labels.classes) if labels else "no labels"
         raise DataError(
             "other-data",
-            f"{found.folder / 'dataset.json'} has the classes {said}, not {', '.join(CLASSES)}: it is not the "
+            f"{table.folder / 'dataset.json'} has the classes {said}, not {', '.join(CLASSES)}: it is not the "
             "hippocampus task, prepare it with 'fedshift data prepare msd'",
         )
     if not simulate:
-        plan = _site(SITE, found.cases, found.findings, SOURCE, {TRUE_SPACING: True})
-        return VolumePlan(dataset="hippocampus", labels=labels, sequences=found.sequences, sites=(plan,))
+        plan = _site(SITE, table.cases, table.findings, SOURCE, {TRUE_SPACING: True})
+        return VolumePlan(dataset="hippocampus", labels=labels, sequences=table.sequences, sites=(plan,))
     sites: list[SitePlan] = []
-    for site, cases in deal_cases(found.cases, sorted(SCANNERS), seed=seed).items():
+    for site, cases in deal_cases(table.cases, sorted(SCANNERS), seed=seed).items():
         scanner = SCANNERS[site]
         notes = {
             TRUE_SPACING: True,
@@ -88,10 +88,10 @@ def plan_volumes(source: Path, *, simulate: bool = False, seed: int = 0) -> Volu
             "scanner_settings": asdict(scanner),
             "seed": seed,
         }
-        findings = () if sites else found.findings  # of the download: an error stops the first site
+        findings = () if sites else table.findings  # of the download: an error stops the first site
         plan = _site(site, cases, findings, f"{SOURCE}, dealt to simulated sites", notes)
         sites.append(replace(plan, change=_change(scanner, site, seed)))
-    return VolumePlan(dataset="hippocampus_simulated", labels=labels, sequences=found.sequences, sites=tuple(sites))
+    return VolumePlan(dataset="hippocampus_simulated", labels=labels, sequences=table.sequences, sites=tuple(sites))
 
 
 def deal_cases(cases: Sequence[CaseFiles], sites: Sequence[str], *, seed: int) -> dict[str, tuple[CaseFiles, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.pickles import read_pickle
-from data_prep.pictures import Found
+from data_prep.pictures import PicturesBySite
 from data_prep.trees import Tree
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
@@ -69,12 +69,12 @@ def ids_of(site: str, paths: Sequence[str], name: str) -> list[str]:
 
 
 def keep_listed(
-    found: Found, listed: Mapping[str, Mapping[str, Split]], *, source: object, name: str, otherwise: str
-) -> Found:
+    by_site: PicturesBySite, listed: Mapping[str, Mapping[str, Split]], *, source: object, name: str, otherwise: str
+) -> PicturesBySite:
     """Keep only the pictures that are listed for their site, and log a warning with the number of the others.
 
     Args:
-        found: the pictures of the download.
+        by_site: the pictures of the download.
         listed: split by site and id.
         source: the download, as named in errors.
         name: name of the lists in errors.
@@ -83,27 +83,27 @@ def keep_listed(
     Raises:
         DataError: a listed picture is missing.
     """
-    kept: Found = {}
+    kept: PicturesBySite = {}
     for site, splits in listed.items():
-        absent = sorted(splits.keys() - {picture.id for picture in found[site]})
+        absent = sorted(splits.keys() - {picture.id for picture in by_site[site]})
         if absent:
             raise DataError(
                 "file-missing",
                 f"{source}/{site}/{absent[0]} is named in {name} but does not exist, nor do {len(absent) - 1} others: "
                 f"download the data set again, or {otherwise}",
             )
-        kept[site] = [picture for picture in found[site] if picture.id in splits]
-        if unlisted := len(found[site]) - len(kept[site]):
+        kept[site] = [picture for picture in by_site[site] if picture.id in splits]
+        if unlisted := len(by_site[site]) - len(kept[site]):
             log.warning("%s/%s: %d picture(s) that are in no list are skipped", source, site, unlisted)
     return kept
 
 
-def in_order(found: Found, listed: Mapping[str, Mapping[str, Split]]) -> Found:
+def in_order(by_site: PicturesBySite, listed: Mapping[str, Mapping[str, Split]]) -> PicturesBySite:
     """The pictures of each site in the order of its list, which `split_of` keeps.
 
     So the first pictures of a list, which FedBN and FedRDN train on, can be told from the manifest.
     """
-    by_id = {site: {picture.id: picture for picture in found[site]} for site in listed}
+    by_id = {site: {picture.id: picture for picture in by_site[site]} for site in listed}
     return {site: [by_id[site][picture] for picture in splits] for site, splits in listed.items()}
 
 

@@ -26,7 +26,7 @@ def site_names(count: int) -> list[str]:
 
 
 def plan_sites(
-    of: PictureSet,
+    picture_set: PictureSet,
     train: Part,
     test: Part,
     *,
@@ -41,7 +41,7 @@ def plan_sites(
     Duplicate images are left out; if an image occurs in both parts, the copy in the training part is left out.
 
     Args:
-        of: the data set, without sites.
+        picture_set: the data set, without sites.
         train: images and labels.
         test: images and labels of the official test part.
         partition: maps labels (N,) to the item numbers of each site.
@@ -54,8 +54,8 @@ def plan_sites(
         DataError: unexpected images or labels, or a partition that is not possible.
     """
     (x_train, y_train), (x_test, y_test) = train, test
-    training = array_sources(x_train, y_train, of.classes, prefix="train")
-    testing = array_sources(x_test, y_test, of.classes, prefix="test")
+    training = array_sources(x_train, y_train, picture_set.classes, prefix="train")
+    testing = array_sources(x_test, y_test, picture_set.classes, prefix="test")
     tested = distinct(x_test)
     trained = distinct(x_train, besides=x_test)
     parts = partition(y_train[trained])
@@ -64,12 +64,15 @@ def plan_sites(
         [training[number] for number in trained[part]] + [testing[number] for number in tested[test_part]]
         for part, test_part in zip(parts, test_parts, strict=True)
     ]
-    found = dict(zip(site_names(len(members)), members, strict=True))
+    by_site = dict(zip(site_names(len(members)), members, strict=True))
     notes = {
         "partition": described,
         "copies_left_out": len(training) + len(testing) - len(trained) - len(tested),
     }
     rule = f"{rule}; official test shared out; val 1/{TENTH}"
     return Plan(
-        replace(of, sites=tuple(found)), found, (size,), Dealing(deal_small_official, rule, notes=notes, whole=True)
+        replace(picture_set, sites=tuple(by_site)),
+        by_site,
+        (size,),
+        Dealing(deal_small_official, rule, notes=notes, whole=True),
     )

@@ -53,24 +53,24 @@ def plan_volumes(
         ConfigError: nothing says what the masks' values mean, or names that do not fit.
         DataError: another layout.
     """
-    found = find_described(source).with_sequences(tuple(parse_sequences(sequence)))
+    table = find_described(source).with_sequences(tuple(parse_sequences(sequence)))
     given = parse_labels(label)
-    labels = settle_labels(given=given, described=found.described_labels(given), annotated=annotated)
+    labels = settle_labels(given=given, described=table.described_labels(given), annotated=annotated)
     if labels is None:
         raise ConfigError(
-            "labels-missing", f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1"
+            "labels-missing", f"{table.folder} has no labels in dataset.json: name them, as in --label spleen=1"
         )
-    name = dataset or re.sub(r"[^\w.-]+", "_", found.name.lower())
+    name = dataset or re.sub(r"[^\w.-]+", "_", table.name.lower())
     plan = SitePlan(
         site=site,
-        cases=found.cases,
-        findings=found.findings,
-        source=f"{found.name}, in the Decathlon's or nnU-Net's layout",
-        licence=found.licence or LICENCE,
+        cases=table.cases,
+        findings=table.findings,
+        source=f"{table.name}, in the Decathlon's or nnU-Net's layout",
+        licence=table.licence or LICENCE,
         citation=CITATION,
         preparation={TRUE_SPACING: True},
     )
-    return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=found.sequences)
+    return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=table.sequences)
 
 
 def find_described(source: Path) -> CaseTable:
@@ -79,9 +79,9 @@ def find_described(source: Path) -> CaseTable:
     Raises:
         DataError: there is none, or several.
     """
-    sets = [found for found in find_sets(source) if found.layout == "described"]
+    sets = [table for table in find_sets(source) if table.layout == "described"]
     if len(sets) != 1:
-        folders = ", ".join(str(found.folder) for found in sets) or "none"
+        folders = ", ".join(str(table.folder) for table in sets) or "none"
         raise DataError(
             "layout-unknown", f"{source} has to hold one folder with imagesTr and labelsTr, it holds {folders}: name it"
         )

@@ -73,19 +73,19 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
         DataError: an unknown layout, or lists that are missing, broken or name a missing picture.
     """
     tree = Tree(source, OFFICE_CALTECH)
-    found = tree.pictures()
+    by_site = tree.pictures()
     if split == "hash":
-        return Plan(OFFICE_CALTECH, found, SIZES, BY_CONTENT)
+        return Plan(OFFICE_CALTECH, by_site, SIZES, BY_CONTENT)
     name = LISTS if LISTS in tree.files() else "FedBN's lists"
     if name == LISTS:
         listed = _read_json(tree)
     else:
         listed = {site: read_fedbn(tree, site, instead=LISTS) for site in OFFICE_CALTECH.sites}
     splits = {site: split_of(site, _papers(parts), name) for site, parts in listed.items()}
-    found = keep_listed(found, splits, source=tree.top, name=name, otherwise="use --split hash")
-    of = replace(OFFICE_CALTECH, dataset=f"{OFFICE_CALTECH.dataset}_papers")
+    by_site = keep_listed(by_site, splits, source=tree.top, name=name, otherwise="use --split hash")
+    picture_set = replace(OFFICE_CALTECH, dataset=f"{OFFICE_CALTECH.dataset}_papers")
     dealing = Dealing(lambda site, _: splits[site], SPLIT_RULE, keep_copies=True, notes={ORDER: LISTED})
-    return Plan(of, in_order(found, splits), SIZES, dealing)
+    return Plan(picture_set, in_order(by_site, splits), SIZES, dealing)
 
 
 def _read_json(tree: Tree) -> dict[str, dict[Part, list[str]]]:

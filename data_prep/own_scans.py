@@ -164,12 +164,12 @@ def _notes(former: Mapping[str, Any], labels: Labels, *, changed: bool, true_spa
     return notes | ({TRUE_SPACING: True} if true_spacing else {})
 
 
-def _both(manifest: Manifest | None, own: str, *, mixed: bool, public: bool, ours: str) -> str:
+def _both(manifest: Manifest | None, terms: str, *, mixed: bool, public: bool, ours: str) -> str:
     """A public data set's terms stay where own scans are added to it."""
     if manifest is None or not public:
-        return own
+        return terms
     former = str(getattr(manifest, ours))
-    return f"{former}; {OWN}: {own}" if mixed and own else former
+    return f"{former}; {OWN}: {terms}" if mixed and terms else former
 
 
 def _gather(

@@ -191,8 +191,8 @@ def _pelvis(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Fiel
     sling = _radius(0 * z, y - 16, x, (1, 44, p.axes[2] + 7 + 0.2 * p.fatness), 2.4)
     canvas.paint(2.0 - np.abs(1 - sling) * 38 - np.maximum(-y - 12, 0) - np.maximum(z - 16, 0), muscle)
     # Vessels in the fat lateral to the gland.
-    beside = np.exp(-(((side - p.axes[2] - 7) / 6) ** 2) - ((y + 2) / 20) ** 2)
-    canvas.blend(np.clip((fine - 0.8) * 1.5, 0, 1) * beside, c.vein)
+    lateral = np.exp(-(((side - p.axes[2] - 7) / 6) ** 2) - ((y + 2) / 20) ** 2)
+    canvas.blend(np.clip((fine - 0.8) * 1.5, 0, 1) * lateral, c.vein)
 
 
 def _bladder_and_bowel(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Field, coarse: Field) -> None:

@@ -60,7 +60,7 @@ class Source:
     read: Callable[[], Image.Image | DeepPicture]
 
 
-Found = dict[str, list[Source]]
+PicturesBySite = dict[str, list[Source]]
 """Pictures by site."""
 Hashed = Sequence[tuple[Source, str]]
 """Pictures of one site with their content hashes."""
@@ -88,15 +88,15 @@ class Dealing:
 class Plan:
     """What a module's ``plan`` found in a download: pictures by site, their split, and the sizes to cache them at."""
 
-    of: PictureSet
-    found: Found
+    picture_set: PictureSet
+    by_site: PicturesBySite
     sizes: tuple[int, ...]
     dealing: Dealing
 
     @property
     def total(self) -> int:
         """Number of pictures to read."""
-        return sum(map(len, self.found.values()))
+        return sum(map(len, self.by_site.values()))
 
 
 def write_pictures(
@@ -124,25 +124,32 @@ def write_pictures(
         DataError: a size out of range, existing sites of another partition, or pictures that cannot be read and are
             not skipped; the error names each picture.
     """
-    of, dealing, sizes = plan.of, plan.dealing, sizes or plan.sizes
+    picture_set, dealing, sizes = plan.picture_set, plan.dealing, sizes or plan.sizes
     for size in sizes:
         if not 8 <= size <= 4096:
             raise DataError("invalid-value", f"size {size} is out of range: choose 8 to 4096 pixels")
     if dealing.whole:
-        _refuse_others(root / of.dataset, plan.found)
+        _refuse_others(root / picture_set.dataset, plan.by_site)
     before: set[str] = set()  # content hashes of the sites that are finished
     errors: list[str] = []
     damaged = log.warning if skip_damaged else errors.append
     rows: list[Row] = []  # rows of the montage of many sites
     with ExitStack() as finished:
-        targets = [root / of.dataset / site for site in plan.found]
-        for (site, sources), target in zip(plan.found.items(), targets, strict=True):
-            beside = finished.enter_context(replace_folder(target))
-            tell = (lambda name, site=site: progress(f"{site} {name}")) if progress else None
+        targets = [root / picture_set.dataset / site for site in plan.by_site]
+        for (site, sources), target in zip(plan.by_site.items(), targets, strict=True):
+            folder = finished.enter_context(replace_folder(target))
+            announce = (lambda name, site=site: progress(f"{site} {name}")) if progress else None
             others = () if dealing.keep_copies else before
             depth = Depth([source.read for source in sources], given=bits)
             cache, unreadable = _cache(
-                sources, beside, of, sizes=sizes, depth=depth, others=others, damaged=damaged, tell=tell
+                sources,
+                folder,
+                picture_set,
+                sizes=sizes,
+                depth=depth,
+                others=others,
+                damaged=damaged,
+                announce=announce,
             )
             if errors:
                 continue  # keep reading so that the error names all damaged pictures
@@ -162,13 +169,13 @@ def write_pictures(
             before |= {picture.sha256 for picture in pictures}
             Manifest(
                 schema=1,
-                dataset=of.dataset,
+                dataset=picture_set.dataset,
                 site=site,
                 kind="images",
                 preparation={
-                    "source": of.name,
-                    "pixels": f"upright 8-bit {'RGB' if of.channels == 3 else 'grey'}, resized to a square: bilinear, "
-                    "antialiased",
+                    "source": picture_set.name,
+                    "pixels": f"upright 8-bit {'RGB' if picture_set.channels == 3 else 'grey'}, resized to a square: "
+                    "bilinear, antialiased",
                     "sizes": sorted(set(sizes)),
                     **({} if depth.said is None else {DEPTH: depth.said}),
                     "split_rule": dealing.rule,
@@ -176,20 +183,20 @@ def write_pictures(
                     **notes,
                     "pictures_left_out_as_damaged": unreadable,
                 },
-                classes=of.classes,
-                counts=count(pictures, of.classes),
-                arrays={str(size): write_hashes(beside / "arrays" / str(size)) for size in sorted(set(sizes))},
+                classes=picture_set.classes,
+                counts=count(pictures, picture_set.classes),
+                arrays={str(size): write_hashes(folder / "arrays" / str(size)) for size in sorted(set(sizes))},
                 pictures=tuple(pictures),
-                licence=of.licence,
-                citation=of.citation,
-            ).write(beside)
+                licence=picture_set.licence,
+                citation=picture_set.citation,
+            ).write(folder)
             if len(targets) <= FEW:
-                by_class = [_row(beside, c, _of_class(pictures, c), size=max(sizes)) for c in of.classes]
-                draw_montage(by_class).save(beside / MONTAGE)
+                by_class = [_row(folder, c, _of_class(pictures, c), size=max(sizes)) for c in picture_set.classes]
+                draw_montage(by_class).save(folder / MONTAGE)
             elif len(rows) * len(targets) <= targets.index(target) * FEW:
-                numbers = [number for c in of.classes for number in _of_class(pictures, c)]
+                numbers = [number for c in picture_set.classes for number in _of_class(pictures, c)]
                 classes = f"{len({picture.label for picture in pictures})} classes"
-                rows.append(_row(beside, site, numbers, classes, size=max(sizes)))
+                rows.append(_row(folder, site, numbers, classes, size=max(sizes)))
             if notes["pictures_straddling"]:
                 log.warning("site %s: %d pictures straddle splits or sites", site, notes["pictures_straddling"])
         if errors:
@@ -198,11 +205,11 @@ def write_pictures(
                 more += f"\n  … and {len(errors) - SHOWN} others"
             raise DataError(
                 "pictures-damaged",
-                f"{of.name} was not prepared, {len(errors)} of its pictures cannot be used "
+                f"{picture_set.name} was not prepared, {len(errors)} of its pictures cannot be used "
                 f"(--skip-damaged leaves them out):{more}",
             )
     if rows:
-        draw_montage(rows).save(root / of.dataset / MONTAGE)
+        draw_montage(rows).save(root / picture_set.dataset / MONTAGE)
     return targets
 
 
@@ -275,13 +282,13 @@ class _Rows:
 def _cache(
     sources: Sequence[Source],
     site: Path,
-    of: PictureSet,
+    picture_set: PictureSet,
     *,
     sizes: Sequence[int],
     depth: Depth,
     others: Container[str],
     damaged: Callable[[str], None],
-    tell: Callable[[str], None] | None,
+    announce: Callable[[str], None] | None,
 ) -> tuple[list[tuple[Source, str]], int]:
     """Write the arrays of every picture whose content is not in ``others``.
 
@@ -295,16 +302,18 @@ def _cache(
             return opened.enter_context(closing(_Rows(path, *shape)))
 
         folders = {size: site / "arrays" / str(size) for size in sizes}
-        images = {size: rows(folder / "images.npy", of.channels, size, size) for size, folder in folders.items()}
+        images = {
+            size: rows(folder / "images.npy", picture_set.channels, size, size) for size, folder in folders.items()
+        }
         labels = [rows(folder / "labels.npy") for folder in folders.values()]
         kept: list[tuple[Source, str]] = []
         unreadable = 0
         for source in sources:
-            if tell:
-                tell(source.id)
+            if announce:
+                announce(source.id)
             try:
                 stored = source.read()
-                picture = depth.shown(stored).convert("RGB" if of.channels == 3 else "L")
+                picture = depth.shown(stored).convert("RGB" if picture_set.channels == 3 else "L")
             except DataError as error:
                 damaged(str(error))
                 unreadable += 1
@@ -316,7 +325,7 @@ def _cache(
             for size, array in images.items():
                 array.append(resize_picture(picture, size))
             for column in labels:
-                column.append(np.array(of.classes.index(source.label)))
+                column.append(np.array(picture_set.classes.index(source.label)))
     return kept, unreadable
 
 

@@ -113,15 +113,15 @@ def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumeP
 
 
 def _plans(source: Path, sets: Sequence[CaseTable]) -> list[SitePlan]:
-    if any(found.layout == "described" for found in sets):
-        found = _t2_only(next(found for found in sets if found.layout == "described"))
-        return [_plan("MSD", found.cases, found.findings, MSD)]
-    sets = [found for found in sets if found.cases or _site_of(found)]
-    if sets and any(_site_of(found) for found in sets):
+    if any(table.layout == "described" for table in sets):
+        table = _t2_only(next(table for table in sets if table.layout == "described"))
+        return [_plan("MSD", table.cases, table.findings, MSD)]
+    sets = [table for table in sets if table.cases or _site_of(table)]
+    if sets and any(_site_of(table) for table in sets):
         return _by_folder(source, sets)
     if len(sets) == 1 and all(_promise12_site(case) for case in sets[0].cases):
         return _by_number(sets[0])
-    names = ", ".join(f"{found.name}/ with {len(found.cases)} case(s)" for found in sets)
+    names = ", ".join(f"{table.name}/ with {len(table.cases)} case(s)" for table in sets)
     raise DataError(
         "other-data",
         f"{source} is no known prostate download, it holds {names or 'images without masks'}: expected site folders "
@@ -142,52 +142,52 @@ def _plan(site: str, cases: tuple[CaseFiles, ...], findings: tuple[Finding, ...]
     )
 
 
-def _t2_only(found: CaseTable) -> CaseTable:
+def _t2_only(table: CaseTable) -> CaseTable:
     """Take T2, or the first of sequences without names, and leave it without a name, as in the other distributions."""
-    names = {name.lower(): name for name in found.sequences}
+    names = {name.lower(): name for name in table.sequences}
     if "t2" not in names and not all(UNNAMED.fullmatch(name) for name in names):
         raise DataError(
             "other-data",
-            f"{found.folder / 'dataset.json'} names the channels {', '.join(names)}, not T2: it is not the prostate "
+            f"{table.folder / 'dataset.json'} names the channels {', '.join(names)}, not T2: it is not the prostate "
             "task, prepare it with 'fedshift data prepare msd'",
         )
-    number = found.sequences.index(names["t2"]) if "t2" in names else 0
+    number = table.sequences.index(names["t2"]) if "t2" in names else 0
     cases = tuple(
         replace(case, images=(case.images[number],), channels=case.channels[number : number + 1], sequences=())
-        for case in found.cases
+        for case in table.cases
     )
-    return replace(found, cases=cases, sequences=())
+    return replace(table, cases=cases, sequences=())
 
 
 def _by_folder(source: Path, sets: Sequence[CaseTable]) -> list[SitePlan]:
     folders: dict[str, CaseTable] = {}
-    for found in sets:
-        site = _site_of(found)
+    for table in sets:
+        site = _site_of(table)
         if site is None:
-            hint = nearest(found.name.upper(), SITE_OF_FOLDER)
-            raise DataError("other-data", f"{found.folder} holds scans but is no known site{hint}")
+            hint = nearest(table.name.upper(), SITE_OF_FOLDER)
+            raise DataError("other-data", f"{table.folder} holds scans but is no known site{hint}")
         if site in folders:
             raise DataError(
-                "site-twice", f"{source} has site {site} twice, as {folders[site].name} and {found.name}: remove one"
+                "site-twice", f"{source} has site {site} twice, as {folders[site].name} and {table.name}: remove one"
             )
-        folders[site] = found
-    promise12 = all(_promise12_site(case) == site for site, found in folders.items() for case in found.cases)
+        folders[site] = table
+    promise12 = all(_promise12_site(case) == site for site, table in folders.items() for case in table.cases)
     origin = PROMISE12 if promise12 else LIU2020
     ordered = [(site, folders[site]) for site in SITES if site in folders]
-    return [_plan(site, found.cases, found.findings, origin) for site, found in ordered]
+    return [_plan(site, table.cases, table.findings, origin) for site, table in ordered]
 
 
-def _by_number(found: CaseTable) -> list[SitePlan]:
+def _by_number(table: CaseTable) -> list[SitePlan]:
     plans: list[SitePlan] = []
     for site in SITES:
-        cases = tuple(case for case in found.cases if _promise12_site(case) == site)
+        cases = tuple(case for case in table.cases if _promise12_site(case) == site)
         if cases:  # an error in the download stops the first site
-            plans.append(_plan(site, cases, () if plans else found.findings, PROMISE12))
+            plans.append(_plan(site, cases, () if plans else table.findings, PROMISE12))
     return plans
 
 
-def _site_of(found: CaseTable) -> str | None:
-    return SITE_OF_FOLDER.get(found.name.upper())
+def _site_of(table: CaseTable) -> str | None:
+    return SITE_OF_FOLDER.get(table.name.upper())
 
 
 def _promise12_site(case: CaseFiles) -> str | None:

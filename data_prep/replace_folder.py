@@ -23,29 +23,29 @@ def replace_folder(target: Path) -> Iterator[Path]:
     Raises:
         DataError: the disk is full, or the folder cannot be written.
     """
-    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    partial = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        _swap(beside, target)
+        partial.mkdir(parents=True)
+        yield partial
+        _swap(partial, target)
     except OSError as error:
         raise DataError(
             "folder-unwritable",
             f"{target} cannot be written ({error.strerror or error}): make room there or give another --out",
         ) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _swap(beside: Path, target: Path) -> None:
+def _swap(partial: Path, target: Path) -> None:
     """Rename the finished folder to its final name; an existing one is removed only after that."""
     former = target.parent / f".{target.name}.former-{uuid.uuid4().hex[:8]}"
     if not target.exists():
-        beside.rename(target)
+        partial.rename(target)
         return
     target.rename(former)
     try:
-        beside.rename(target)
+        partial.rename(target)
     except OSError:
         former.rename(target)
         raise

@@ -78,7 +78,7 @@ def plan(source: Path, *, seed: int = 0, held_out: str = "deg75") -> Plan:
         by_content.setdefault(image.tobytes(), picture)
     unique = list(by_content.values())
     order = np.random.default_rng(seed).permutation(len(unique))
-    found = {
+    by_site = {
         site: [_turned(unique[number], angle) for number in order[start :: len(ANGLES)].tolist()]
         for start, (site, angle) in enumerate(ANGLES.items())
     }
@@ -87,7 +87,7 @@ def plan(source: Path, *, seed: int = 0, held_out: str = "deg75") -> Plan:
     dealing = Dealing(
         partial(_deal, held_out=held_out), rule, notes={"seed": seed, "copies_left_out": len(pictures) - len(unique)}
     )
-    return Plan(ROTATED_MNIST, found, SIZES, dealing)
+    return Plan(ROTATED_MNIST, by_site, SIZES, dealing)
 
 
 def turn(picture: Image.Image, angle: float) -> Image.Image:

@@ -19,7 +19,7 @@ import numpy as np
 
 from data_prep.dealing import BY_CONTENT, deal_by_content, keep_together
 from data_prep.partition import like, require_seed, sub_sites
-from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
+from data_prep.pictures import Dealing, Hashed, PicturesBySite, PictureSet, Plan
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
 
@@ -47,22 +47,28 @@ class SubSites:
         require_seed(self.seed or 0)
 
 
-def add_subsite_options(parser: argparse.ArgumentParser, of: PictureSet, *, whole: str) -> None:
+def add_subsite_options(parser: argparse.ArgumentParser, picture_set: PictureSet, *, whole: str) -> None:
     """Add ``--subsites``, ``--whole`` and ``--seed``; ``whole`` is the domain that the paper holds out."""
     parser.add_argument("--subsites", type=int, metavar="N", help="divide the domains into N sites each (the paper: 4)")
     parser.add_argument(
-        "--whole", choices=of.sites, help=f"with --subsites, the domain that stays one site (default: {whole})"
+        "--whole", choices=picture_set.sites, help=f"with --subsites, the domain that stays one site (default: {whole})"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sub-sites (default: 0)")
 
 
 def plan_domains(
-    of: PictureSet, domains: Found, sizes: tuple[int, ...], asked: SubSites, *, whole: str, source: Path
+    picture_set: PictureSet,
+    domains: PicturesBySite,
+    sizes: tuple[int, ...],
+    asked: SubSites,
+    *,
+    whole: str,
+    source: Path,
 ) -> Plan:
     """The pictures by domain, split by content, or divided into sub-sites if these are requested.
 
     Args:
-        of: the data set, with one site per domain.
+        picture_set: the data set, with one site per domain.
         domains: its pictures by domain.
         sizes: sides in pixels of the cached pictures.
         asked: the requested sub-sites.
@@ -73,13 +79,13 @@ def plan_domains(
         DataError: sub-sites that are not possible.
     """
     if asked.count is None:
-        return Plan(of, domains, sizes, BY_CONTENT)
+        return Plan(picture_set, domains, sizes, BY_CONTENT)
     whole, seed = asked.whole or whole, asked.seed or 0
-    found: Found = {}
+    by_site: PicturesBySite = {}
     split_of: dict[str, dict[str, Split]] = {}
     for number, (domain, pictures) in enumerate(domains.items()):
         if domain == whole:
-            found[domain] = pictures
+            by_site[domain] = pictures
             continue
         try:
             splits = _divide(np.array([picture.label for picture in pictures]), asked.count, seed=8 * seed + number)
@@ -87,16 +93,16 @@ def plan_domains(
             raise DataError(error.code, f"{source / domain}: {error}") from None
         for k, of_site in enumerate(splits, start=1):
             numbers = sorted(of_site)
-            found[f"{domain}_{k}"] = [pictures[n] for n in numbers]
+            by_site[f"{domain}_{k}"] = [pictures[n] for n in numbers]
             split_of[f"{domain}_{k}"] = {pictures[n].id: of_site[n] for n in numbers}
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
         return keep_together(split_of[site], pictures) if site in split_of else deal_by_content(site, pictures)
 
-    divided = replace(of, dataset=f"{of.dataset}_subsites", sites=tuple(found))
+    divided = replace(picture_set, dataset=f"{picture_set.dataset}_subsites", sites=tuple(by_site))
     rule = f"{asked.count} sub-sites a domain, seed {seed}, {whole} whole by content"
     dealing = Dealing(deal, rule, notes={"partition": f"{rule}; see data_prep.subsites"}, whole=True)
-    return Plan(divided, found, sizes, dealing)
+    return Plan(divided, by_site, sizes, dealing)
 
 
 def _divide(labels: np.ndarray, count: int, *, seed: int) -> list[dict[int, Split]]:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from data_prep.decode import decode_picture, read_picture
 from data_prep.depth import DeepPicture
-from data_prep.pictures import Found, PictureSet, Source
+from data_prep.pictures import PicturesBySite, PictureSet, Source
 from data_prep.reading import names_in, read_file, reason, unreadable
 from fedshift.schema.errors import DataError
 from fedshift.schema.strict import nearest
@@ -167,22 +167,25 @@ class Tree:
     contains the zip.
     """
 
-    def __init__(self, source: Path, of: PictureSet, *, folders: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, source: Path, picture_set: PictureSet, *, folders: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         """Find the sites.
 
         Args:
             source: a folder or a zip.
-            of: the data set that it should contain.
+            picture_set: the data set that it should contain.
             folders: alternative folder names by site, where they differ from the site's name.
 
         Raises:
             DataError: the layout is not that of the data set.
         """
-        self._of = of
-        self._names = {site: (folders or {}).get(site, (site,)) for site in of.sites}
+        self._of = picture_set
+        self._names = {site: (folders or {}).get(site, (site,)) for site in picture_set.sites}
         shown = ", ".join(names[0] for names in self._names.values())
         self._expected = (
-            f"expected {of.name} as folders {shown}, each with a folder for each class, or as zips; {of.described}"
+            f"expected {picture_set.name} as folders {shown}, each with a folder for each class, or as zips; "
+            f"{picture_set.described}"
         )
         if not source.exists():
             raise DataError("not-a-folder", f"{source} is not a folder: {self._expected}")
@@ -197,7 +200,7 @@ class Tree:
                 f"{top} has no folder {', '.join(missing)}, {_holds(top)}: {self._hint(top, source)}{self._expected}",
             )
         self.top = top
-        self._sites = {site: self._site(top, site) for site in of.sites}
+        self._sites = {site: self._site(top, site) for site in picture_set.sites}
 
     def files(self) -> set[str]:
         """Names of the files in the folder of the sites, and in the folder of the zip."""
@@ -207,7 +210,7 @@ class Tree:
         """Open one of ``files``."""
         return (self.top if name in self.top.files() else self._beside).open(name)
 
-    def pictures(self, *, some_classes: bool = False) -> Found:
+    def pictures(self, *, some_classes: bool = False) -> PicturesBySite:
         """All pictures by site, sorted by id.
 
         Folders that are not a class are skipped, with a warning unless the data set uses only ``some_classes`` of the
@@ -268,13 +271,13 @@ class Tree:
                 yield Source(f"{label}/{_text(name)}", label, partial(folder.picture, name))
 
 
-def find_pictures(source: Path, of: PictureSet) -> Found:
+def find_pictures(source: Path, picture_set: PictureSet) -> PicturesBySite:
     """All pictures of a download that contains exactly the data set's classes; see `Tree`.
 
     Raises:
         DataError: the layout is not that of the data set, or a class has no picture at a site.
     """
-    return Tree(source, of).pictures()
+    return Tree(source, picture_set).pictures()
 
 
 def _down(place: Place, fits: Callable[[Place], bool]) -> Place:

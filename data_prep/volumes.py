@@ -202,10 +202,10 @@ def write_site(
         )
     target = root / dataset / site
     with ExitStack() if together is None else nullcontext(together) as opened:
-        beside = opened.enter_context(replace_folder(target))
-        (beside / FOLDER).mkdir()
+        folder = opened.enter_context(replace_folder(target))
+        (folder / FOLDER).mkdir()
         names = [check_name(name, of="a sequence") for name in sequences]
-        writer = _Writer(beside, names, change, images or {}, recorded=kind != "phantom")
+        writer = _Writer(folder, names, change, images or {}, recorded=kind != "phantom")
         for case in cases:
             if progress:
                 progress(case.id)
@@ -242,8 +242,8 @@ def write_site(
             citation=citation,
         )
         _warn([*unmatched, *writer.findings], cases, manifest, writer, target)
-        arrays = {str(matrix): build_arrays(beside, manifest, matrix) for matrix in matrices}
-        manifest.model_copy(update={"arrays": arrays}).write(beside)
+        arrays = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
+        manifest.model_copy(update={"arrays": arrays}).write(folder)
     return target
 
 

@@ -89,10 +89,10 @@ def test_many_sites_share_all_images(raw: Path, tmp_path: Path) -> None:
 
 def test_alpha_names_the_data_set_and_the_seed_changes_it(raw: Path) -> None:
     def members(**options: Any) -> list[set[str]]:
-        return [{source.id for source in sources} for sources in plan(raw, sites_count=5, **options).found.values()]
+        return [{source.id for source in sources} for sources in plan(raw, sites_count=5, **options).by_site.values()]
 
-    assert plan(raw, alpha=0.3, sites_count=5).of.dataset == "cifar10_dirichlet_0.3"
-    assert plan(raw, alpha=100.0, sites_count=5).of.dataset == "cifar10_dirichlet_100"
+    assert plan(raw, alpha=0.3, sites_count=5).picture_set.dataset == "cifar10_dirichlet_0.3"
+    assert plan(raw, alpha=100.0, sites_count=5).picture_set.dataset == "cifar10_dirichlet_100"
     assert members() == members(seed=0) != members(seed=1)
     assert members() != members(alpha=0.3)
 
@@ -104,7 +104,7 @@ def test_copies_are_at_one_site_and_testing_comes_first(raw: Path, tmp_path: Pat
     source = write_cifar(tmp_path, data_batch_1=python2_pickle(first))
     planned = plan(source, sites_count=5)
     assert planned.dealing.notes["copies_left_out"] == 2
-    ids = [source.id for sources in planned.found.values() for source in sources]
+    ids = [source.id for sources in planned.by_site.values() for source in sources]
     assert len(ids) == 238 and "test/000008" in ids and "train/000004" in ids
     assert "train/000003" not in ids and "train/000005" not in ids
 
@@ -288,7 +288,7 @@ def test_ten_of_the_sites_train_in_a_round(raw: Path, tmp_path: Path) -> None:
 def test_real_pictures(shared_data: Path, tmp_path: Path) -> None:
     if not (shared_data / "cifar10").is_dir():
         pytest.skip("no cifar10 among the real data")
-    found = plan(shared_data / "cifar10").found
+    found = plan(shared_data / "cifar10").by_site
     assert len(found) == 100 and sum(map(len, found.values())) == 2000
     assert min(sum(s.id.startswith("train") for s in sources) for sources in found.values()) >= 5
     assert sum(s.id.startswith("test") for sources in found.values() for s in sources) == 500

@@ -225,6 +225,6 @@ def test_every_kind_of_picture_is_read_as_rgb(name: str, tmp_path: Path) -> None
     Image.fromarray(pixels(8)).convert("CMYK").save(folder / "b_000011.jpg")
     Image.fromarray(pixels(9)).quantize(16).save(folder / "c_000012.png")
     Image.fromarray(grey.astype(np.uint16) * 200).save(folder / "d_000013.png")
-    found = importlib.import_module(f"data_prep.{name}").plan(source).found[site]
+    found = importlib.import_module(f"data_prep.{name}").plan(source).by_site[site]
     of_label = [picture for picture in found if picture.label == label]
     assert [picture.mode for picture in shown(of_label)] == ["RGB"] * (before + 4)

@@ -73,7 +73,7 @@ def test_four_sites_with_their_own_test_parts(downloads: Path, tmp_path: Path) -
 
 
 def test_pixels_and_labels_are_those_of_the_downloads(downloads: Path) -> None:
-    found = plan(downloads).found
+    found = plan(downloads).by_site
     for site, shape, train, test in (
         ("mnist", (28, 28), (50, 1), (20, 2)),
         ("mnistm", (32, 32, 3), (30, 3), (20, 4)),
@@ -104,7 +104,7 @@ def test_files_may_be_unpacked_and_lie_in_one_folder(downloads: Path, tmp_path: 
     for name in MNIST[:2]:  # as some mirrors name them
         (flat / name).rename(flat / name.replace("-idx", ".idx"))
     sites = ["mnist", "usps"]
-    one, other = plan(flat, sites=sites).found, plan(downloads, sites=sites).found
+    one, other = plan(flat, sites=sites).by_site, plan(downloads, sites=sites).by_site
     for site in sites:
         assert [source.id for source in one[site]] == [source.id for source in other[site]]
         assert first(one[site], "test").read() == first(other[site], "test").read()
@@ -113,13 +113,13 @@ def test_files_may_be_unpacked_and_lie_in_one_folder(downloads: Path, tmp_path: 
 @pytest.mark.parametrize("site", DIGITS.sites)
 def test_every_set_may_come_as_npz(site: str, tmp_path: Path) -> None:
     write_npz(tmp_path / f"{site}.npz", 32, 32, 3)
-    found = plan(tmp_path, sites=[site]).found
+    found = plan(tmp_path, sites=[site]).by_site
     assert list(found) == [site] and len(found[site]) == 50
     assert (np.asarray(found[site][4].read()) == digits(30, 32, 32, 3, seed=9)[0][4]).all()
 
 
 def test_sites_come_in_the_order_of_the_data_set(downloads: Path) -> None:
-    assert list(plan(downloads, sites=["usps", "mnist"]).found) == ["mnist", "usps"]
+    assert list(plan(downloads, sites=["usps", "mnist"]).by_site) == ["mnist", "usps"]
     with raises("site-unknown", naming="'mnistm'"):
         plan(downloads, sites=["mnist", "mnist-m"])
 
@@ -131,7 +131,7 @@ def test_pickled_images_get_the_labels_of_mnist(name: str, valid: int, downloads
     train, test = digits(50, 28, 28, 3, seed=3)[0], digits(20, 28, 28, 3, seed=4)[0]
     parts = {"train": train[valid:], "test": test} | ({"valid": train[:valid]} if valid else {})
     write_mnistm_pickle(downloads / "MNIST-M" / name, **parts)
-    found = plan(downloads, sites=["mnistm"]).found["mnistm"]
+    found = plan(downloads, sites=["mnistm"]).by_site["mnistm"]
     assert [source.label for source in found[:12]] == list("012345678901") and len(found) == 70
     assert (np.asarray(found[7].read()) == train[7]).all() and (np.asarray(found[50].read()) == test[0]).all()
 
@@ -281,19 +281,19 @@ def test_pictures_of_any_kind_become_rgb(downloads: Path, tmp_path: Path) -> Non
     folders = write_pictures(plan(downloads, sites=["mnistm"]), tmp_path / "out", sizes=[32])
     images = open_images(folders[0], size=32, channels=3).images
     assert (images[:3] == np.asarray(grey)).all()
-    read = shown(plan(downloads, sites=["mnistm"]).found["mnistm"])[3]
+    read = shown(plan(downloads, sites=["mnistm"]).by_site["mnistm"])[3]
     np.testing.assert_array_equal(np.asarray(read), rounded)
     grey.convert("CMYK").save(folder / "00000000.png", format="JPEG")
-    assert shown(plan(downloads, sites=["mnistm"]).found["mnistm"][:1])[0].mode == "RGB"
+    assert shown(plan(downloads, sites=["mnistm"]).by_site["mnistm"][:1])[0].mode == "RGB"
 
 
 def test_a_file_in_no_list_of_mnistm_is_passed_over_whatever_its_name(downloads: Path) -> None:
     folder = downloads / "mnist_m" / "mnist_m_train"
-    before = [picture.id for picture in plan(downloads, sites=["mnistm"]).found["mnistm"]]
+    before = [picture.id for picture in plan(downloads, sites=["mnistm"]).by_site["mnistm"]]
     shutil.copy(folder / "00000000.png", folder / "other.png")
     with suppress(OSError):  # some file systems have UTF-8 names only
         (folder / "other.png").rename(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))
-    assert [picture.id for picture in plan(downloads, sites=["mnistm"]).found["mnistm"]] == before
+    assert [picture.id for picture in plan(downloads, sites=["mnistm"]).by_site["mnistm"]] == before
 
 
 def test_a_digit_in_both_parts_is_only_tested_on(downloads: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def counts(folders: list[Path]) -> dict[str, list[int]]:
 
 def pictures(source: Path) -> dict[str, list[tuple[str, str]]]:
     """Id and content of all pictures by site."""
-    return {site: [(p.id, picture_sha256(p.read())) for p in found] for site, found in plan(source).found.items()}
+    return {site: [(p.id, picture_sha256(p.read())) for p in found] for site, found in plan(source).by_site.items()}
 
 
 def splits(folder: Path) -> dict[str, str]:
@@ -135,7 +135,7 @@ def test_a_copy_of_a_test_picture_is_test(folders: Path, tmp_path: Path) -> None
 
 def test_pictures_that_cleaning_took_out_are_passed_over(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_picture(folders / "clipart" / "bird" / "clipart_030_000999.jpg", 1)
-    assert len(plan(add_official(folders)).found["clipart"]) == 50
+    assert len(plan(add_official(folders)).by_site["clipart"]) == 50
     assert "clipart: 1 picture(s) that are in no list are skipped" in caplog.text
 
 
@@ -179,7 +179,7 @@ def test_by_seed_there_are_the_papers_counts_and_copies_stay_together(monkeypatc
         planned = seeded(IN_THE_ZIPS, monkeypatch, seed=seed)
         return {
             site: dict(planned.dealing.deal(site, [(source, content(site, source)) for source in sources]))
-            for site, sources in planned.found.items()
+            for site, sources in planned.by_site.items()
         }
 
     first = deal(0)
@@ -203,7 +203,7 @@ def test_by_seed_there_are_the_papers_counts_and_copies_stay_together(monkeypatc
 
 def test_more_pictures_than_the_papers_have_are_cut_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     more = {site: 2 * n for site, n in IN_THE_ZIPS.items()}
-    one, other = (seeded(more, monkeypatch, seed=seed).found["clipart"] for seed in (0, 1))
+    one, other = (seeded(more, monkeypatch, seed=seed).by_site["clipart"] for seed in (0, 1))
     assert len(one) == len(other) == 1682 + 420 + 526 and one != other
     assert [source.id[-10:] for source in one] == sorted(source.id[-10:] for source in one), "in the download's order"
 
@@ -212,7 +212,7 @@ def test_too_few_pictures_for_the_papers_counts(monkeypatch: pytest.MonkeyPatch)
     with raises("too-few-items", naming="zips/real"):
         seeded({**IN_THE_ZIPS, "real": 6079}, monkeypatch, seed=0)
     planned = seeded(IN_THE_ZIPS, monkeypatch, seed=0)
-    damaged = [(source, source.id) for source in planned.found["sketch"][1:]]
+    damaged = [(source, source.id) for source in planned.by_site["sketch"][1:]]
     with raises("split-counts", naming="zips/sketch"):
         planned.dealing.deal("sketch", damaged)
 

@@ -42,8 +42,11 @@ def test_images_stand_upright_and_letters_begin_with_a(raw: Path) -> None:
 def test_every_form_has_its_classes(form: Any, first: int, count: int, tmp_path: Path) -> None:
     write_idx(tmp_path / "gzip", form, first=first, each=3, packed=form != "balanced")
     planned = plan(tmp_path, form=form, sites_count=4)
-    assert planned.of.dataset == f"emnist_{form}" and len(planned.of.classes) == len(set(planned.of.classes)) == count
-    sources = [source for site in planned.found.values() for source in site]
+    assert (
+        planned.picture_set.dataset == f"emnist_{form}"
+        and len(planned.picture_set.classes) == len(set(planned.picture_set.classes)) == count
+    )
+    sources = [source for site in planned.by_site.values() for source in site]
     assert {source.label for source in sources} == set(CLASSES[form])
     by_id = {source.id: source.label for source in sources}
     assert by_id["train/000000"] == ("A" if form == "letters" else "0")
@@ -82,7 +85,7 @@ def test_writers_are_sites(tmp_path: Path) -> None:
     write_leaf(tmp_path / "all_data_0_niid_05_keep_0.json", dict(list(SIZES.items())[:half]))
     write_leaf(tmp_path / "all_data_1_niid_05_keep_0.json", dict(list(SIZES.items())[half:]), seed=1)
     planned = plan(tmp_path, writers=8)
-    assert planned.of.dataset == "femnist_writers" and list(planned.found)[7] == "site_007"
+    assert planned.picture_set.dataset == "femnist_writers" and list(planned.by_site)[7] == "site_007"
     folders = write_pictures(planned, tmp_path / "out")
     writers = []
     for folder in folders:
@@ -98,9 +101,9 @@ def test_writers_are_sites(tmp_path: Path) -> None:
     images = open_images(folders[0], size=28, channels=1).images
     assert images[:, 0, 2:5, 4:24].min() == 255 and images[:, 0, 10:].max() <= 30, "white on black"
     again, other = (
-        [{s.id for s in site} for site in plan(tmp_path, writers=8, seed=seed).found.values()] for seed in (0, 1)
+        [{s.id for s in site} for site in plan(tmp_path, writers=8, seed=seed).by_site.values()] for seed in (0, 1)
     )
-    assert again == [{s.id for s in site} for site in planned.found.values()] != other
+    assert again == [{s.id for s in site} for site in planned.by_site.values()] != other
 
 
 def test_white_on_black_stays(tmp_path: Path) -> None:
@@ -273,7 +276,7 @@ def test_copies_are_at_one_site(raw: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "emnist_letters.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     planned = plan(tmp_path, sites_count=5)
     assert planned.dealing.notes["copies_left_out"] == 2
-    ids = {source.id for site in planned.found.values() for source in site}
+    ids = {source.id for site in planned.by_site.values() for source in site}
     assert len(ids) == 414 and "test/000009" in ids and not {"train/000003", "train/000005"} & ids
 
 
@@ -309,7 +312,7 @@ def test_the_task_and_its_protocols() -> None:
 def test_real_letters(shared_data: Path) -> None:
     if not (shared_data / "emnist").is_dir():
         pytest.skip("no emnist among the real data")
-    found = plan(shared_data / "emnist").found
+    found = plan(shared_data / "emnist").by_site
     trained = np.array([sum(source.id.startswith("train") for source in site) for site in found.values()])
     assert len(found) == 200 and trained.sum() == 2600 and trained.min() >= 4 and trained.std() > 3
     assert sum(map(len, found.values())) == 3640

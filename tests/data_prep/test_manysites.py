@@ -54,5 +54,5 @@ def test_copies_are_left_out_first_in_the_training_part() -> None:
     train[2], train[4] = test[0], train[6]
     plan = planned(train, test)
     assert plan.dealing.notes["copies_left_out"] == 2
-    ids = {source.id for sources in plan.found.values() for source in sources}
+    ids = {source.id for sources in plan.by_site.values() for source in sources}
     assert len(ids) == 48 and "test/000000" in ids and "train/000002" not in ids

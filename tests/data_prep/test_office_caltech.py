@@ -84,16 +84,16 @@ def test_fedbn_s_own_lists_give_the_same_split(office: Path) -> None:
             (office / f"{site}_{part}.pkl").write_bytes(pickle.dumps((paths, np.array(labels)), protocol=2))
     again = plan(office, split="papers")
     for site in OFFICE_CALTECH.sites:
-        assert [picture.id for picture in again.found[site]] == [picture.id for picture in expected.found[site]]
+        assert [picture.id for picture in again.by_site[site]] == [picture.id for picture in expected.by_site[site]]
         assert again.dealing.deal(site, []) == expected.dealing.deal(site, [])
     assert again.dealing.keep_copies
 
 
 def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_lists(office, "dslr", "test", ["dslr/mug/frame_0005.jpg"])
-    assert len(plan(office, split="papers").found["dslr"]) == 41
+    assert len(plan(office, split="papers").by_site["dslr"]) == 41
     assert "dslr: 9 picture(s) that are in no list are skipped" in caplog.text
-    assert len(plan(office).found["dslr"]) == 50
+    assert len(plan(office).by_site["dslr"]) == 50
 
 
 def malicious_list(office: Path) -> None:

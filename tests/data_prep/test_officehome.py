@@ -38,9 +38,9 @@ def raw(unpacked: Path, tmp_path: Path) -> Path:
 def test_unpacked_it_is_the_same(raw: Path, zipped: Path, name: str) -> None:
     if name != "Real World":
         (raw / "Real World").rename(raw / name)
-    expected = {site: [picture.id for picture in pictures] for site, pictures in plan(zipped).found.items()}
-    assert {site: [picture.id for picture in pictures] for site, pictures in plan(raw).found.items()} == expected
-    assert plan(raw).found["Real_World"][0].read().size == (24, 20)
+    expected = {site: [picture.id for picture in pictures] for site, pictures in plan(zipped).by_site.items()}
+    assert {site: [picture.id for picture in pictures] for site, pictures in plan(raw).by_site.items()} == expected
+    assert plan(raw).by_site["Real_World"][0].read().size == (24, 20)
     assert expected["Art"][3] == "Backpack/00001.jpg"
 
 

@@ -58,7 +58,7 @@ def test_the_tasks_own_normalisation_does_not_go_with_moderate_augmentation() ->
 def test_real_sub_sites(shared_data: Path) -> None:
     if not (shared_data / "pacs").is_dir():
         pytest.skip("no pacs among the real data")
-    found = plan(shared_data / "pacs", subsites=4).found
+    found = plan(shared_data / "pacs", subsites=4).by_site
     assert len(found) == 13 and len(found["sketch"]) == 252
     assert sum(map(len, found.values())) == 1008
 

@@ -40,7 +40,7 @@ def test_an_image_is_turned_as_torchvision_turns_it(angle: int) -> None:
 
 
 def test_sites_share_out_all_images_of_both_parts(raw: Path) -> None:
-    found = plan(raw).found
+    found = plan(raw).by_site
     assert list(found) == ["deg00", "deg15", "deg30", "deg45", "deg60", "deg75"]
     assert [len(sources) for sources in found.values()] == [51, 51, 51, 51, 51, 50]
     ids = [source.id for sources in found.values() for source in sources]
@@ -50,7 +50,7 @@ def test_sites_share_out_all_images_of_both_parts(raw: Path) -> None:
 
 def test_each_site_has_its_own_angle(raw: Path) -> None:
     images = {"train": digits(245, 28, 28, seed=1), "test": digits(60, 28, 28, seed=2)}
-    for site, sources in plan(raw).found.items():
+    for site, sources in plan(raw).by_site.items():
         part, _, number = sources[5].id.partition("/")
         pixels, labels = images[part]
         wanted = turn(Image.fromarray(pixels[int(number)]), ANGLES[site])
@@ -59,7 +59,7 @@ def test_each_site_has_its_own_angle(raw: Path) -> None:
 
 def test_the_seed_decides_who_has_what(raw: Path) -> None:
     def dealt(seed: int) -> list[str]:
-        return [source.id for source in plan(raw, seed=seed).found["deg00"]]
+        return [source.id for source in plan(raw, seed=seed).by_site["deg00"]]
 
     assert dealt(0) == dealt(0) != dealt(1)
     assert plan(raw, seed=4).dealing.notes == {"seed": 4, "copies_left_out": 0}
@@ -95,7 +95,7 @@ def test_the_same_image_counts_once(raw: Path) -> None:
     (raw / f"{MNIST[2]}.gz").write_bytes(gzip.compress(idx(images)))
     planned = plan(raw)
     assert planned.dealing.notes["copies_left_out"] == 2
-    ids = {source.id for sources in planned.found.values() for source in sources}
+    ids = {source.id for sources in planned.by_site.values() for source in sources}
     assert len(ids) == 303 and "train/000003" in ids and not {"test/000007", "test/000008"} & ids
 
 

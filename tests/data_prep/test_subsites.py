@@ -99,11 +99,11 @@ def test_validation_is_a_tenth_and_shared_out_evenly(wide_of: Callable[[str], Pa
 
 def test_sub_sites_depend_on_the_seed_and_domains_differ(name: str, wide: Path) -> None:
     def ids(**options: int) -> list[list[str]]:
-        found = PLANS[name](wide, subsites=4, **options).found
+        found = PLANS[name](wide, subsites=4, **options).by_site
         return [[source.id for source in sources] for sources in found.values()]
 
     assert ids() == ids(seed=0) != ids(seed=1)
-    sites = list(PLANS[name](wide, subsites=4).found)
+    sites = list(PLANS[name](wide, subsites=4).by_site)
     first, second = (sites.index(f"{domain}_1") for domain in DOMAINS[name][:2])
     assert ids()[first] != ids()[second], "each domain is divided on its own"
 
@@ -116,7 +116,7 @@ def test_sub_sites_depend_on_the_seed_and_domains_differ(name: str, wide: Path) 
     ],
 )
 def test_another_domain_may_be_held_out(name: str, whole: str, expected: str, wide_of: Callable[[str], Path]) -> None:
-    assert list(PLANS[name](wide_of(name), subsites=2, whole=whole).found) == expected.split()
+    assert list(PLANS[name](wide_of(name), subsites=2, whole=whole).by_site) == expected.split()
 
 
 def test_copies_in_a_sub_site_stay_together(tmp_path: Path) -> None:

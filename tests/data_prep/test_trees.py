@@ -137,7 +137,7 @@ def test_odd_names_and_16_bits_in_the_data_sets_trees(module: ModuleType, tmp_pa
     expected = write_16_bits(raw / folders[site] / label / "caf_.png", 5)
     source = write_zip(tmp_path / "raw.zip", raw)
     source.write_bytes(source.read_bytes().replace(b"caf_.png", b"caf\xe9.png"))
-    found = {picture.id: picture for picture in module.plan(source).found[site]}
+    found = {picture.id: picture for picture in module.plan(source).by_site[site]}
     assert len(found) == len(of.classes) + 1
     odd = found[f"{label}/caf\\xe9.png"]
     assert odd.label == label
