@@ -30,13 +30,13 @@ ANY = random.SystemRandom()
 """A generator of its own: opening a site must not change what a seed gives."""
 
 
-def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
+def build(target: Path, fill: Callable[[Path], None], *, remedy: str = "") -> str:
     """Make a folder of arrays under a temporary name, hash it and rename it; another process may be faster.
 
     Args:
         target: the folder.
         fill: writes the arrays into the folder that it is given.
-        mend: what else than room or permission helps if the disk does not take them; empty for nothing else.
+        remedy: what else than room or permission helps if the disk does not take them; empty for nothing else.
 
     Returns:
         As `write_hashes`.
@@ -44,13 +44,13 @@ def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
     Raises:
         DataError: the folder cannot be written.
     """
-    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    partial = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
-        beside.mkdir(parents=True)
-        fill(beside)
-        written = write_hashes(beside)
+        partial.mkdir(parents=True)
+        fill(partial)
+        written = write_hashes(partial)
         try:
-            beside.rename(target)
+            partial.rename(target)
         except OSError:
             if not target.is_dir():  # otherwise another process was first, with the same bytes
                 raise
@@ -58,10 +58,10 @@ def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
     except OSError as error:
         raise DataError(
             "folder-unwritable",
-            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}",
+            f"{target} cannot be written ({error.strerror}): make room or give write permission{remedy}",
         ) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_hashes(folder: Path) -> str:
@@ -70,8 +70,8 @@ def write_hashes(folder: Path) -> str:
     Returns:
         The SHA-256 of ``hashes.json``, for `fedshift.schema.manifest.Manifest.arrays`.
     """
-    found = {path.name: [digest.hex() for digest in _digests(path)] for path in sorted(folder.glob("*.npy"))}
-    write_text(folder / FILE_NAME, json.dumps({"block": BLOCK, "files": found}))
+    files = {path.name: [digest.hex() for digest in _digests(path)] for path in sorted(folder.glob("*.npy"))}
+    write_text(folder / FILE_NAME, json.dumps({"block": BLOCK, "files": files}))
     return _sha256(folder / FILE_NAME)
 
 

@@ -16,11 +16,11 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, as_compared
+from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import volumes_in
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import Split
-from fedshift.schema.names import Name, printable
+from fedshift.schema.names import Name
 from fedshift.schema.reading import Reading
 from fedshift.schema.strict import nearest
 
@@ -28,34 +28,6 @@ _SITE: TypeAdapter[str] = TypeAdapter(Name)
 UNNAMED = re.compile(r"\d{4}")
 """The number of a sequence that nothing names."""
 Layout = Literal["beside", "folders", "described", "case folders", "patterns", "studies", "table"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of a check: its code, the file, what is wrong with it, and how to fix it.
-
-    ``case``: the case that cannot be used because of it, where images and masks do not go together.
-    """
-
-    level: Literal["error", "warning"]
-    code: str
-    file: Path
-    message: str
-    mend: str
-    case: str = ""
-
-    @classmethod
-    def from_error(cls, error: ScanError) -> Finding:
-        """A scan that cannot be read."""
-        return cls("error", error.code, error.path, error.what, error.mend)
-
-    def as_error(self) -> ScanError:
-        """The finding as an error, where nothing can be done with it."""
-        return ScanError(self.code, self.file, self.message, self.mend)
-
-    def sentence(self) -> str:
-        """Return the finding as one line, whatever is in the file's name."""
-        return printable(f"{self.file} {self.message}: {self.mend}").replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -219,8 +191,8 @@ class CaseTable:
             there = volumes_in(case.image)
             if channels and there > len(names):
                 what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
-                mend = "name every volume in their order, or save those that are used without the others"
-                findings.append(Finding("error", "volumes-extra", case.image, what, mend, case.id))
+                remedy = "name every volume in their order, or save those that are used without the others"
+                findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
                 continue
             cases.append(replace(case, images=case.images * len(names), channels=channels, sequences=names))
         return replace(self, cases=tuple(cases), findings=tuple(findings), sequences=names)
@@ -254,7 +226,7 @@ def spelled_as(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """Why a site with the ``known`` sequences cannot train for a task, and how to mend it.
+    """Why a site with the ``known`` sequences cannot train for a task, and how to remedy it.
 
     Args:
         known: the site's, empty for one without a name.
@@ -273,7 +245,7 @@ def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, s
 
 
 def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
-    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to mend it.
+    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to remedy it.
 
     Args:
         name: of a case.
@@ -287,7 +259,7 @@ def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
 
 
 def site_fault(name: str) -> tuple[str, str] | None:
-    """Why a name cannot be that of a site or a data set in any job, and how to mend it."""
+    """Why a name cannot be that of a site or a data set in any job, and how to remedy it."""
     try:
         _SITE.validate_python(name)
     except ValidationError:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
-from fedshift.data.scan_file import as_compared, is_broken_link, reading, same_form
+from fedshift.data.cases import CaseFiles, CaseTable
+from fedshift.data.scan_file import Finding, as_compared, is_broken_link, reading, same_form
 from fedshift.data.series import is_series
 from fedshift.data.splits import subject_of
 from fedshift.schema.csv_text import csv_text, path_of
@@ -102,11 +102,11 @@ class _Row:
     def case(self) -> str:
         return same_form(self.cells.get("case", ""))
 
-    def refuse(self, code: str, column: str, what: str, mend: str) -> None:
+    def refuse(self, code: str, column: str, what: str, remedy: str) -> None:
         """Note what is wrong with a cell."""
         where = f"line {self.line}, column {column}:"
         self.findings.append(
-            Finding("error", code, self.path, f"{where} {what}", mend, self.case or f"line {self.line}")
+            Finding("error", code, self.path, f"{where} {what}", remedy, self.case or f"line {self.line}")
         )
 
     def file(self, column: str) -> Path:

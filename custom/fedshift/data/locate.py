@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from fedshift.schema.errors import DataError
-from fedshift.schema.job import read_yaml
-from fedshift.schema.manifest import FILE_NAME
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import Strict
@@ -127,6 +127,33 @@ def find_site(
     )
 
 
+def find_sites(job: JobSpec) -> dict[str, Path]:
+    """The prepared folder of every site of a simulation, all on this machine, before any of them is started.
+
+    Raises:
+        DataError: a site has no data or a broken manifest; the message names the folders that were tried.
+        ConfigError: some sites' data are simulated and others' are not.
+    """
+    folders = {site: find_site(job.task.dataset, site, local=None, simulator=True) for site in job.task.everyone}
+    simulated = _simulated(folders)
+    if simulated and len(simulated) < len(folders):
+        raise ConfigError(
+            "phantom-mixed",
+            f"sites {', '.join(simulated)} have simulated data and the others have not: a job uses either simulated "
+            "data everywhere or nowhere; choose sites with 'fedshift job --sites'",
+        )
+    return folders
+
+
+def is_phantom(folders: Mapping[str, Path]) -> bool:
+    """Whether any of these sites' data are simulated."""
+    return bool(_simulated(folders))
+
+
+def _simulated(folders: Mapping[str, Path]) -> list[str]:
+    return [site for site, folder in folders.items() if read_manifest(folder).kind == "phantom"]
+
+
 def prepared_sites(dataset: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """Names of the sites of a data set that are prepared on this machine, where `find_site` looks in a simulation."""
     environ = os.environ if environ is None else environ
@@ -174,14 +201,12 @@ def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str,
         return folder
     phantom = phantom_home(environ).absolute()
     if root == phantom:
-        what, mend = "no phantom data", f"{_makes(dataset, True)} makes one"
+        what, remedy = "no phantom data", f"{_makes(dataset, True)} makes one"
     else:
-        what, mend = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
-        mend += f", or prepare the data there ({_makes(dataset, False)})"
-    raise DataError(
-        "site-missing",
-        f"{what} of {dataset} for site {site}: looked in {folder}{_hint(root, dataset, site, phantom=phantom)}; {mend}",
-    )
+        what, remedy = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
+        remedy += f", or prepare the data there ({_makes(dataset, False)})"
+    hint = _hint(root, dataset, site, phantom=phantom)
+    raise DataError("site-missing", f"{what} of {dataset} for site {site}: looked in {folder}{hint}; {remedy}")
 
 
 def _is_site(folder: Path) -> bool:

@@ -1,7 +1,6 @@
 """Scans in formats that are not read: which names are theirs, and what each is converted with.
 
-Nothing is guessed of such files: many have no voxel sizes or orientation, and the checks of `fedshift.data.file_format`
-do not know them.
+Nothing is guessed of such files: many have no voxel sizes or orientation.
 """
 
 from __future__ import annotations
@@ -111,8 +110,8 @@ def how_to_convert(files: Iterable[Path]) -> str:
     """What to do with files of `in_other_formats`; with which of them, where there are several ways."""
     names: dict[str, list[str]] = {}
     for file in files:
-        if found := other_format(file):
-            names.setdefault(found[1], []).append(file.name)
+        if other := other_format(file):
+            names.setdefault(other[1], []).append(file.name)
     if len(names) == 1:
         return next(iter(names))
-    return "; ".join(f"{mend} ({few_names(these, most=3)})" for mend, these in names.items())
+    return "; ".join(f"{remedy} ({few_names(these, most=3)})" for remedy, these in names.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.dicom_extra import UNREADABLE
+from fedshift.data.dicom_objects import UNREADABLE
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.slabs import Slab, beyond, draw, is_on_grid, matrix_of

@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.data.merged_fingerprint import merge
-from fedshift.data.tallies import normalised, spread
+from fedshift.data.tallies import merge, normalised, spread
 from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally
 
 Level = Literal["similar", "differs", "differs much", "unknown"]

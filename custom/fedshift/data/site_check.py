@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
+from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, open_images, slices_of
 from fedshift.data.blocks import verify
 from fedshift.data.case_check import Decoded, read_case
 from fedshift.data.case_notes import Contents, Counts, Notes
-from fedshift.data.cases import CaseFiles, Finding, sequences_fault
-from fedshift.data.images import open_images
+from fedshift.data.cases import CaseFiles, sequences_fault
 from fedshift.data.labels import Labels
 from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.resampled import cached_volumes
+from fedshift.data.scan_file import Finding
 from fedshift.data.scans import content_hash
 from fedshift.data.splits import subject_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
@@ -86,10 +86,10 @@ def empty_splits(site: Path, manifest: Manifest) -> Iterator[Finding]:
     if empty:
         patients = len({subject_of(case) for case in manifest.cases})
         what = f"has {' and '.join(f'no {split} case' for split in empty)}"
-        mend = "add cases of other patients"
+        remedy = "add cases of other patients"
         if patients < FEWEST_PATIENTS:
-            mend += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
-        yield Finding("warning", "split-empty", site, what, mend)
+            remedy += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
+        yield Finding("warning", "split-empty", site, what, remedy)
 
 
 def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
@@ -106,8 +106,8 @@ def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
         other, known = first.setdefault(manifest.dataset, (site, manifest))
         if manifest.classes != known.classes:
             what = f"has the classes {', '.join(manifest.classes)}, {other} {', '.join(known.classes)}"
-            mend = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
-            yield Finding("error", "other-classes", site / FILE_NAME, what, mend)
+            remedy = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
+            yield Finding("error", "other-classes", site / FILE_NAME, what, remedy)
         if set(manifest.sequences) != set(known.sequences):
             have, wanted = (", ".join(each.sequences) or "one without a name" for each in (manifest, known))
             what = f"has the sequences {have}, {other} {wanted}"
@@ -227,9 +227,9 @@ def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
             shown = ", ".join(f"{case.id} ({case.split})" for case in cases)
             stays = next(split for split in ("train", "val", "test") if split in splits)
             moved = ", ".join(case.id for case in cases if case.split != stays)
-            mend = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
+            remedy = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
             yield Finding(
-                "error", "subject-divided", site / FILE_NAME, f"has {subject} in several splits, as {shown}", mend
+                "error", "subject-divided", site / FILE_NAME, f"has {subject} in several splits, as {shown}", remedy
             )
 
 

@@ -16,11 +16,10 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading
-from fedshift.data.scans import ORIENTATION, Scan, require_text
+from fedshift.data.scans import ORIENTATION, Scan, file_of, require_text
 from fedshift.data.segmentations import drawing
 from fedshift.data.slabs import Slab, matrix_of
 from fedshift.data.structures import CodeKey, Drawing, Remark, Structure, modern, paint
-from fedshift.data.volume_file import open_file
 from fedshift.schema.names import one_line
 
 FORMAT = "3D Slicer segmentation (.seg.nrrd)"
@@ -95,7 +94,7 @@ def read_slicer_mask(
     """
     require_text(path)
     with reading(path):
-        stored, said = open_file(path, trusted=direction is not None)
+        stored, header = file_of(path).open(trusted=direction is not None)
         named = _header(path)
     if stored.GetDimension() != 3:
         raise ScanError("mask-segments", path, f"is {stored.GetDimension()}D", AGAIN)
@@ -116,7 +115,7 @@ def read_slicer_mask(
 
         return Structure(segment.name, segment.code, segment.meaning, draw_it, value=segment.value)
 
-    record = said.model_copy(update={"format": FORMAT, "geometry": _geometry(layers, image, trusted=trusted)})
+    record = header.reading.model_copy(update={"format": FORMAT, "geometry": _geometry(layers, image, trusted=trusted)})
     return paint([structure(segment) for segment in segments], image, labels, path, record)
 
 

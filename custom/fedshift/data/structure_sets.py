@@ -191,5 +191,7 @@ def _gaps(
         return [], "; ".join(said) or None
     where = in_words(empty, count, axis)
     said.append(f"{name!r} has no contour on {where}")
-    mend = "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
-    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", mend)], "; ".join(said)
+    remedy = (
+        "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
+    )
+    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", remedy)], "; ".join(said)

@@ -33,7 +33,7 @@ class Remark(NamedTuple):
     """A warning of a mask: what is there, as the rest of a sentence about its file, and what to do."""
 
     what: str
-    mend: str = LOOK
+    remedy: str = LOOK
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseTable, Finding
-from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.layouts.files import mask_files, scan_files, visible
+from fedshift.data.cases import CaseTable
+from fedshift.data.dicom import is_dicom_mask, looks_like_dicom
 from fedshift.data.layouts.names import MASK_WORD, NamedImage, match
 from fedshift.data.layouts.studies import pair_studies
-from fedshift.data.scan_file import as_compared, same_form, suffix_of
+from fedshift.data.scan_file import Finding, as_compared, same_form, suffix_of
+from fedshift.data.scan_folders import mask_files, scan_files, visible
 from fedshift.data.scans import stem_of
 
 _ENDS = re.compile(rf"(?:(.*?)[ _.-])?{MASK_WORD}", re.IGNORECASE)
@@ -75,8 +74,8 @@ def _pair(folder: Path, cases: Sequence[Path], sequences: Sequence[str]) -> Case
         series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
         entries = sorted([*(file for file in scan_files(case) if file not in of_case), *series])
         if of_case and not entries and _has_slices(case, of_case):
-            mend = "put them into a folder with the sequence's name, such as T2"
-            findings.append(Finding("error", "loose-slices", case, "holds loose DICOM slices", mend, case.name))
+            remedy = "put them into a folder with the sequence's name, such as T2"
+            findings.append(Finding("error", "loose-slices", case, "holds loose DICOM slices", remedy, case.name))
             continue
         masks += [(case.name, file) for file in of_case]
         for entry in entries:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift.data.cases import Finding
 from fedshift.data.labels import BACKGROUND, Labels
-from fedshift.data.scan_file import ScanError, reading
+from fedshift.data.scan_file import Finding, ScanError, reading
 from fedshift.schema.errors import ConfigError
 
 FILE = "dataset.json"
@@ -130,8 +129,8 @@ def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
     if twice is None:
         return names
     example = ",".join(f"NAME{number}" for number in range(1, len(names) + 1))
-    mend = f"name all {len(names)} in their order, as in --sequence {example}"
-    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", mend)
+    remedy = f"name all {len(names)} in their order, as in --sequence {example}"
+    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", remedy)
 
 
 def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
@@ -142,16 +141,16 @@ def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
     for name, number in pairs:
         if isinstance(number, list):
             what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
-            mend = "give each voxel one class: say which values are which with --label"
-            return Finding("error", "labels-unusable", path, what, mend)
+            remedy = "give each voxel one class: say which values are which with --label"
+            return Finding("error", "labels-unusable", path, what, remedy)
         if name == "ignore" and not numbered:
-            mend = "relabel it, or say which values are which with --label, and merge it with one of them"
-            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", mend)
+            remedy = "relabel it, or say which values are which with --label, and merge it with one of them"
+            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", remedy)
         values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
     ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
     try:
         return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
     except ConfigError as error:
-        what, _, mend = str(error).partition(": ")
-        mend += ", or say which values are which with --label"
-        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", mend)
+        what, _, remedy = str(error).partition(": ")
+        remedy += ", or say which values are which with --label"
+        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", remedy)

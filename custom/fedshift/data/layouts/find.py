@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
+from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.cases_csv import is_table, read_cases
 from fedshift.data.layouts import case_folders, described, studies
 from fedshift.data.layouts.described import against_list
-from fedshift.data.layouts.files import contents, not_read, scan_files, visible
 from fedshift.data.layouts.names import doubled, pair_beside, pair_folders
 from fedshift.data.layouts.patterns import is_pattern, pair_patterns
 from fedshift.data.other_formats import how_to_convert, passed_over
-from fedshift.data.scan_file import ScanError, as_compared, reading
+from fedshift.data.scan_file import Finding, ScanError, as_compared, reading
+from fedshift.data.scan_folders import contents, scan_files, visible, warn_of_formats
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import few_names
@@ -169,7 +169,7 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> CaseTable:
 def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[CaseTable]:
     """Warn about ``others``, scans in formats that are not read: with the table that they lie in, or else the first."""
     warnings: list[list[Finding]] = [[] for _ in tables]
-    for finding in not_read(others):
+    for finding in warn_of_formats(others):
         places = {finding.file, *finding.file.parents}
         warnings[next((k for k, table in enumerate(tables) if table.folder in places), 0)].append(finding)
     return [replace(table, findings=(*table.findings, *more)) for table, more in zip(tables, warnings, strict=True)]
@@ -184,8 +184,8 @@ def _refuse_two_of_one_kind(path: Path, tables: Sequence[CaseTable]) -> None:
         first, second = (table.folder for table in tables)
         same = f"{first.name} and {second.name}"
         what = f"holds two folders with the same names, {same}, and nothing says which has the masks"
-        mend = f"name them, as in --images {first} --masks {second}, or call them images and masks"
-        raise ScanError("masks-unclear", path, what, mend)
+        remedy = f"name them, as in --images {first} --masks {second}, or call them images and masks"
+        raise ScanError("masks-unclear", path, what, remedy)
 
 
 def _merge_parts(tables: Sequence[CaseTable]) -> list[CaseTable]:

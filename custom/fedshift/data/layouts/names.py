@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Finding, Layout
-from fedshift.data.layouts.files import scan_files, visible
-from fedshift.data.scan_file import ScanError, as_compared, same_form
+from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Layout
+from fedshift.data.scan_file import Finding, ScanError, as_compared, same_form
+from fedshift.data.scan_folders import scan_files, visible
 from fedshift.data.scans import stem_of
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
@@ -136,8 +136,8 @@ def match(
         first = next(iter(found.values()))
         if case_key not in of_mask:
             wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
-            mend = f"add {wanted}, or remove the image"
-            findings.append(Finding("error", "mask-missing", first.file, "has no mask", mend, first.case))
+            remedy = f"add {wanted}, or remove the image"
+            findings.append(Finding("error", "mask-missing", first.file, "has no mask", remedy, first.case))
             continue
         lacking = [key for key in keys if key not in found]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
@@ -204,14 +204,14 @@ def _numbered(
 def _lacks(image: NamedImage, key: str, name: str, sequences: Sequence[str]) -> Finding:
     numbered = f" ({image.case}_{key})" if UNNAMED.fullmatch(key) and name != key else ""
     what = f"is of case {image.case}, which has no sequence {name}{numbered}"
-    mend = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
+    remedy = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
     if not sequences:
-        what, mend = f"is of case {image.case}, which has no image", "add the file or leave the case out"
+        what, remedy = f"is of case {image.case}, which has no image", "add the file or leave the case out"
     code = "sequence-missing" if sequences else "image-missing"
-    return Finding("error", code, image.file, what, mend, image.case)
+    return Finding("error", code, image.file, what, remedy, image.case)
 
 
 def _unknown(image: NamedImage, sequences: Sequence[str]) -> Finding:
     what = f"is sequence {image.key or 'without a name'} of case {image.case}, the set has {', '.join(sequences)}"
-    mend = "remove the file, or name it among the sequences"
-    return Finding("error", "sequence-unknown", image.file, what, mend, image.case)
+    remedy = "remove the file, or name it among the sequences"
+    return Finding("error", "sequence-unknown", image.file, what, remedy, image.case)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseTable, Finding
+from fedshift.data.cases import CaseTable
 from fedshift.data.dicom import identify
-from fedshift.data.layouts.files import contents, not_read
 from fedshift.data.layouts.names import NamedImage, match
 from fedshift.data.other_formats import how_to_convert, in_other_formats
-from fedshift.data.scan_file import suffix_of
+from fedshift.data.scan_file import Finding, suffix_of
+from fedshift.data.scan_folders import contents, warn_of_formats
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
@@ -48,10 +48,10 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> CaseT
     findings: list[Finding] = []
     for name, pattern in images.items():
         files, others = _files(pattern, base)
-        findings += not_read(others)
+        findings += warn_of_formats(others)
         found += [NamedImage(case, file, name) for case, file in files]
     wanted, others = _files(masks, base)
-    findings += not_read(others)
+    findings += warn_of_formats(others)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
     return replace(paired, findings=(*findings, *paired.findings))
 
@@ -75,12 +75,12 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
     others = in_other_formats(found)
     scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
     if not scans:
-        mend = "correct the pattern"
+        remedy = "correct the pattern"
         if others:
             shown = few_names([file.name for file in others])
-            mend = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
+            remedy = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
         what = f"{pattern!r} finds no scan below {start} ({_there(start, rest)})"
-        raise DataError("pattern-empty", f"{what}: {mend}")
+        raise DataError("pattern-empty", f"{what}: {remedy}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
-from fedshift.data.dicom import identify, looks_like_dicom
-from fedshift.data.dicom_masks import References, frame_of, is_dicom_mask, references
-from fedshift.data.layouts.files import visible
-from fedshift.data.scan_file import ScanError, same_form
+from fedshift.data.cases import CaseFiles, CaseTable
+from fedshift.data.dicom import identify, is_dicom_mask, looks_like_dicom
+from fedshift.data.named_masks import References, frame_of, references
+from fedshift.data.scan_file import Finding, ScanError, same_form
+from fedshift.data.scan_folders import visible
 from fedshift.data.series import series_by_uid
 
 DEEPEST = 5
@@ -68,17 +68,17 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
             continue
         if len(meant) != 1:
             what = f"refers to {len(meant)} series{how}" if meant else "refers to a series that is not there"
-            mend = f"put the series of its image below {images}, once, or remove the mask"
-            findings.append(Finding("error", "image-unknown", mask, what, mend))
+            remedy = f"put the series of its image below {images}, once, or remove the mask"
+            findings.append(Finding("error", "image-unknown", mask, what, remedy))
             continue
         of_case.setdefault(_case(meant[0], images), []).append((meant[0], mask))
     cases = []
     for case, pairs in sorted(of_case.items()):
         if len(pairs) > 1:
             shown = ", ".join(sorted(mask.name for _, mask in pairs)[:5])
-            mend = "keep one, and give each patient a folder"
+            remedy = "keep one, and give each patient a folder"
             what = f"holds {len(pairs)} DICOM masks ({shown})"
-            findings.append(Finding("error", "masks-several", images / case, what, mend, case))
+            findings.append(Finding("error", "masks-several", images / case, what, remedy, case))
         else:
             cases.append(CaseFiles(case, (pairs[0][0],), pairs[0][1]))
     bare = {_case(path, images): path for paths in series.values() for path in paths}
