@@ -21,28 +21,18 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 
 FILE_NAME = "hashes.json"
-BLOCK = 1 << 20
-"""Bytes that one hash covers."""
+BLOCK = 1 << 20  # bytes that one hash covers
 CHECKED_AT_OPENING = 256
 """Blocks of a file that are verified each time a site opens; of a longer file a random choice of them."""
 
-ANY = random.SystemRandom()
-"""A generator of its own: opening a site must not change what a seed gives."""
+ANY = random.SystemRandom()  # a generator of its own: opening a site must not change what a seed gives
 
 
 def build(target: Path, fill: Callable[[Path], None], *, remedy: str = "") -> str:
     """Make a folder of arrays under a temporary name, hash it and rename it; another process may be faster.
 
-    Args:
-        target: the folder.
-        fill: writes the arrays into the folder that it is given.
-        remedy: what else than room or permission helps if the disk does not take them; empty for nothing else.
-
-    Returns:
-        As `write_hashes`.
-
-    Raises:
-        DataError: the folder cannot be written.
+    ``fill`` writes the arrays into the folder that it is given. ``remedy``: what else than room or permission helps if
+    the disk does not take them. Returns what `write_hashes` does.
     """
     partial = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
@@ -78,14 +68,8 @@ def write_hashes(folder: Path) -> str:
 def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> None:
     """Compare the arrays of a folder with their hashes.
 
-    Args:
-        folder: a folder that `write_hashes` has seen.
-        known: what the manifest has as the hash of ``hashes.json``; None if the arrays were made after the manifest.
-        fix: what a user can do about an error.
-        full: verify every block; otherwise at most ``CHECKED_AT_OPENING`` of each file.
-
-    Raises:
-        DataError: ``hashes.json`` or an array is missing, damaged, or not as it was written.
+    ``known``: what the manifest has as the hash of ``hashes.json``; None if the arrays were made after the manifest.
+    ``fix``: what a user can do about an error. ``full``: every block, otherwise `CHECKED_AT_OPENING` of each file.
     """
     path = folder / FILE_NAME
     try:
@@ -127,11 +111,7 @@ def _sha256(path: Path) -> str:
 
 
 def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape.
-
-    Raises:
-        DataError: it is missing, damaged, or another one.
-    """
+    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

@@ -22,13 +22,11 @@ from fedshift.data.structures import LOOK
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.reading import Reading
 
-STRUCTURE = "structure"
-"""What a mask outlines, where the classes are not known."""
+STRUCTURE = "structure"  # what a mask outlines, where the classes are not known
 ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
-VOXEL_SIZES = (0.01, 50.0)
-"""mm: from microscopes to thick slices."""
+VOXEL_SIZES = (0.01, 50.0)  # mm: from microscopes to thick slices
 SWAPPED = "are --images and --masks swapped?"
 
 
@@ -139,7 +137,6 @@ def _few_whole_numbers(image: np.ndarray) -> int:
 
 
 def _read_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
-    """The mask on the image's grid, with warnings of what its file says of it."""
     mask, remarks = read_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
     other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
     if other is not None and other.elsewhere and mask.reading.resampled is not None:

@@ -58,14 +58,9 @@ class Notes:
     def findings(
         self, images: Path, masks: Path, cases: int, sequences: Sequence[str], *, true_spacing: bool = False
     ) -> Iterator[Finding]:
-        """One warning for each of the other facts.
+        """One warning for each of the other facts of ``cases`` cases.
 
-        Args:
-            images: the folder of the images.
-            masks: the folder of the masks.
-            cases: how many there are.
-            sequences: names of the sequences.
-            true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
+        ``true_spacing``: whether voxels of 1 x 1 x 1 mm are no placeholder.
         """
         if self.empty:
             what = f"has {len(self.empty)} empty mask(s) among {cases}, of {few_names(self.empty)}"

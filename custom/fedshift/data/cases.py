@@ -25,8 +25,7 @@ from fedshift.schema.reading import Reading
 from fedshift.schema.strict import nearest
 
 _SITE: TypeAdapter[str] = TypeAdapter(Name)
-UNNAMED = re.compile(r"\d{4}")
-"""The number of a sequence that nothing names."""
+UNNAMED = re.compile(r"\d{4}")  # the number of a sequence that nothing names
 Layout = Literal["beside", "folders", "described", "case folders", "patterns", "studies", "table"]
 
 
@@ -37,20 +36,17 @@ class CaseFiles:
     The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.named_masks`).
 
     Attributes:
-        id: the case.
-        images: the files, in the order of the sequences; a 4D file is named once for each of its volumes that is used.
-        mask: the file of the mask.
+        images: in the order of the sequences; a 4D file is named once for each of its volumes that is used.
         channels: which volume to take from each image file, for 4D files; None for 3D files.
-        sequences: names of the sequences, empty for one unnamed.
+        sequences: their names, empty for one unnamed.
         labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
         volume: which volume to take, from 1, of images with several for which ``channels`` says none.
-        trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
-            same number of voxels along each axis.
+        trust_voxels: take the first image's geometry for the other files of the same shape, whatever their headers say.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
-        reading: of a prepared case, how the files were read that it was prepared from; None of any other.
-        may_be_empty: whether the case may lack the structure, so that its mask has no voxel of it.
+        reading: of a prepared case, how the files were read that it was prepared from.
+        may_be_empty: whether the mask may have no voxel of the structure.
         subject: whose scan it is, "" where its id alone says so (`fedshift.data.splits.subject_of`).
-        split: the split that somebody has chosen for it; None to deal one.
+        split: that somebody has chosen; None to deal one.
     """
 
     id: str
@@ -92,13 +88,10 @@ class CaseTable:
 
     Attributes:
         name: the folder's name, or that of the data set or the site where a file says it.
-        folder: where the scans are; of a table in a file, that file's folder.
         layout: how they lie there; ``described`` is the Decathlon's and nnU-Net's, with imagesTr and labelsTr.
-        cases: the scans that have masks.
         findings: missing, extra or duplicate files.
         sequences: names of a case's images, or their numbers (``0000``) where nothing names them; empty for one.
-        labels: what the masks' values mean, where a file says it.
-        licence: as that file says.
+        labels: what the masks' values mean, where a file says it; ``licence`` likewise.
         unusable_labels: why what a file says of the masks' values cannot be used, which then has to be given.
         unusable_names: the same of the names of the sequences, which then have numbers.
         site: the site that the cases are of, where a table in a file says it.
@@ -117,11 +110,7 @@ class CaseTable:
     site: str = ""
 
     def described_labels(self, given: Mapping[str, object]) -> Labels | None:
-        """`labels`, for somebody who has ``given`` some or none.
-
-        Raises:
-            ScanError: none are given, and those of the file cannot be used.
-        """
+        """`labels`, for somebody who has ``given`` some or none."""
         if self.unusable_labels is not None and not given:
             raise self.unusable_labels.as_error()
         return self.labels
@@ -131,11 +120,7 @@ class CaseTable:
         return replace(self, cases=tuple(replace(case, **options) for case in self.cases))  # type: ignore[arg-type]
 
     def with_volume(self, volume: int) -> CaseTable:
-        """Take one volume, from 1, of images that have several.
-
-        Raises:
-            ConfigError: their volumes are sequences with names, or there are not so many.
-        """
+        """Take one volume, from 1, of images that have several."""
         if not any(case.channels for case in self.cases):
             return replace(self, cases=tuple(replace(case, volume=volume) for case in self.cases))
         if not all(UNNAMED.fullmatch(name) for name in self.sequences):
@@ -146,18 +131,12 @@ class CaseTable:
             )
         if volume > len(self.sequences):
             raise ConfigError(
-                "volume-missing",
-                f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none",
+                "volume-missing", f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none"
             )
         return replace(self, cases=tuple(case.with_sequences([volume - 1], ()) for case in self.cases), sequences=())
 
     def with_sequences(self, names: Sequence[str]) -> CaseTable:
-        """Take some of the sequences, in the order of ``names``; or give names to sequences that have numbers only.
-
-        Raises:
-            ConfigError: names that the table does not have.
-            ScanError: no names, and those of the description cannot be used.
-        """
+        """Take some of the sequences, in the order of ``names``; or give names to sequences that have numbers only."""
         names = tuple(names)
         if not names and self.unusable_names is not None:
             raise self.unusable_names.as_error()
@@ -226,12 +205,7 @@ def spelled_as(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """Why a site with the ``known`` sequences cannot train for a task, and how to remedy it.
-
-    Args:
-        known: the site's, empty for one without a name.
-        wanted: the task's, empty for one without a name.
-    """
+    """Why a site with the ``known`` sequences cannot train for a task that wants others, and the remedy."""
     has = f"has the sequence(s) {', '.join(known)}" if known else "has one sequence without a name"
     if not wanted and len(known) > 1:
         return (
@@ -245,11 +219,9 @@ def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, s
 
 
 def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
-    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to remedy it.
+    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and the remedy.
 
-    Args:
-        name: of a case.
-        several: whether the case has several sequences, whose files have numbers.
+    ``several``: whether the case has several sequences, whose files have numbers.
     """
     if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
         return "cannot be a file name here", "use letters, digits, '-', '_' and '.', and no '_mask' at the end"

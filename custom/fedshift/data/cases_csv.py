@@ -54,11 +54,7 @@ def write_cases(tables: Sequence[CaseTable], path: Path) -> None:
 
 
 def read_cases(path: Path) -> list[CaseTable]:
-    """The tables of the sites in a file, in their order; rows that cannot be used are errors among the findings.
-
-    Raises:
-        DataError: no file that can be read, no rows, or columns that are missing, unknown or there twice.
-    """
+    """The tables of the sites in a file, in their order; rows that cannot be used are errors among the findings."""
     if not path.is_file():
         raise DataError("file-missing", f"{path} does not exist: name the table of cases")
     with reading(path):
@@ -175,7 +171,6 @@ def _case(row: _Row, names: Sequence[str], sequences: tuple[str, ...]) -> CaseFi
 
 
 def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
-    """Refuse rows of one subject in several splits."""
     first: dict[str, tuple[Split, _Row]] = {}
     for row, case in zip(rows, cases, strict=True):
         if case.split is None:
@@ -188,7 +183,6 @@ def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
 
 
 def _refuse_columns(columns: Sequence[str], path: Path) -> None:
-    """Refuse a header."""
     known = [*PLAIN, *BY_SEQUENCE, "image NAME", "volume NAME"]
     for column in columns:
         if column not in PLAIN and _kind(column) is None:
@@ -245,7 +239,6 @@ def _volume_of(case: CaseFiles) -> dict[str, int]:
 
 
 def _shown(file: Path | None, table: Path) -> Path | None:
-    """A file's path from the folder of the table, if it lies below that."""
     if file is None:
         return None
     file, folder = (Path(os.path.normpath(path.absolute())) for path in (file, table.parent))

@@ -43,23 +43,12 @@ def check(
 ) -> list[Finding]:
     """Examine scans or prepared sites.
 
-    Args:
-        path: a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several sites.
-        masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
-        labels: class -> values of the masks, or names of structures where masks name them, for scans that are not
-            prepared yet.
-        dataset: that of the task; a prepared site of another one is an error.
-        classes: those of the task, the background first.
-        codes: of these classes; structures of masks that name them are found by them.
-        annotated: the classes that the masks outline; None for all.
-        sequences: name of a sequence -> its pattern, or "" (`fedshift.data.layouts.find.gather`).
-        wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
-        volume: see `fedshift.data.cases.CaseFiles`.
-        trust_voxels: likewise.
-        interpolate: likewise.
-        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.empty_masks`.
-        progress: called with what is read next.
-        counts: is filled in with how much there was to look at.
+    ``path`` is a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several;
+    with ``masks`` in a folder of their own it holds the images, and both may be patterns. ``labels`` maps classes to
+    values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes`` and
+    ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may be, see
+    `fedshift.schema.empty_masks`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
+    `fedshift.data.cases.CaseFiles`.
 
     Returns:
         Errors and warnings in the order found; preparation refuses what is an error here.

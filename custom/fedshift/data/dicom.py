@@ -23,8 +23,7 @@ from fedshift.data.dicom_objects import MASKS, MULTIFRAME, NO_SCANS
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 from fedshift.schema.errors import DataError
 
-MAGIC, START = b"DICM", 132
-"""The word before the first element, and where that begins."""
+MAGIC, START = b"DICM", 132  # the word before the first element, and where that begins
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
@@ -32,16 +31,13 @@ COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.
 begin with."""
 MOST_INFLATED, MOST_OF_A_HEAD = 2**30, 2**24
 """Bytes of a deflated slice, and of those in which a deflated file says what it is: a small one may hold very many."""
-MOST_WHOLE = 1 << 32
-"""Bytes of any file that is read, when it is inflated."""
+MOST_WHOLE = 1 << 32  # bytes of any file that is read, when it is inflated
 STEP = 1 << 20
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""
-OPEN = 0xFFFFFFFF
-"""A length that is not named: the value ends with a delimiter."""
+OPEN = 0xFFFFFFFF  # a length that is not named: the value ends with a delimiter
 ITEM, ITEM_END, SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
-DEEPEST = 64
-"""Sequences within sequences."""
+DEEPEST = 64  # sequences within sequences
 CLASS, INSTANCE, SERIES, CONCATENATION = 0x00080016, 0x00080018, 0x0020000E, 0x00209161
 SYNTAX, SAMPLES, FRAMES, ROWS, COLUMNS = 0x00020010, 0x00280002, 0x00280008, 0x00280010, 0x00280011
 BITS, FLOATS, DOUBLES, PIXELS = 0x00280100, 0x7FE00008, 0x7FE00009, 0x7FE00010
@@ -51,14 +47,10 @@ WANTED = frozenset(
     {CLASS, INSTANCE, SERIES, CONCATENATION, SYNTAX, SAMPLES, FRAMES, ROWS, COLUMNS, BITS, *NUMBERS}
     | {FLOATS, DOUBLES, PIXELS}
 )
-SMALLEST, LARGEST = 1e-3, 1e3
-"""Millimetres between pixels or slices."""
-FARTHEST = 1e6
-"""Millimetres; a position beyond is none."""
-HEAD = 1 << 18
-"""Bytes of a file in which it says what it is, nearly always."""
-TOLERANCE = 1e-3
-"""Of a direction cosine."""
+SMALLEST, LARGEST = 1e-3, 1e3  # millimetres between pixels or slices
+FARTHEST = 1e6  # millimetres; a position beyond is none
+HEAD = 1 << 18  # bytes of a file in which it says what it is, nearly always
+TOLERANCE = 1e-3  # of a direction cosine
 
 
 class DicomFault(DataError):
@@ -106,11 +98,7 @@ class Identity:
 
 
 def looks_like_dicom(path: Path) -> bool:
-    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others.
-
-    Raises:
-        ScanError: it may not be read, and its name does not say what it is.
-    """
+    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others."""
     try:
         with reading(path):
             if not path.is_file() or path.name.startswith(".") or path.name.upper() == "DICOMDIR":
@@ -127,11 +115,7 @@ def looks_like_dicom(path: Path) -> bool:
 
 
 def identify(path: Path) -> Identity | None:
-    """What a DICOM file is; None if it is none, or is damaged.
-
-    Raises:
-        ScanError: it may not be read.
-    """
+    """What a DICOM file is; None if it is none, or is damaged."""
     if not looks_like_dicom(path):
         return None
     elements: dict[int, bytes] = {}
@@ -151,11 +135,7 @@ def identify(path: Path) -> Identity | None:
 
 
 def is_dicom_mask(path: Path) -> bool:
-    """Whether a file is a DICOM SEG or an RT Structure Set.
-
-    Raises:
-        ScanError: it may not be read, and its name does not say what it is.
-    """
+    """Whether a file is a DICOM SEG or an RT Structure Set."""
     identity = identify(path)
     return identity is not None and identity.sop_class in MASKS
 
@@ -194,11 +174,7 @@ def _start_of_deflated(content: bytes) -> int | None:
 
 
 def read_slice(content: bytes) -> Slice:
-    """Read and check the bytes of a file with one slice.
-
-    Raises:
-        DicomFault: what is wrong with it.
-    """
+    """Read and check the bytes of a file with one slice."""
     elements: dict[int, bytes] = {}
     _read_elements(content, elements, last=PIXELS)
     order: Literal["little", "big"] = "big" if _syntax(elements) == BIG_ENDIAN else "little"
@@ -289,7 +265,6 @@ def _inflate(content: bytes, *, whole: bool) -> bytes:
 
 
 def _head(content: bytes, at: int, *, explicit: bool, order: str) -> tuple[int, int, int]:
-    """An element's tag, where its value starts, and its length."""
     group, element = struct.unpack_from(f"{order}HH", content, at)
     tag = group << 16 | element
     if not explicit or tag in (ITEM, ITEM_END, SEQUENCE_END):

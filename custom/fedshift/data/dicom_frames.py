@@ -62,10 +62,8 @@ ENHANCED = (
     *("SOPInstanceUID", "ConcatenationUID", "InConcatenationNumber", "InConcatenationTotalNumber"),
 )
 """Elements that are read of a file: others may hold anything."""
-DEEPEST = 4
-"""Levels of items in a frame's functional groups in which marks are looked for."""
-Mark = tuple[tuple[float, ...], str]
-"""A mark's value: numbers, or words; empty where there is none."""
+DEEPEST = 4  # levels of items in a frame's functional groups in which marks are looked for
+Mark = tuple[tuple[float, ...], str]  # a mark's value: numbers, or words; empty where there is none
 NO_MARK: Mark = ((), "")
 
 
@@ -101,11 +99,7 @@ class Part:
 
 
 def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
-    """The frames of a file in their order, without pixels, and what it is a part of.
-
-    Raises:
-        DicomFault: it is no image with places, or damaged.
-    """
+    """The frames of a file in their order, without pixels, and what it is a part of."""
     identity = identify(path)
     if is_too_large(path):
         raise DicomFault("too-large", f"that holds more than {MOST_WHOLE:,} bytes when it is inflated")

@@ -14,11 +14,9 @@ from fedshift.schema.errors import ConfigError
 STORAGE = "1.2.840.10008.5.1.4.1.1."
 SEGMENTATIONS = frozenset({f"{STORAGE}66.4", f"{STORAGE}66.7"})
 """DICOM SEG: of a bit or fraction for each segment, and of labels."""
-STRUCTURE_SET = f"{STORAGE}481.3"
-"""RT Structure Set."""
+STRUCTURE_SET = f"{STORAGE}481.3"  # RT Structure Set
 MASKS = SEGMENTATIONS | {STRUCTURE_SET}
-PARAMETRIC_MAP = f"{STORAGE}30"
-"""Such as an ADC map: of whole numbers, or of floating point."""
+PARAMETRIC_MAP = f"{STORAGE}30"  # such as an ADC map: of whole numbers, or of floating point
 MULTIFRAME = frozenset(
     f"{STORAGE}{ending}"
     for ending in (
@@ -28,8 +26,7 @@ MULTIFRAME = frozenset(
     )
 )
 """Enhanced images: a volume in one file, or a part of one."""
-CT_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("2", "2.1", "2.2"))
-"""CT, in single slices and enhanced."""
+CT_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("2", "2.1", "2.2"))  # CT, in single slices and enhanced
 PET_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("128", "130", "128.1"))
 NO_SCANS = tuple(f"{STORAGE}{part}" for part in ("66", "67", "88.", "9.", "11.", "104.", "481.", "4.2", "68."))
 """Beginnings: segmentations and raw data, reports, waveforms, presentation states, documents, plans, spectra."""

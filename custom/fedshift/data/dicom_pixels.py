@@ -38,8 +38,7 @@ DECODED = (
 """Transfer syntaxes that GDCM decodes: JPEG baseline, extended and lossless (57, 70), JPEG-LS, JPEG 2000, HTJ2K."""
 RUN_LENGTHS = "1.2.840.10008.1.2.5"
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
-NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")
-"""Rescale types that name no unit (PS3.3, C.11.1.1.2)."""
+NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")  # rescale types that name no unit (PS3.3, C.11.1.1.2)
 LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
 """Transfer syntaxes that always lose something; of others an attribute says so."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -51,15 +50,9 @@ def syntax_of(header: Any) -> Any:
 
 
 def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) -> Iterator[np.ndarray]:
-    """The stored values of frames of a file, each [rows, columns].
+    """The stored values of frames of a file, by their numbers from 0, each [rows, columns]; a slice has one.
 
-    Args:
-        path: the file.
-        numbers: of the frames, from 0; a classic slice has one.
-        values: of each, how its bits are laid out.
-
-    Raises:
-        DicomFault: they are compressed with something that is not read, or there are fewer frames than it says.
+    ``values``: of each, how its bits are laid out.
     """
     import pydicom
     from pydicom.encaps import get_frame
@@ -147,14 +140,9 @@ class Values:
 
 
 def stored_value(bits: np.ndarray, values: Values) -> np.ndarray:
-    """The stored values in the allocated bits of whole numbers (PS3.5, 8.1.1): others may hold an overlay, or anything.
+    """The stored values (int64) in the allocated bits of whole numbers (PS3.5, 8.1.1).
 
-    Args:
-        bits: of any whole type, unsigned or not.
-        values: of the frame.
-
-    Returns:
-        int64 of the same shape.
+    The other bits may hold an overlay, or anything.
     """
     shifted = bits.astype(np.int64) >> (values.high_bit + 1 - values.bits_stored)
     masked = shifted & ((1 << values.bits_stored) - 1)
@@ -179,14 +167,8 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
 def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = ()) -> Values:
     """How a frame says that its stored values become intensities.
 
-    Args:
-        header: the file's dataset.
-        transform: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file
-            says it itself.
-        world: the items of its real world value mapping.
-
-    Raises:
-        DicomFault: it is in colour, or its bits or its transform are none.
+    ``transform``: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file says it
+    itself. ``world``: the items of its real world value mapping.
     """
     photometric = str(header.get("PhotometricInterpretation", "MONOCHROME2")).strip()
     if photometric not in GREY or int(header.get("SamplesPerPixel", 1)) != 1:

@@ -21,8 +21,7 @@ from fedshift.data.volume_file import MOST_VOXELS
 from fedshift.schema.reading import Reading
 
 NOT_EVEN = ("slices-uneven", "slices-shifted")
-WHOLE = (np.int16, np.uint16, np.int32)
-"""Types of voxels, in the order in which they are tried."""
+WHOLE = (np.int16, np.uint16, np.int32)  # types of voxels, in the order in which they are tried
 
 
 class DicomSource(NamedTuple):
@@ -52,11 +51,7 @@ class DicomVolume:
 
 
 def read_dicom(path: Path, volume: int | None) -> DicomVolume:
-    """Read a DICOM scan; ``volume``: which one is wanted, from 1, where there are several.
-
-    Raises:
-        ScanError: it is damaged, is not one volume, or would be read wrong.
-    """
+    """Read a DICOM scan; ``volume``: which one is wanted, from 1, where there are several."""
     stack, source = _scan_stack(path, volume)
     try:
         return read_stack(stack, source, most_voxels=MOST_VOXELS)
@@ -77,7 +72,6 @@ def dicom_source(path: Path, *, volume: int | None = None) -> DicomSource:
 
 
 def _scan_stack(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
-    """The frames of a DICOM scan, not decoded."""
     if is_series(path):
         files = list_series(path).files
     else:
@@ -100,14 +94,9 @@ def _scan_stack(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
 
 
 def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, DicomSource]:
-    """The frames of a volume among those of files.
+    """The frames of a volume among those of files: of classic slices, an enhanced image or all its parts.
 
-    Args:
-        files: of classic slices, or of an enhanced image or all its parts, in any order.
-        volume: which one is wanted, from 1, where they hold several.
-
-    Raises:
-        DicomFault: they are damaged, no images, not all parts of an image, or not one volume ("several-volumes").
+    ``volume``: which one is wanted, from 1, where they hold several.
     """
     read: list[tuple[Path, list[Frame], Part | None]] = []
     for file in files:
@@ -131,11 +120,7 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
 
 
 def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomVolume:
-    """Decode the frames of a volume.
-
-    Raises:
-        DicomFault: they are more voxels than ``most_voxels``, in several units, damaged, or do not fill a box.
-    """
+    """Decode the frames of a volume."""
     frames = stack.frames
     box = box_of(frames)
     if len(frames) * frames[0].rows * frames[0].columns > most_voxels:

@@ -16,16 +16,11 @@ import numpy as np
 from fedshift.data.dicom import LARGEST, SMALLEST, DicomFault
 from fedshift.data.dicom_frames import MARKS, NO_MARK, UNMIXED, Frame, Mark, digest_of_pixels
 
-OFF = 0.1
-"""Of a voxel: how far one may lie from where the box has it."""
-ONE_PLACE = 0.01
-"""Of a pixel's size: within that, slices are at one place."""
-MISSING = 1.5
-"""Times the usual distance: where two slices are farther apart, one is missing between them."""
-TOLERANCE = 1e-3
-"""Of a direction cosine between slices of one volume, and relative of a pixel spacing."""
-MOST_SHOWN = 12
-"""Volumes of a series that a message tells of."""
+OFF = 0.1  # of a voxel: how far one may lie from where the box has it
+ONE_PLACE = 0.01  # of a pixel's size: within that, slices are at one place
+MISSING = 1.5  # times the usual distance: where two slices are farther apart, one is missing between them
+TOLERANCE = 1e-3  # of a direction cosine between slices of one volume, and relative of a pixel spacing
+MOST_SHOWN = 12  # volumes of a series that a message tells of
 
 
 @dataclass(frozen=True)
@@ -48,14 +43,9 @@ class Box:
 
 
 def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
-    """The frames of one volume.
+    """The frames of one volume, of a series or an enhanced image.
 
-    Args:
-        frames: of a series, or of an enhanced image; at least one.
-        volume: which volume is wanted, from 1, where there are several; None if nobody says it.
-
-    Raises:
-        DicomFault: there are several and ``volume`` is None, or fewer, or they are no whole volumes.
+    ``volume``: which is wanted, from 1, where there are several; None if nobody says it.
     """
     frames = _without_copies(frames)
     if _is_stack(frames):
@@ -88,14 +78,7 @@ def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
 
 
 def box_of(frames: Sequence[Frame]) -> Box:
-    """The box that a stack fills, which no voxel is further from than `OFF` of a voxel.
-
-    Args:
-        frames: of one volume in their order, at least two.
-
-    Raises:
-        DicomFault: there is none.
-    """
+    """The box that a stack of at least two frames fills, which no voxel is further from than `OFF` of a voxel."""
     _refuse_differing(frames)
     first = frames[0]
     along = _normal(first)
@@ -209,7 +192,6 @@ def _heights(frames: Sequence[Frame], normal: np.ndarray) -> np.ndarray:
 
 
 def _is_stack(frames: Sequence[Frame]) -> bool:
-    """Whether frames are of one size and direction, and each lies at a place of its own."""
     if not _alike(frames):
         return False
     return len(set(_heights(frames, _normal(frames[0])).tolist())) == len(frames)

@@ -20,8 +20,7 @@ from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.reading import Reading
 
-LEVELS_UP = 3
-"""Folders above a DICOM mask in which its image is looked for."""
+LEVELS_UP = 3  # folders above a DICOM mask in which its image is looked for
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class How:
 
 def explain(path: Path, mask: Path | None = None, how: How = How()) -> Iterator[Explained]:
     """Explain a scan or a mask, all scans of a folder, an image with its mask, or the cases of a prepared site.
-
-    Args:
-        path: the scan, as of `fedshift.data.scans.read_scan`; or a mask, a folder, or a prepared site.
-        mask: the mask of the scan at ``path``.
-        how: options.
 
     Raises:
         DataError: a folder without scans, or a site's manifest that cannot be read.
@@ -95,7 +89,6 @@ def _case(image: Path, mask: Path, how: How) -> Iterator[Explained]:
 
 
 def _site(folder: Path) -> Iterator[Explained]:
-    """What the manifest has of each case."""
     for case in read_manifest(folder).cases:
         for name, reading in case.reading.items():
             yield Explained(folder / f"{case.id} ({name})", reading)

@@ -18,14 +18,10 @@ from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import apps_dir, tasks
 
 SITE_FILE = "fedshift.yaml"
-DATA = "FEDSHIFT_DATA"
-"""Environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``."""
-DEVICE = "FEDSHIFT_DEVICE"
-"""Environment variable: the device to train on, as `SiteSettings.device`."""
-MOST_NAMED = 12
-"""Sites that an error lists by name."""
-PHANTOM = "phantom"
-"""Key of a task file: whether ``fedshift data phantom`` makes data for the task."""
+DATA = "FEDSHIFT_DATA"  # environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``
+DEVICE = "FEDSHIFT_DEVICE"  # environment variable: the device to train on, as `SiteSettings.device`
+MOST_NAMED = 12  # sites that an error lists by name
+PHANTOM = "phantom"  # key of a task file: whether ``fedshift data phantom`` makes data for the task
 
 
 class SiteSettings(Strict):
@@ -34,8 +30,7 @@ class SiteSettings(Strict):
     Attributes:
         data: data set -> absolute path of the site's prepared folder.
         device: torch's name of the device to train on, or ``auto``.
-        privacy: what may leave the site, and with how much noise. Without it, everything that the job's methods send
-            may leave.
+        privacy: what may leave the site, and with how much noise. Without it, all that the job's methods send may.
     """
 
     data: dict[str, str] = {}
@@ -80,28 +75,17 @@ def settle_root() -> None:
 
 
 def find_site(
-    dataset: str,
-    site: str,
-    *,
-    local: Path | None,
-    simulator: bool,
-    environ: Mapping[str, str] | None = None,
+    dataset: str, site: str, *, local: Path | None, simulator: bool, environ: Mapping[str, str] | None = None
 ) -> Path:
     """Return the prepared folder of a site.
 
     The first of these that is set decides; if the site is not there, that is an error and the next is not tried:
 
-    1. ``local/fedshift.yaml`` of the site's kit,
+    1. ``local/fedshift.yaml`` of the site's kit, whose ``local`` folder is given,
     2. ``$FEDSHIFT_DATA/<dataset>/<site>``.
 
-    If neither is set, the first of these that exists: `data_home`, and in the simulator only, `phantom_home`.
-
-    Args:
-        dataset: the task's data set.
-        site: the site's name.
-        local: the kit's ``local`` folder, if there is one.
-        simulator: True in FLARE's simulator and in a single process, False at a provisioned site.
-        environ: environment variables, by default this process's.
+    If neither is set, the first of these that exists: `data_home`, and in FLARE's simulator and in a single process only
+    (``simulator``), `phantom_home`.
 
     Raises:
         DataError: the site has no prepared folder there. The message names the folders that were tried, the nearest
@@ -171,7 +155,6 @@ def prepared_datasets(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: str) -> Path:
-    """The folder that a kit's file names."""
     if dataset not in by_kit:
         raise DataError(
             "site-missing",
@@ -194,7 +177,6 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
 
 
 def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str, str]) -> Path:
-    """The folder below ``$FEDSHIFT_DATA``."""
     root = Path(named).absolute()
     folder = root / dataset / site
     if _is_site(folder):
@@ -247,7 +229,6 @@ def _other_roots(root: Path) -> Iterator[Path]:
 
 
 def _without_spaces(path: Path) -> Path:
-    """A path whose parts neither begin nor end with a space."""
     return Path(*(part.strip() or part for part in path.parts))
 
 

@@ -36,12 +36,7 @@ def names_structures(path: Path) -> bool:
 
 
 def structures_in(path: Path) -> tuple[str, ...]:
-    """The names of a mask's structures, in the file's order.
-
-    Raises:
-        ScanError: it cannot be read.
-        ConfigError: it is DICOM, and highdicom is not installed.
-    """
+    """The names of a mask's structures, in the file's order."""
     if is_slicer_mask(path):
         return slicer_masks.segment_names(path)
     with quiet():
@@ -64,12 +59,9 @@ def read_mask(
 ) -> tuple[Scan, list[Remark]]:
     """Read a mask that names its structures on the grid of its image.
 
-    Args:
-        path: the mask.
-        image: the image that it belongs to.
-        labels: what is wanted, see `fedshift.data.structures.paint`.
-        interpolate: fill slices between two contours of a structure set, see `fedshift.data.contours`.
-        direction: of 3D Slicer's segmentations, see `fedshift.data.slicer_masks.read_slicer_mask`.
+    ``labels``: what is wanted, see `fedshift.data.structures.paint`. ``interpolate``: fill slices between two contours
+    of a structure set, see `fedshift.data.contours`. ``direction``: of 3D Slicer's segmentations, see
+    `fedshift.data.slicer_masks.read_slicer_mask`.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
@@ -121,12 +113,7 @@ class OtherImage(NamedTuple):
 
 
 def references(path: Path) -> References:
-    """What a DICOM mask refers to.
-
-    Raises:
-        ScanError: it cannot be read.
-        ConfigError: highdicom is not installed.
-    """
+    """What a DICOM mask refers to."""
     with quiet():
         try:
             content = _open(path, pixels=False)
@@ -155,11 +142,7 @@ def wrong_image(path: Path, image: Path) -> OtherImage | None:
 
 
 def frame_of(file: Path) -> str:
-    """The frame of reference of a DICOM file, "" if it does not say it.
-
-    Raises:
-        ConfigError: highdicom is not installed.
-    """
+    """The frame of reference of a DICOM file, "" if it does not say it."""
     need_highdicom(f"{file} is DICOM, and reading its frame of reference")
     import pydicom
 

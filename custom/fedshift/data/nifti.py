@@ -43,18 +43,13 @@ from fedshift.schema.reading import Reading
 
 DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, *BROKEN)
 """What nibabel raises of a file that it cannot open."""
-UNITS = {0: "", 1: "m", 2: "mm", 3: "micron"}
-"""Codes of lengths in ``xyzt_units``."""
-MOST_ALONG_AXIS = 32767
-"""Voxels, in NIfTI-1."""
-SINGULAR = 1e-6
-"""Volume of a voxel, as a part of that of a box with its edges, at or below which it has none."""
-MAX_POSITION_DIFFERENCE_MM = 0.1
-"""Positions that differ by less than this count as the same."""
+UNITS = {0: "", 1: "m", 2: "mm", 3: "micron"}  # codes of lengths in ``xyzt_units``
+MOST_ALONG_AXIS = 32767  # voxels, in NIfTI-1
+SINGULAR = 1e-6  # volume of a voxel, as a part of that of a box with its edges, at or below which it has none
+MAX_POSITION_DIFFERENCE_MM = 0.1  # positions that differ by less than this count as the same
 QUATERNION_ROUNDING = 4e-7
 """By which a² may be off in a quaternion: a header has b, c and d in 32 bits, and a is what they leave to length 1."""
-SPACING_DIFFERENCE = 5e-3
-"""Relative difference of voxel sizes up to which they are one, rounded differently."""
+SPACING_DIFFERENCE = 5e-3  # relative difference of voxel sizes up to which they are one, rounded differently
 _HEADER_BYTES = 352
 
 
@@ -191,7 +186,6 @@ class NiftiFile(VolumeFile):
         return int(np.count_nonzero(~np.isfinite(stored.get_unscaled())))
 
     def _plain_header(self) -> bytes:
-        """A header of NIfTI-1 alone, which ITK reads as this one."""
         header = self.image.header
         if max(header["dim"]) > MOST_ALONG_AXIS:
             size = " x ".join(map(str, header.get_data_shape()))
@@ -306,12 +300,10 @@ class NiftiFile(VolumeFile):
 
 
 def _length_code(header: Any) -> int:
-    """The code of the unit of lengths, one of `UNITS` in a valid header."""
     return int(header["xyzt_units"]) & 7
 
 
 def _unit(header: Any) -> str:
-    """The unit of lengths; "" where the header has none that NIfTI has."""
     return UNITS.get(_length_code(header), "")
 
 

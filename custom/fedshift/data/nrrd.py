@@ -15,8 +15,7 @@ from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, described
 from fedshift.schema.reading import Reading
 
 MAGIC = b"NRRD"
-MOST_HEADER = 1 << 24
-"""Bytes of a header that are looked at; one of a segmentation has a few thousand."""
+MOST_HEADER = 1 << 24  # bytes of a header that are looked at; one of a segmentation has a few thousand
 AGAIN = "write its header again, with lengths in mm"
 BITS = {
     "8 bits, signed": ("signed char", "int8", "int8_t"),

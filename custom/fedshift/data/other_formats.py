@@ -12,8 +12,7 @@ from pathlib import Path
 from fedshift.data.scan_file import SUFFIXES
 from fedshift.schema.names import few_names
 
-DEEPEST = 5
-"""Levels of folders below the one that is named: patient, study, series, and some to spare."""
+DEEPEST = 5  # levels of folders below the one that is named: patient, study, series, and some to spare
 _MRTRIX = "convert with MRtrix, `mrconvert IN OUT.nii.gz`"
 _NIBABEL = "convert with nibabel, `nib-convert IN OUT.nii.gz`"
 _AFNI = "convert with AFNI, `3dAFNItoNIFTI IN`"

@@ -29,10 +29,8 @@ from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
 PREFIX = "volumes_"
-FORMAT = 2
-"""Raised when other voxels come out of the same settings."""
-MOST_PLACES = 5000
-"""Voxels of a class that are kept for each case."""
+FORMAT = 2  # raised when other voxels come out of the same settings
+MOST_PLACES = 5000  # voxels of a class that are kept for each case
 
 
 class Fixed(Strict):
@@ -95,11 +93,7 @@ class Preparation:
     sequences: tuple[str, ...] = ()
 
     def numbers(self, manifest: Manifest, where: Path) -> list[int]:
-        """The places of the sequences among the manifest's.
-
-        Raises:
-            DataError: the site lacks one, or has several and none is named.
-        """
+        """The places of the sequences among the manifest's."""
         known = manifest.sequences
         if not self.sequences:
             if len(known) > 1:
@@ -149,10 +143,7 @@ class ResampledVolumes:
 def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False) -> ResampledVolumes:
     """Open a site's volumes; resample and normalise them if the arrays are missing.
 
-    Args:
-        site_dir: the prepared site.
-        preparation: spacing, normalisation and sequences.
-        full: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
+    ``full``: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
 
     Raises:
         DataError: no prepared site there, an unreadable volume, a sequence that the site lacks, or arrays that have
@@ -254,12 +245,7 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
 
 
 def _images(
-    site_dir: Path,
-    manifest: Manifest,
-    case: Case,
-    preparation: Preparation,
-    numbers: list[int],
-    shape: tuple[int, ...],
+    site_dir: Path, manifest: Manifest, case: Case, preparation: Preparation, numbers: list[int], shape: tuple[int, ...]
 ) -> np.ndarray:
     try:
         return network_volume(

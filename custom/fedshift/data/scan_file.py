@@ -15,11 +15,9 @@ from fedshift.schema.names import printable
 
 SUFFIXES = (".nii.gz", ".nii.zst", ".nii", ".nrrd", ".mha", ".mhd")
 NIFTI = (".nii.gz", ".nii.zst", ".nii")
-DATA_SUFFIXES = (".raw", ".zraw")
-"""Of the files with the voxels that a MetaImage header names."""
+DATA_SUFFIXES = (".raw", ".zraw")  # of the files with the voxels that a MetaImage header names
 ALLOW = "allow whoever runs this command to read it, or copy it again"
-FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
-"""How a link to nowhere is mended."""
+FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"  # how a link to nowhere is mended
 
 
 class ScanError(DataError):

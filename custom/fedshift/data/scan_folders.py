@@ -12,10 +12,8 @@ from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
-MASK = "_mask"
-"""How the stems of masks end that `fedshift predict` writes."""
-DEEPEST = 4
-"""Levels of folders in a DICOM study: patient, study, series, and one to spare."""
+MASK = "_mask"  # how the stems of masks end that `fedshift predict` writes
+DEEPEST = 4  # levels of folders in a DICOM study: patient, study, series, and one to spare
 
 
 def visible(folder: Path) -> list[Path]:

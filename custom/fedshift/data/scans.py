@@ -30,8 +30,7 @@ quiet_readers()
 
 ORIENTATION = "RAS"
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
-MOST_INTENSITY = 1e30
-"""Preparation computes in single precision, which ends at 3e38."""
+MOST_INTENSITY = 1e30  # preparation computes in single precision, which ends at 3e38
 WHOLE_VOLUME = "at least three are needed, export the whole volume"
 FORMATS = {**dict.fromkeys(NIFTI, NiftiFile), ".nrrd": NrrdFile, ".mha": MetaImageFile, ".mhd": MetaImageFile}
 
@@ -76,8 +75,8 @@ def read_scan(
         path: NIfTI, NRRD, MetaImage or whatever else SimpleITK reads; an enhanced DICOM image; or a folder of DICOM
             slices, see `fedshift.data.series`.
         channel: which volume to take from a 4D file (MSD keeps T2 and ADC in one); None refuses 4D.
-        volume: which volume to take, from 1, where there are several: of a 4D file or a DICOM series (time points,
-            echoes, b-values). What has a single volume is read as it is. None refuses several.
+        volume: which volume to take, from 1, where there are several: of a 4D file or a DICOM series. What has a single
+            volume is read as it is. None refuses several.
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
@@ -87,11 +86,7 @@ def read_scan(
 
 
 def read_volumes(
-    path: Path,
-    channels: Sequence[int | None],
-    *,
-    volume: int | None = None,
-    direction: tuple[float, ...] | None = None,
+    path: Path, channels: Sequence[int | None], *, volume: int | None = None, direction: tuple[float, ...] | None = None
 ) -> list[Scan]:
     """Read several volumes of a 4D file, which is decoded once; otherwise like `read_scan`.
 

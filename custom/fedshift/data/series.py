@@ -92,11 +92,7 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
 
 
 def list_series(path: Path) -> Listed:
-    """The files of the scan that a folder holds, or that a path names in it.
-
-    Raises:
-        ScanError: it names none, or several.
-    """
+    """The files of the scan that a folder holds, or that a path names in it."""
     folder, wanted = folder_and_uid(path)
     if lost := sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry)):
         what = f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist"
@@ -163,7 +159,6 @@ def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
 
 
 def _scans(known: dict[Path, Identity]) -> list[Listed]:
-    """The scans among files, by their series' UIDs."""
     of_series: dict[str, list[Path]] = {}
     for file, identity in known.items():
         if identity.is_scan:

@@ -25,8 +25,7 @@ from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
-FEWEST_PATIENTS = 3
-"""With fewer a site has no case for validation and for tests, see `data_prep.volumes`."""
+FEWEST_PATIENTS = 3  # with fewer a site has no case for validation and for tests, see `data_prep.volumes`
 
 
 def check_site(site: Path, contents: Contents, progress: Callable[[str], None], counts: Counts) -> Iterator[Finding]:
@@ -235,8 +234,6 @@ def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Cache:
-    """Cached slices of a site, which can be compared with its volumes."""
-
     folder: Path
     arrays: SliceArrays
     clip_above_quantile: float

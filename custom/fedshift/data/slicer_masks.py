@@ -27,8 +27,7 @@ AGAIN = "save it from 3D Slicer's Segment Editor again"
 MAGIC = b"NRRD"
 _SEGMENT = re.compile(r"Segment(\d+)_(\w+)")
 _TERMINOLOGY = "Segmentation.TerminologyEntry:"
-_UNCODED = {("85756007", "SCT"), ("T-D0050", "SRT")}
-"""Tissue, which 3D Slicer gives to segments that nobody has coded."""
+_UNCODED = {("85756007", "SCT"), ("T-D0050", "SRT")}  # tissue, which 3D Slicer gives to segments that nobody has coded
 
 
 @dataclass(frozen=True)
@@ -43,29 +42,17 @@ class Segment:
 
 
 def is_slicer_mask(path: Path) -> bool:
-    """Whether a file is an NRRD file that names its segments; another one has values only.
-
-    Raises:
-        ScanError: it may not be read.
-    """
+    """Whether a file is an NRRD file that names its segments; another one has values only."""
     return path.name.lower().endswith(".nrrd") and path.is_file() and bool(_named(_header(path)))
 
 
 def segment_names(path: Path) -> tuple[str, ...]:
-    """The names of a file's segments, in its order.
-
-    Raises:
-        ScanError: its header contradicts itself.
-    """
+    """The names of a file's segments, in its order."""
     return tuple(segment.name for segment in _segments(_header(path), None, path))
 
 
 def refuse_layers(path: Path) -> None:
-    """Refuse an NRRD file with several layers of a segmentation and no names, which nothing can be made of.
-
-    Raises:
-        SeveralVolumes: it is one.
-    """
+    """Refuse an NRRD file with several layers of a segmentation and no names, which nothing can be made of."""
     if not path.name.lower().endswith(".seg.nrrd") or _named(_header(path)):
         return
     reader = _reader(path)
@@ -80,17 +67,10 @@ def refuse_layers(path: Path) -> None:
 def read_slicer_mask(
     path: Path, image: Scan, labels: Labels | None, *, direction: tuple[float, ...] | None = None
 ) -> tuple[Scan, list[Remark]]:
-    """Read a segmentation on the grid of its image.
+    """Read a segmentation on the grid of its image; for ``labels`` see `fedshift.data.structures.paint`.
 
-    Args:
-        path: the file.
-        image: the image that it belongs to.
-        labels: what is wanted, see `fedshift.data.structures.paint`.
-        direction: its geometry is not to be used, but that of the image with voxels in this direction, if both have
-            the same number of voxels.
-
-    Raises:
-        ScanError: it cannot be read, contradicts itself, or its segments are not the classes.
+    ``direction``: its geometry is not to be used, but that of the image with voxels in this direction, if both have the
+    same number of voxels.
     """
     require_text(path)
     with reading(path):
@@ -152,7 +132,6 @@ def _reader(path: Path) -> sitk.ImageFileReader | None:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """The fields of a header that are of segments."""
     require_text(path)
     with reading(path), path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -164,7 +143,6 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def _named(header: Mapping[str, str]) -> list[int]:
-    """The numbers of the segments that have a name, in order."""
     return sorted(
         int(found[1]) for key in header if (found := _SEGMENT.fullmatch(key)) is not None and found[2] == "Name"
     )
@@ -202,7 +180,6 @@ def _whole(text: str, name: str, path: Path) -> int:
 
 
 def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> None:
-    """Refuse values that no segment has."""
     for layer in range(layers.shape[-1]):
         known = [0, *(segment.value for segment in segments if segment.layer == layer)]
         values = np.unique(layers[..., layer])

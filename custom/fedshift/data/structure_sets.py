@@ -112,7 +112,6 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
 
 
 def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _Outlines:
-    """Contours in voxels."""
     inverse = np.linalg.inv(matrix_of(image))
     drawn: list[np.ndarray] = []
     odd = False
@@ -157,7 +156,6 @@ def _beyond(
     path: Path,
     name: str,
 ) -> list[Remark]:
-    """A warning where contours reach beyond the image."""
     ml = float(np.prod(spacing)) * usual_distance(np.array(sorted(rasters))) / 1000
     outside = of = 0.0
     for place, (inside, beside) in rasters.items():

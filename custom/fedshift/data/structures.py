@@ -20,8 +20,7 @@ from fedshift.data.scans import Scan
 from fedshift.schema.codes import plain_name
 from fedshift.schema.reading import Reading
 
-MOST_STRUCTURES = 255
-"""That are drawn where nobody says which are wanted: values of a mask without names go up to this."""
+MOST_STRUCTURES = 255  # that are drawn where nobody says which are wanted: values of a mask without names go up to this
 CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
 LOOK = "look whether it is the right mask of the case"
 _SAYS_NOTHING = re.compile(r"(?:(?:segment|segmentation|label|roi)?[ _-]*\d*)", re.IGNORECASE)
@@ -82,21 +81,13 @@ def modern(value: str, scheme: str) -> tuple[str, str]:
 def paint(
     found: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
 ) -> tuple[Scan, list[Remark]]:
-    """A mask of the structures that are wanted.
+    """A mask of the structures of a file that are wanted, on its image's grid.
 
-    Args:
-        found: the file's structures.
-        image: the image that it belongs to.
-        labels: what is wanted; without them all structures that can be drawn are, with the values 1, 2 and so on in
-            the file's order, and where two overlap the later one has the voxel.
-        path: the file.
-        reading: what is known of the file so far.
+    Without ``labels`` all structures that can be drawn are, with the values 1, 2 and so on in the file's order, and
+    where two overlap the later one has the voxel. ``reading``: what is known of the file so far.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
-
-    Raises:
-        ScanError: structures that are not the classes, or that cannot be drawn, or two classes in one voxel.
     """
     chosen, remarks = _all_drawn(found) if labels is None else _wanted(found, labels, path)
     voxels = np.zeros(image.voxels.shape, np.uint16)
@@ -143,7 +134,6 @@ def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]
 
 
 def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
-    """The structures that are wanted with their values, and remarks on the others."""
     wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
     remarks: list[Remark] = []
     classes = _classes_of(found, labels, wanted, path, remarks)
@@ -171,7 +161,6 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
 def _classes_of(
     found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
 ) -> list[str | None]:
-    """The class of each structure, None for one that is no class."""
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
     seen: dict[str, str] = {}

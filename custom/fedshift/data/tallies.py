@@ -28,10 +28,8 @@ from fedshift.schema.fingerprint import (
 
 K = TypeVar("K")
 T = TypeVar("T")
-EVERYONE = "all_sites"
-"""Name of the sum."""
-MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)
-"""Middles of the bins of normalised intensities."""
+EVERYONE = "all_sites"  # name of the sum
+MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)  # middles of the bins of normalised intensities
 
 
 def quantile(tally: Tally, q: float) -> float:
@@ -142,11 +140,7 @@ def merge(fingerprints: Sequence[Fingerprint], *, name: str = EVERYONE) -> Finge
 
 
 def check_alike(fingerprints: Sequence[Fingerprint]) -> None:
-    """See that sites can be compared.
-
-    Raises:
-        ConfigError: two sites have other classes or sequences, or simulated and real data; both are named.
-    """
+    """See that sites can be compared."""
     first = fingerprints[0]
     for other in fingerprints[1:]:
         for what, mine, theirs in (

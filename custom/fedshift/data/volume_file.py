@@ -49,8 +49,7 @@ _WORDS = {
     100.0: "dm",
     1000.0: "m meter meters metre metres",
 }
-MM = {word: factor for factor, words in _WORDS.items() for word in words.split()}
-"""Unit -> mm."""
+MM = {word: factor for factor, words in _WORDS.items() for word in words.split()}  # unit -> mm
 UNSAID = ("", "?", "??", "???", "unknown", "none")
 """How a header says that it does not know the unit; such lengths are taken for mm, as all readers do."""
 
@@ -72,13 +71,10 @@ def described(units: Sequence[str]) -> str | None:
 # --- compressed files -------------------------------------------------------------------------------------------------
 
 GZIP = b"\x1f\x8b"
-PACKED = {".gz": GZIP, ".zst": b"\x28\xb5\x2f\xfd"}
-"""How compressed files begin, by the end of their name."""
+PACKED = {".gz": GZIP, ".zst": b"\x28\xb5\x2f\xfd"}  # how compressed files begin, by the end of their name
 CHUNK = 1 << 20
-MOST_AT_ONCE = 16 << 20
-"""Bytes that are decompressed at a time; a chunk can hold a thousand times its own length."""
-BROKEN = (zlib.error, zstd.ZstdError)
-"""What is raised of damaged data."""
+MOST_AT_ONCE = 16 << 20  # bytes that are decompressed at a time; a chunk can hold a thousand times its own length
+BROKEN = (zlib.error, zstd.ZstdError)  # what is raised of damaged data
 
 
 def zstd_length(path: Path) -> int:
@@ -141,11 +137,7 @@ class VolumeFile:
         self.path = path
 
     def open(self, *, trusted: bool) -> tuple[sitk.Image, FileHeader]:
-        """The voxels and what is said of them; ``trusted``: the geometry in the header is not used.
-
-        Raises:
-            ScanError: the file is damaged, or would be read wrong.
-        """
+        """The voxels and what is said of them; ``trusted``: the geometry in the header is not used."""
         path = self.path
         _refuse_absent(path)
         self._refuse_size()
@@ -168,19 +160,10 @@ class VolumeFile:
         return image, header
 
     def refuse_header(self, *, trusted: bool) -> None:
-        """Refuse a header that readers understand differently; ``trusted``: its geometry is not used.
-
-        Raises:
-            ScanError: it is such.
-        """
+        """Refuse a header that readers understand differently; ``trusted``: its geometry is not used."""
 
     def itk_header(self) -> sitk.ImageFileReader:
-        """ITK's reader, which has read the header and no voxels.
-
-        Raises:
-            ScanError: too many voxels along an axis.
-            RuntimeError: ITK cannot read it.
-        """
+        """ITK's reader, which has read the header and no voxels; RuntimeError if ITK cannot read it."""
         return read_information(self.path)
 
     def damage(self) -> str | None:
@@ -188,20 +171,11 @@ class VolumeFile:
         return None
 
     def header(self) -> FileHeader:
-        """What the header says.
-
-        Raises:
-            ScanError: something that would be read wrong.
-        """
+        """What the header says."""
         return FileHeader(Reading(format=self.path.suffix or "a file without a suffix"))
 
     def read(self) -> sitk.Image:
-        """The voxels and their places.
-
-        Raises:
-            ScanError: values of a kind that is not read.
-            RuntimeError: ITK cannot read it.
-        """
+        """The voxels and their places; RuntimeError if ITK cannot read it."""
         return sitk.ReadImage(str(self.path))
 
     def non_finite(self) -> int:

@@ -23,8 +23,7 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
     """The cases of a folder of case folders; None of another layout.
 
     A folder with ``Case00`` and ``Case00_segmentation`` is a site with one case, unless it is called Case00. Folders
-    that hold nothing but DICOM are studies, of which a mask says its series; unless several sequences are wanted, or
-    folders are called like the one that is.
+    that hold nothing but DICOM are studies, unless several sequences are wanted or folders are called like the one.
     """
     cases = [entry for entry in visible(folder) if entry.is_dir()]
     if scan_files(folder) or not any(map(is_case, cases)):
@@ -87,7 +86,6 @@ def _pair(folder: Path, cases: Sequence[Path], sequences: Sequence[str]) -> Case
 
 
 def _have_series(cases: Sequence[Path], sequences: Sequence[str]) -> bool:
-    """Whether a case folder has a folder for one of the sequences."""
     wanted = set(map(as_compared, sequences))
     return any(
         as_compared(_sequence(entry, case)) in wanted for case in cases for entry in visible(case) if entry.is_dir()
@@ -95,7 +93,6 @@ def _have_series(cases: Sequence[Path], sequences: Sequence[str]) -> bool:
 
 
 def _has_slices(folder: Path, masks: Collection[Path]) -> bool:
-    """Whether DICOM slices lie directly in a folder."""
     return any(looks_like_dicom(entry) for entry in visible(folder) if entry.is_file() and entry not in masks)
 
 

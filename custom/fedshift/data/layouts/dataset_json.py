@@ -33,16 +33,11 @@ class Description:
     """What ``dataset.json`` says.
 
     Attributes:
-        name: of the set.
-        licence: of the set.
-        sequences: names of the sequences, in their order.
-        labels: what the masks' values mean.
         pairs: the cases that it lists for training; empty if it lists none.
         elsewhere: key of another list -> the images in it, such as ``test``.
-        training: the number of cases that it says; None if it says none.
+        training: the number of cases that it says.
         ending: how the files' names end, in nnU-Net's layout.
-        unusable_labels: why its labels cannot be used.
-        unusable_names: why its names of sequences cannot be used.
+        unusable_labels: why its labels cannot be used; ``unusable_names`` the same of its names of sequences.
     """
 
     name: str = ""
@@ -58,11 +53,7 @@ class Description:
 
 
 def read_description(folder: Path) -> Description:
-    """What the ``dataset.json`` in a folder says; nothing if there is none.
-
-    Raises:
-        ScanError: it cannot be read.
-    """
+    """What the ``dataset.json`` in a folder says; nothing if there is none."""
     path = folder / FILE
     if not path.is_file():
         return Description()

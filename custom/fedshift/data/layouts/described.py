@@ -23,16 +23,11 @@ from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.series import is_series
 from fedshift.schema.names import few_names
 
-LABELS = "labelsTr"
-"""Where the label is of an image that is listed without one, under the image's name."""
+LABELS = "labelsTr"  # where the label is of an image that is listed without one, under the image's name
 
 
 def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
-    """The scans of ``imagesTr`` and ``labelsTr``, or of a list, with what ``dataset.json`` says where it is there.
-
-    Raises:
-        ScanError: a description that cannot be read.
-    """
+    """The scans of ``imagesTr`` and ``labelsTr``, or of a list, with what ``dataset.json`` says where it is there."""
     said = read_description(folder)
     images, masks = folder / "imagesTr", folder / "labelsTr"
     if not images.is_dir() and not said.pairs:
@@ -120,7 +115,6 @@ class _Listed:
 
 
 def _pair_listed(folder: Path, said: Description) -> CaseTable:
-    """The cases of the list in the folder's ``dataset.json``, with what contradicts it."""
     listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]
     listed = [_renamed(entry, folder) for entry in listed] if _same_names(listed) else listed
     findings = [*_left_out(folder, listed, said), *_crossed(folder, listed)]
@@ -200,13 +194,11 @@ def _by_name(folder: Path, stem: str) -> Path:
 
 
 def _same_names(listed: Iterable[_Listed]) -> bool:
-    """Whether two cases would have one name, as of ``sub-01/T1`` and ``sub-02/T1``."""
     image_of: dict[str, Path] = {}
     return any(image_of.setdefault(as_compared(entry.case), entry.images[0]) != entry.images[0] for entry in listed)
 
 
 def _renamed(entry: _Listed, folder: Path) -> _Listed:
-    """The case under the name of its path."""
     path = entry.images[0]
     inside = path.parent.relative_to(folder) if path.is_relative_to(folder) else Path(path.parent.name)
     return _Listed("_".join([*inside.parts, entry.case]), entry.images, entry.label)

@@ -40,13 +40,9 @@ def gather(
 ) -> list[CaseTable]:
     """The scans that a command line names.
 
-    Args:
-        source: a folder in any known layout, or a table of cases (`fedshift.data.cases_csv`); or what relative patterns
-            begin at.
-        images: the folder of the images, or a pattern.
-        masks: the folder of the masks, or a pattern.
-        sequences: names of the sequences, each with a pattern or with "".
-        volume: which volume to take of images that have several, from 1.
+    ``source`` is a folder in any known layout, or a table of cases (`fedshift.data.cases_csv`), or what relative patterns
+    begin at; ``images`` and ``masks`` are folders or patterns; ``sequences`` are names, each with a pattern or "";
+    ``volume``: which volume to take of images that have several, from 1.
 
     Raises:
         ConfigError: arguments that do not go together.
@@ -108,8 +104,7 @@ def _named(
     if is_pattern(images) or is_pattern(masks):
         if len(sequences) > 1:
             raise ConfigError(
-                "options-clash",
-                "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images",
+                "options-clash", "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images"
             )
         return [pair_patterns({next(iter(sequences), ""): str(images)}, str(masks), base=source or Path())]
     if source is not None:
@@ -176,7 +171,6 @@ def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[
 
 
 def _refuse_two_of_one_kind(path: Path, tables: Sequence[CaseTable]) -> None:
-    """Refuse images and masks in two folders whose names do not say which is which."""
     if len(tables) != 2 or any(table.cases or table.layout != "beside" for table in tables):
         return
     names = [{as_compared(stem_of(file)) for file in scan_files(table.folder)} for table in tables]

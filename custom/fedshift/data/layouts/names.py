@@ -16,8 +16,7 @@ MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""
 _ENDS = re.compile(rf"(.*)[_.-]{MASK_WORD}", re.IGNORECASE)
 _BEGINS = re.compile(rf"{MASK_WORD}[_.-](.+)", re.IGNORECASE)
-NUMBERED = re.compile(r"(.+)_(\d{4})")
-"""Stem of nnU-Net's image files: the case and the number of the sequence."""
+NUMBERED = re.compile(r"(.+)_(\d{4})")  # stem of nnU-Net's image files: the case and the number of the sequence
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ def pair_folders(
     """Images (files, or one DICOM series in each sub-folder) and masks of the same names in another folder.
 
     Images that are called ``<case>_0000``, ``<case>_0001`` and so on are the sequences of a case; ``names`` are theirs.
-
-    Raises:
-        ScanError: one of the folders does not exist, or DICOM files lie loose in it.
     """
     for folder, held in ((images, "scans"), (masks, "masks")):
         if not folder.is_dir():
@@ -102,15 +98,8 @@ def match(
     """Match images and masks by case, ignoring upper and lower case, and in which form a letter with an accent is.
 
     Of a case with two images of one sequence, or two masks, nothing says which is the right one: it is left out.
-
-    Args:
-        images: what was found, in any order.
-        masks: case and file.
-        name: the set's name.
-        folder: the set's folder.
-        layout: the set's layout.
-        keys: the sequences that each case must have, in their order; by default all that any case has, sorted.
-        names: key -> name of a sequence, by default the key.
+    ``keys``: the sequences that each case must have, in their order; by default all that any case has, sorted.
+    ``names``: key -> name of a sequence, by default the key.
     """
     findings: list[Finding] = []
     unclear: set[str] = set()

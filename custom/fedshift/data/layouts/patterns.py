@@ -30,19 +30,11 @@ def is_pattern(path: Path) -> bool:
 
 
 def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> CaseTable:
-    """The files that patterns find.
+    """The files that patterns find, of the images of each sequence ("" for one unnamed) and of the masks.
 
     A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions) in the part of its
     path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for. A subject may have
-    letters of any language, and number after ``_``: ``sub-NORTH_01``.
-
-    Args:
-        images: sequence -> pattern; one sequence may be unnamed ("").
-        masks: pattern of the masks.
-        base: the folder that relative patterns begin at.
-
-    Raises:
-        DataError: a pattern that finds nothing, or that names no case.
+    letters of any language, and number after ``_``: ``sub-NORTH_01``. Relative patterns begin at ``base``.
     """
     found: list[NamedImage] = []
     findings: list[Finding] = []
@@ -100,7 +92,6 @@ def _there(start: Path, rest: str) -> str:
 
 
 def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
-    """The case of a file, by its path below the pattern's fixed folders."""
     text = inside.as_posix()
     matched = stars.fullmatch(text)
     if entities := _ENTITIES.search(text):
@@ -123,7 +114,6 @@ def _names_no_case(pattern: str) -> DataError:
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """The pattern with a group for each ``*``."""
     parts = []
     for part in Path(pattern).parts:
         if part == "**":
