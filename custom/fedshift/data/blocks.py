@@ -46,10 +46,8 @@ def build(target: Path, fill: Callable[[Path], None], *, remedy: str = "") -> st
                 raise
         return written
     except OSError as error:
-        raise DataError(
-            "folder-unwritable",
-            f"{target} cannot be written ({error.strerror}): make room or give write permission{remedy}",
-        ) from None
+        what = f"{target} cannot be written ({error.strerror}): make room or give write permission{remedy}"
+        raise DataError("folder-unwritable", what) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -77,9 +75,8 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
             raise DataError("arrays-changed", f"{path} has changed since the site was prepared: {fix}")
         files = _read(path)
     except FileNotFoundError:
-        raise DataError(
-            "file-missing", f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
-        ) from None
+        what = f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
+        raise DataError("file-missing", what) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DataError("file-damaged", f"{path} is damaged: {fix}") from None
     for name, hashes in files.items():

@@ -84,9 +84,8 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         findings += copies
     elif mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
         what = f"has {np.unique(mask.voxels).size} different values, and its image {case.image.name} only a few"
-        findings.append(
-            Finding("error", "images-swapped", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}")
-        )
+        remedy = f"name the folder of the scans as --images; {SWAPPED}"
+        findings.append(Finding("error", "images-swapped", case.mask, what, remedy))
     else:
         findings += _like_masks(case, images)
         findings += _mask_findings(case, mask) if mask is not None else []
@@ -198,9 +197,8 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
         for unclear in image.unclear:
             yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.remedy)
         for remark in image.reading.remarks if is_dicom(path) else ():
-            yield Finding(
-                "warning", "scan-remark", path, f"{named}{remark}", "look whether that is right for this scan"
-            )
+            what = f"{named}{remark}"
+            yield Finding("warning", "scan-remark", path, what, "look whether that is right for this scan")
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", "scan-empty", path, what, "export the scan again")
@@ -256,18 +254,12 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
         values[(values < 0) | (values > 255)] if labels is None else values[~np.isin(values, [0, *labels.class_of])]
     )
     if fractional.size:
-        yield Finding(
-            "error",
-            "mask-values",
-            path,
-            f"has fractional values such as {fractional[0]:g}",
-            "it was resampled or scaled, so export the mask with nearest-neighbour interpolation",
-        )
+        remedy = "it was resampled or scaled, so export the mask with nearest-neighbour interpolation"
+        yield Finding("error", "mask-values", path, f"has fractional values such as {fractional[0]:g}", remedy)
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
-        yield Finding(
-            "error", "mask-values", path, f"has unknown label(s) {shown}", _remedy_of_unknown(unknown, labels, known)
-        )
+        what = f"has unknown label(s) {shown}"
+        yield Finding("error", "mask-values", path, what, _remedy_of_unknown(unknown, labels, known))
     elif not any(value > 0 if labels is None else labels.class_of.get(int(value)) for value in values):
         remedy = (
             f"draw the {structure} ({known}) or leave the case out; if the patient has none, name a task with "
@@ -276,13 +268,9 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
         if not case.may_be_empty:
             yield Finding("error", "mask-empty", path, "is an empty mask", remedy)
     elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
-        yield Finding(
-            "warning",
-            "mask-covers-all",
-            path,
-            f"covers every one of the {mask.voxels.shape[0]} slices",
-            f"look whether it was drawn past the ends of the {structure}",
-        )
+        what = f"covers every one of the {mask.voxels.shape[0]} slices"
+        remedy = f"look whether it was drawn past the ends of the {structure}"
+        yield Finding("warning", "mask-covers-all", path, what, remedy)
 
 
 def _remedy_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -> str:

@@ -130,9 +130,8 @@ class CaseTable:
                 "--sequence, without --volume",
             )
         if volume > len(self.sequences):
-            raise ConfigError(
-                "volume-missing", f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none"
-            )
+            what = f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none"
+            raise ConfigError("volume-missing", what)
         return replace(self, cases=tuple(case.with_sequences([volume - 1], ()) for case in self.cases), sequences=())
 
     def with_sequences(self, names: Sequence[str]) -> CaseTable:
@@ -155,9 +154,8 @@ class CaseTable:
         known = [as_compared(name) for name in self.sequences]
         for name in names:
             if as_compared(name) not in known:
-                raise ConfigError(
-                    "sequence-unknown", f"{self.folder} has no sequence {name!r}{nearest(name, self.sequences)}"
-                )
+                what = f"{self.folder} has no sequence {name!r}{nearest(name, self.sequences)}"
+                raise ConfigError("sequence-unknown", what)
         picked = [known.index(as_compared(name)) for name in names]
         chosen = tuple(self.sequences[number] for number in picked)
         return replace(self, cases=tuple(case.with_sequences(picked, chosen) for case in self.cases), sequences=chosen)
@@ -188,10 +186,8 @@ def parse_sequences(texts: Sequence[str]) -> dict[str, str]:
         name, equals, pattern = (part.strip() for part in text.partition("="))
         for each in [name] if equals else [part.strip() for part in name.split(",")]:
             if not each or (equals and not pattern):
-                raise ConfigError(
-                    "option-form",
-                    f"--sequence takes a name, or a name and a pattern such as T2='*_T2.nii.gz', not {text!r}",
-                )
+                what = f"--sequence takes a name, or a name and a pattern such as T2='*_T2.nii.gz', not {text!r}"
+                raise ConfigError("option-form", what)
             if each in patterns:
                 raise ConfigError("option-twice", f"--sequence names {each} twice: write it once")
             patterns[each] = pattern

@@ -196,9 +196,8 @@ def _refuse_columns(columns: Sequence[str], path: Path) -> None:
     lacking += [] if any(_kind(column) == "image" for column in columns) else ["image"]
     if lacking:
         has = ", ".join(columns) or "none"
-        raise DataError(
-            "column-missing", f"{path} has no column {' and no column '.join(lacking)}, it has {has}: add what lacks"
-        )
+        what = f"{path} has no column {' and no column '.join(lacking)}, it has {has}: add what lacks"
+        raise DataError("column-missing", what)
 
 
 def _separator(header: str) -> str:

@@ -55,19 +55,16 @@ def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
     if not groups:
         _refuse_differing(frames)
         if 1 < (each := _evenly_many(frames)) < len(frames):
-            raise DicomFault(
-                "volumes-unclear",
-                f"has {each} slices at each of {len(frames) // each} places, and nothing says which are one volume",
-            )
+            what = f"has {each} slices at each of {len(frames) // each} places, and nothing says which are one volume"
+            raise DicomFault("volumes-unclear", what)
         return Stack(_ordered(frames))  # whose distances are uneven
     by = f"by {' and '.join(names)}"
     if volume is None:
         words = " and ".join(dict.fromkeys(MARKS[name] for name in names))
         listed = [f"{number}: {shown(marks)}" for number, marks in enumerate(list(groups)[:MOST_SHOWN], start=1)]
         more = ", …" if len(groups) > MOST_SHOWN else ""
-        raise DicomFault(
-            "several-volumes", f"holds {len(groups)} volumes, which are {words} ({by}: {', '.join(listed)}{more})"
-        )
+        what = f"holds {len(groups)} volumes, which are {words} ({by}: {', '.join(listed)}{more})"
+        raise DicomFault("several-volumes", what)
     if volume > len(groups):
         raise DicomFault("volume-missing", f"has {len(groups)} volumes {by}, and no volume {volume}")
     marks, wanted = list(groups.items())[volume - 1]
@@ -91,10 +88,8 @@ def box_of(frames: Sequence[Frame]) -> Box:
     if apart.max() < SMALLEST or not usual <= LARGEST:
         raise DicomFault("slice-distance", f"has slices {apart.max():.3g} mm apart")
     if gaps.min() <= 0 or apart.max() > MISSING * usual:
-        raise DicomFault(
-            "slices-missing",
-            f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated",
-        )
+        what = f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated"
+        raise DicomFault("slices-missing", what)
     between_rows, between_columns = first.spacing
     spacing = np.array([between_columns, between_rows, gaps.mean()])
     beside = (places - places[0]) @ axes.T

@@ -297,9 +297,8 @@ def _add_intensities(found: dict[str, _IntensitySum], image: np.ndarray, masks: 
 def _volumes_of(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     if not manifest.cases:
-        raise DataError(
-            "kind-of-data", f"{folder} holds pictures, and a survey is of volumes: name a data set of scans"
-        )
+        what = f"{folder} holds pictures, and a survey is of volumes: name a data set of scans"
+        raise DataError("kind-of-data", what)
     return manifest
 
 

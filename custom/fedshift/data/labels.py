@@ -49,17 +49,15 @@ class Labels:
         """Labels from names and their values, in the order given; names may repeat the background's."""
         classes = (BACKGROUND, *(check_name(name) for name in values if name != BACKGROUND))
         if len(classes) > MOST_CLASSES:
-            raise ConfigError(
-                "too-many-classes", f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
-            )
+            what = f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
+            raise ConfigError("too-many-classes", what)
         class_of: dict[int, int] = {}
         for name, each in values.items():
             index = classes.index(name)
             for value in each:
                 if not 0 <= value <= MOST_VALUE or (value == 0 and index):
-                    raise ConfigError(
-                        "label-value", f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
-                    )
+                    what = f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
+                    raise ConfigError("label-value", what)
                 if class_of.setdefault(value, index) != index:
                     raise ConfigError(
                         "label-shared",

@@ -105,10 +105,8 @@ def find_site(
             return folder
     looked = ", ".join(str(folder) for folder in folders)
     hint = _hint(roots[0], dataset, site, phantom=phantom_home(environ))
-    raise DataError(
-        "site-missing",
-        f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one",
-    )
+    what = f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one"
+    raise DataError("site-missing", what)
 
 
 def find_sites(job: JobSpec) -> dict[str, Path]:

@@ -97,10 +97,8 @@ class Preparation:
         known = manifest.sequences
         if not self.sequences:
             if len(known) > 1:
-                raise DataError(
-                    "sequence-unnamed",
-                    f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences",
-                )
+                what = f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences"
+                raise DataError("sequence-unnamed", what)
             return [0]
         unknown = next((name for name in self.sequences if name not in known), None)
         if unknown is not None:

@@ -85,9 +85,8 @@ def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions
     voxels = draw(slabs, image)
     outside, of = beyond(slabs, image)
     if of and not voxels.any():
-        raise ScanError(
-            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
-        )
+        what = f"has {name!r} where its image has no voxels"
+        raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
     remarks = [Remark(fractions, "export it as a binary segmentation, if another limit is meant")] if fractions else []
     if outside:
         cut = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
@@ -130,9 +129,8 @@ def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]
         raise ScanError("mask-of-slides", path, what, "name a mask of the scan")
     size = int(content.Rows) * int(content.Columns) * int(content.get("NumberOfFrames", 1) or 1)
     if size > MOST_PIXELS:
-        raise ScanError(
-            "too-large", path, f"has {size:,} pixels, at most {MOST_PIXELS:,} are read", "export fewer segments"
-        )
+        what = f"has {size:,} pixels, at most {MOST_PIXELS:,} are read"
+        raise ScanError("too-large", path, what, "export fewer segments")
     kept: list[_Frame] = []
 
     def decode() -> list[_Frame]:

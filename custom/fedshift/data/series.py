@@ -116,9 +116,8 @@ def list_series(path: Path) -> Listed:
         raise ScanError("series-missing", path, "holds no DICOM series", "put the slices of one series there")
     of_wanted = [scan for scan in scans if wanted in (None, scan.uid, scan.series)]
     if not of_wanted:
-        raise ScanError(
-            "series-missing", path, "is no series of its folder", "name the folder, or a series that is there"
-        )
+        what = "is no series of its folder"
+        raise ScanError("series-missing", path, what, "name the folder, or a series that is there")
     if len(of_wanted) == 1:
         return of_wanted[0]
     if len({scan.series for scan in of_wanted}) == 1:

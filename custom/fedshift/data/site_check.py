@@ -32,9 +32,8 @@ def check_site(site: Path, contents: Contents, progress: Callable[[str], None], 
     """What is wrong with a prepared site."""
     again = "prepare the site again"
     for left in sorted(site.parent.glob(f".{site.name}.*-*")):
-        yield Finding(
-            "warning", "leftover", left, "was left by a preparation that was cut off", "delete it if none is running"
-        )
+        what = "was left by a preparation that was cut off"
+        yield Finding("warning", "leftover", left, what, "delete it if none is running")
     try:
         manifest = read_manifest(site)
     except FedshiftError as error:
@@ -125,9 +124,8 @@ def other_task(
                 yield Finding("error", "other-data", site, what, "name the right folder, or the right task")
             elif classes is not None and manifest.classes != tuple(classes):
                 what = f"has the classes {', '.join(manifest.classes)}, and the task {', '.join(classes)}"
-                yield Finding(
-                    "error", "other-classes", site, what, "prepare the site for the task, or name the right one"
-                )
+                remedy = "prepare the site for the task, or name the right one"
+                yield Finding("error", "other-classes", site, what, remedy)
             elif wanted is not None and manifest.cases and (fault := sequences_fault(manifest.sequences, wanted)):
                 yield Finding("error", "other-sequences", site, *fault)
 
@@ -140,9 +138,8 @@ def _check_pictures(
     known = int(manifest.preparation.get("pictures_straddling", 0))
     if known:
         what = f"has {known} picture(s) with copies in other splits or sites ({manifest.preparation.get('split_rule')})"
-        yield Finding(
-            "warning", "split-straddled", site, what, "prepare it with another split unless a paper is to be repeated"
-        )
+        remedy = "prepare it with another split unless a paper is to be repeated"
+        yield Finding("warning", "split-straddled", site, what, remedy)
     for picture in manifest.pictures:
         other, where, split = contents.images.setdefault(
             f"{manifest.dataset} {picture.sha256}", (picture.id, site, picture.split)
@@ -160,15 +157,13 @@ def _check_pictures(
     splits = {picture.split for picture in manifest.pictures}
     if splits == {"test"}:
         if f"all of {manifest.site} test" not in str(manifest.preparation.get("split_rule")):
-            yield Finding(
-                "warning", "split-empty", site, "has pictures for testing only", "hold this site out, it cannot train"
-            )
+            what = "has pictures for testing only"
+            yield Finding("warning", "split-empty", site, what, "hold this site out, it cannot train")
         return
     for part in ("train", "val", "test"):
         if part not in splits:
-            yield Finding(
-                "warning", "split-empty", site, f"has no {part} picture", "add pictures, three of a class are the least"
-            )
+            what = f"has no {part} picture"
+            yield Finding("warning", "split-empty", site, what, "add pictures, three of a class are the least")
 
 
 def _channels(images: Path) -> int:
@@ -227,9 +222,8 @@ def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
             stays = next(split for split in ("train", "val", "test") if split in splits)
             moved = ", ".join(case.id for case in cases if case.split != stays)
             remedy = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
-            yield Finding(
-                "error", "subject-divided", site / FILE_NAME, f"has {subject} in several splits, as {shown}", remedy
-            )
+            what = f"has {subject} in several splits, as {shown}"
+            yield Finding("error", "subject-divided", site / FILE_NAME, what, remedy)
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,8 @@ def refuse_layers(path: Path) -> None:
     layers = reader.GetNumberOfComponents() if reader is not None else 1
     if layers > 1:
         what = f"has {layers} layers of segments, which may overlap, and names none of them"
-        raise SeveralVolumes(
-            "mask-layers", path, what, f"{AGAIN}, which names them, or save a mask with one value for each class"
-        )
+        remedy = f"{AGAIN}, which names them, or save a mask with one value for each class"
+        raise SeveralVolumes("mask-layers", path, what, remedy)
 
 
 def read_slicer_mask(
@@ -174,9 +173,8 @@ def _whole(text: str, name: str, path: Path) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ScanError(
-            "segment-number", path, f"has no whole number for the value or layer of its segment {name!r}", AGAIN
-        ) from None
+        what = f"has no whole number for the value or layer of its segment {name!r}"
+        raise ScanError("segment-number", path, what, AGAIN) from None
 
 
 def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> None:
@@ -186,9 +184,8 @@ def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> 
         unknown = values[~np.isin(values, known)]
         if unknown.size:
             shown = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise ScanError(
-                "mask-values", path, f"has voxels of the value(s) {shown}, which none of its segments has", AGAIN
-            )
+            what = f"has voxels of the value(s) {shown}, which none of its segments has"
+            raise ScanError("mask-values", path, what, AGAIN)
 
 
 def _code(tags: str) -> tuple[CodeKey | None, str]:

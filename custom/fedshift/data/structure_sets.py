@@ -82,12 +82,8 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     for points in outlines.contours:
         depth = float(points[:, axis].mean())
         if np.abs(points[:, axis] - depth).max() > OFF_SLICE:
-            raise ScanError(
-                "contours-between-slices",
-                path,
-                f"has a contour of {name!r} that does not lie in a slice of its image",
-                AGAIN,
-            )
+            what = f"has a contour of {name!r} that does not lie in a slice of its image"
+            raise ScanError("contours-between-slices", path, what, AGAIN)
         planes.setdefault(plane_of(depth), []).append(points[:, across])
     count, (columns, rows) = image.voxels.shape[2 - axis], (image.voxels.shape[2 - other] for other in across)
     spacing = image.spacing[axis], image.spacing[across[1]], image.spacing[across[0]]
@@ -165,9 +161,8 @@ def _beyond(
     if not outside:
         return []
     if not placed.voxels.any():
-        raise ScanError(
-            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
-        )
+        what = f"has {name!r} where its image has no voxels"
+        raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
     what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
     return [Remark(what, "look whether the image is the one that it was drawn on")]
 

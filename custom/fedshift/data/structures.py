@@ -145,12 +145,8 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
     if not chosen:
         named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
         first = repr(found[0].name) if found else "NAME"
-        raise ScanError(
-            "structure-missing",
-            path,
-            f"has {named}, none of which is {' or '.join(wanted)}",
-            f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
-        )
+        remedy = f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}"
+        raise ScanError("structure-missing", path, f"has {named}, none of which is {' or '.join(wanted)}", remedy)
     left = [structure.name for structure, name in zip(found, classes, strict=True) if name is None]
     if left:
         shown = ", ".join(map(repr, left[:8]))
@@ -173,24 +169,18 @@ def _classes_of(
         name = by_name.get(key)
         coded = None if structure.code is None else by_code.get(structure.code)
         if name is not None and coded not in (None, name):
-            raise ScanError(
-                "structure-code",
-                path,
-                f"has a structure called {structure.name!r} with the code of {coded}",
-                f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
-            )
+            what = f"has a structure called {structure.name!r} with the code of {coded}"
+            remedy = f"correct its code, or say what it is, as in --label {name}={structure.name!r}"
+            raise ScanError("structure-code", path, what, remedy)
         if name is not None and coded is None and structure.code is not None and name in labels.codes:
             meaning = labels.codes[name].type.meaning
             what = f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
             remarks.append(Remark(what))
         name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
         if name in seen and name != BACKGROUND:
-            raise ScanError(
-                "structure-twice",
-                path,
-                f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
-                f"keep one of them, or say which, as in --label {name}={structure.name!r}",
-            )
+            what = f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}"
+            remedy = f"keep one of them, or say which, as in --label {name}={structure.name!r}"
+            raise ScanError("structure-twice", path, what, remedy)
         if name is not None:
             seen[name] = structure.name
         classes.append(name)

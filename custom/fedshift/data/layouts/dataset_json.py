@@ -80,9 +80,8 @@ def read_description(folder: Path) -> Description:
             unusable_names=sequences if isinstance(sequences, Finding) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ScanError(
-            "description-broken", path, f"cannot be parsed ({error})", "download it again or remove it"
-        ) from None
+        what = f"cannot be parsed ({error})"
+        raise ScanError("description-broken", path, what, "download it again or remove it") from None
 
 
 def numbers(count: int) -> tuple[str, ...]:

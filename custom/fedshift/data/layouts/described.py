@@ -62,9 +62,8 @@ def _contradictions(folder: Path, said: Description, cases: Sequence[CaseFiles],
     other = sorted({file.name for case in cases for file in case.images if not file.name.endswith(said.ending)})
     if said.ending and other:
         what = f"says file_ending {said.ending}, and there are other files, such as {other[0]}, which are taken too"
-        yield Finding(
-            "warning", "file-ending", path, what, "look whether they belong to the set, and correct file_ending"
-        )
+        remedy = "look whether they belong to the set, and correct file_ending"
+        yield Finding("warning", "file-ending", path, what, remedy)
 
 
 def _is_suffixed(images: Path, masks: Path) -> bool:
@@ -91,9 +90,8 @@ def _split_volumes(table: CaseTable, names: Sequence[str], path: Path) -> CaseTa
         there = volumes_in(case.image)
         if there > several:
             wanted = f"{FILE} {named}" if names else f"{table.cases[0].image.name} has {several}"
-            findings.append(
-                Finding("error", "volumes-extra", case.image, f"has {there} volumes, and {wanted}", remedy, case.id)
-            )
+            what = f"has {there} volumes, and {wanted}"
+            findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
             continue
         cases.append(replace(case, images=case.images * several, channels=channels, sequences=sequences))
     if table.cases and not cases:  # the description is wrong, and not every file
@@ -137,9 +135,8 @@ def _pair_listed(folder: Path, said: Description) -> CaseTable:
         of_label = labels.setdefault(mask, entry)
         if of_label is not entry and other is entry:
             what = f"is listed in {FILE} as the label of {of_label.images[0].name} and of {entry.images[0].name}"
-            wrong.append(
-                Finding("error", "list-shared-label", entry.label, what, "give each image its own label", entry.case)
-            )
+            remedy = "give each image its own label"
+            wrong.append(Finding("error", "list-shared-label", entry.label, what, remedy, entry.case))
             broken.add(of_label.case)
         findings += wrong
         if not wrong:

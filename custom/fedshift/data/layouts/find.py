@@ -82,30 +82,25 @@ def _named(
     patterns = {name: pattern for name, pattern in sequences.items() if pattern}
     if source is not None and is_table(source):
         if images or masks or patterns:
-            raise ConfigError(
-                "options-clash", f"{source} names images and masks: leave out --images, --masks, patterns"
-            )
+            what = f"{source} names images and masks: leave out --images, --masks, patterns"
+            raise ConfigError("options-clash", what)
         return [table.with_sequences(names) for table in read_cases(source)]
     if patterns:
         if len(patterns) < len(sequences) or images is not None or masks is None:
-            raise ConfigError(
-                "options-clash",
-                "--sequence NAME=PATTERN takes the place of --images: give a pattern for every sequence, and --masks",
-            )
+            what = "--sequence NAME=PATTERN takes the place of --images: give a pattern for every sequence, and --masks"
+            raise ConfigError("options-clash", what)
         return [pair_patterns(patterns, str(masks), base=source or Path())]
     if images is None and masks is None:
         if source is None:
-            raise ConfigError(
-                "scans-missing", "no scans are named: give --images and --masks, or --source for a folder with both"
-            )
+            what = "no scans are named: give --images and --masks, or --source for a folder with both"
+            raise ConfigError("scans-missing", what)
         return [table.with_sequences(names) for table in find_sets(source, names)]
     if images is None or masks is None:
         raise ConfigError("options-clash", "--images and --masks go together: name both folders, or both patterns")
     if is_pattern(images) or is_pattern(masks):
         if len(sequences) > 1:
-            raise ConfigError(
-                "options-clash", "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images"
-            )
+            what = "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images"
+            raise ConfigError("options-clash", what)
         return [pair_patterns({next(iter(sequences), ""): str(images)}, str(masks), base=source or Path())]
     if source is not None:
         images, masks = source / images, source / masks

@@ -108,9 +108,8 @@ def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
 
 
 def _names_no_case(pattern: str) -> DataError:
-    return DataError(
-        "pattern-form", f"{pattern!r} has no * that tells one case from another: put one in place of the case's name"
-    )
+    what = f"{pattern!r} has no * that tells one case from another: put one in place of the case's name"
+    return DataError("pattern-form", what)
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
