@@ -16,35 +16,24 @@ from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, DicomFa
 from fedshift.data.dicom_objects import UNREADABLE, quiet
 from fedshift.data.dicom_pixels import Values, syntax_of, values_of
 
-MARKS: Mapping[str, str] = {
-    "TemporalPositionIdentifier": "time points",
-    "TemporalPositionIndex": "time points",
-    "TemporalPositionTimeOffset": "time points",
-    "EchoTime": "echoes",
-    "EffectiveEchoTime": "echoes",
-    "EchoNumbers": "echoes",
-    "DiffusionBValue": "b-values",
-    "DiffusionGradientOrientation": "diffusion directions",
-    "DiffusionDirectionality": "kinds of diffusion images",
-    "NominalPercentageOfCardiacPhase": "cardiac phases",
-    "NominalCardiacTriggerDelayTime": "cardiac phases",
-    "TriggerTime": "cardiac phases",
-    "NominalPercentageOfRespiratoryPhase": "respiratory phases",
-    "ComplexImageComponent": "components",
-    "ImageType": "kinds of images",
-    "FrameType": "kinds of images",
-    "InversionTime": "inversion times",
-    "InversionTimes": "inversion times",
-    "FlipAngle": "flip angles",
-    "KVP": "tube voltages",
-    "ConvolutionKernel": "kernels",
-    "StackID": "stacks",
-    "AcquisitionNumber": "acquisitions",
-    "FrameAcquisitionNumber": "acquisitions",
-    "AcquisitionTime": "acquisitions",
-    "FrameAcquisitionDateTime": "acquisitions",
-    "ContentTime": "acquisitions",
+_MARKS = {
+    "time points": "TemporalPositionIdentifier TemporalPositionIndex TemporalPositionTimeOffset",
+    "echoes": "EchoTime EffectiveEchoTime EchoNumbers",
+    "b-values": "DiffusionBValue",
+    "diffusion directions": "DiffusionGradientOrientation",
+    "kinds of diffusion images": "DiffusionDirectionality",
+    "cardiac phases": "NominalPercentageOfCardiacPhase NominalCardiacTriggerDelayTime TriggerTime",
+    "respiratory phases": "NominalPercentageOfRespiratoryPhase",
+    "components": "ComplexImageComponent",
+    "kinds of images": "ImageType FrameType",
+    "inversion times": "InversionTime InversionTimes",
+    "flip angles": "FlipAngle",
+    "tube voltages": "KVP",
+    "kernels": "ConvolutionKernel",
+    "stacks": "StackID",
+    "acquisitions": "AcquisitionNumber FrameAcquisitionNumber AcquisitionTime FrameAcquisitionDateTime ContentTime",
 }
+MARKS = {keyword: words for words, keywords in _MARKS.items() for keyword in keywords.split()}
 """What tells the volumes of one series apart, in words; those that say most come first."""
 UNMIXED = (
     *("TemporalPositionIdentifier", "TemporalPositionIndex", "DiffusionBValue", "ComplexImageComponent"),

@@ -167,8 +167,8 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
 def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = ()) -> Values:
     """How a frame says that its stored values become intensities.
 
-    ``transform``: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file says it
-    itself. ``world``: the items of its real world value mapping.
+    ``transform``: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file says
+    it itself. ``world``: the items of its real world value mapping.
     """
     photometric = str(header.get("PhotometricInterpretation", "MONOCHROME2")).strip()
     if photometric not in GREY or int(header.get("SamplesPerPixel", 1)) != 1:

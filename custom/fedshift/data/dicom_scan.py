@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,28 +32,11 @@ class DicomSource(NamedTuple):
     """Of an enhanced image the number of each slice's frame, from 0 and through all files; otherwise empty."""
 
 
-@dataclass(frozen=True)
-class DicomVolume:
-    """``voxels`` [slices, rows, columns], where they are, and where they come from."""
-
-    voxels: np.ndarray
-    box: Box
-    source: DicomSource
-    reading: Reading
-
-    def image(self) -> sitk.Image:
-        image = sitk.GetImageFromArray(self.voxels)
-        image.SetSpacing(self.box.spacing)
-        image.SetOrigin(self.box.origin)
-        image.SetDirection(self.box.direction)
-        return image
-
-
-def read_dicom(path: Path, volume: int | None) -> DicomVolume:
+def read_dicom(path: Path, volume: int | None) -> tuple[sitk.Image, Reading]:
     """Read a DICOM scan; ``volume``: which one is wanted, from 1, where there are several."""
-    stack, source = _scan_stack(path, volume)
+    stack, _ = _scan_stack(path, volume)
     try:
-        return read_stack(stack, source, most_voxels=MOST_VOXELS)
+        return _read_stack(stack)
     except DicomFault as fault:
         remedy = "export the series again" if is_series(path) else "export the series again, or as single slices"
         if fault.code in NOT_EVEN:
@@ -119,13 +101,13 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
     return stack, DicomSource(tuple(begins), numbers)
 
 
-def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomVolume:
+def _read_stack(stack: Stack) -> tuple[sitk.Image, Reading]:
     """Decode the frames of a volume."""
     frames = stack.frames
     box = box_of(frames)
-    if len(frames) * frames[0].rows * frames[0].columns > most_voxels:
+    if len(frames) * frames[0].rows * frames[0].columns > MOST_VOXELS:
         size = f"{frames[0].columns} x {frames[0].rows} x {len(frames)}"
-        raise DicomFault("too-large", f"has {size} voxels, at most {most_voxels:,} are read")
+        raise DicomFault("too-large", f"has {size} voxels, at most {MOST_VOXELS:,} are read")
     if len(units := sorted({frame.values.units for frame in frames})) > 1:
         raise DicomFault("units-differ", f"has slices in several units ({', '.join(unit or 'none' for unit in units)})")
     of_file: dict[Path, list[int]] = {}
@@ -153,7 +135,11 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
             what = f"has pixels in {file.name} that cannot be read, they are damaged"
             raise DicomFault("pixels-damaged", what) from None
     filled = _fill(slices, padded)
-    return DicomVolume(_smallest(np.stack(slices)), box, source, _reading(stack, box, filled))
+    image = sitk.GetImageFromArray(_smallest(np.stack(slices)))
+    image.SetSpacing(box.spacing)
+    image.SetOrigin(box.origin)
+    image.SetDirection(box.direction)
+    return image, _reading(stack, box, filled)
 
 
 def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:

@@ -84,7 +84,7 @@ def find_site(
     1. ``local/fedshift.yaml`` of the site's kit, whose ``local`` folder is given,
     2. ``$FEDSHIFT_DATA/<dataset>/<site>``.
 
-    If neither is set, the first of these that exists: `data_home`, and in FLARE's simulator and in a single process only
+    If neither is set, the first of these that exists: `data_home`, and in FLARE's simulator or a single process only
     (``simulator``), `phantom_home`.
 
     Raises:

@@ -19,37 +19,23 @@ _AFNI = "convert with AFNI, `3dAFNItoNIFTI IN`"
 _PHILIPS = "convert with nibabel, `parrec2nii IN`"
 _SLICER = "open in 3D Slicer or ITK-SNAP, and save as NIfTI (.nii.gz)"
 _BARE = "an array has no voxel sizes and no orientation: save the scan itself as NIfTI (.nii.gz)"
-OTHER_FORMATS: dict[str, tuple[str, str]] = {
-    ".mif": ("MRtrix", _MRTRIX),
-    ".mif.gz": ("MRtrix", _MRTRIX),
-    ".mih": ("MRtrix", _MRTRIX),
-    ".mgh": ("FreeSurfer", _NIBABEL),
-    ".mgz": ("FreeSurfer", _NIBABEL),
-    ".mnc": ("MINC", _NIBABEL),
-    ".minc": ("MINC", _NIBABEL),
-    ".hdr": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".hdr.gz": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".img": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".img.gz": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".head": ("AFNI", _AFNI),
-    ".brik": ("AFNI", _AFNI),
-    ".brik.gz": ("AFNI", _AFNI),
-    ".par": ("Philips PAR/REC", _PHILIPS),
-    ".rec": ("Philips PAR/REC", _PHILIPS),
-    ".nhdr": ("NRRD in two files", _SLICER),
-    ".gipl": ("GIPL", _SLICER),
-    ".gipl.gz": ("GIPL", _SLICER),
-    ".vtk": ("VTK", _SLICER),
-    ".vti": ("VTK", _SLICER),
-    ".b2nd": ("nnU-Net's preprocessed array", "take the scans in nnUNet_raw"),
-    ".npy": ("NumPy", _BARE),
-    ".npz": ("NumPy", _BARE),
-    ".h5": ("HDF5", _BARE),
-    ".hdf5": ("HDF5", _BARE),
-    ".zarr": ("Zarr", _BARE),
-    ".tif": ("TIFF", _BARE),
-    ".tiff": ("TIFF", _BARE),
-}
+_FORMATS = (
+    ("MRtrix", _MRTRIX, ".mif .mif.gz .mih"),
+    ("FreeSurfer", _NIBABEL, ".mgh .mgz"),
+    ("MINC", _NIBABEL, ".mnc .minc"),
+    ("Analyze or a NIfTI pair", _NIBABEL, ".hdr .hdr.gz .img .img.gz"),
+    ("AFNI", _AFNI, ".head .brik .brik.gz"),
+    ("Philips PAR/REC", _PHILIPS, ".par .rec"),
+    ("NRRD in two files", _SLICER, ".nhdr"),
+    ("GIPL", _SLICER, ".gipl .gipl.gz"),
+    ("VTK", _SLICER, ".vtk .vti"),
+    ("nnU-Net's preprocessed array", "take the scans in nnUNet_raw", ".b2nd"),
+    ("NumPy", _BARE, ".npy .npz"),
+    ("HDF5", _BARE, ".h5 .hdf5"),
+    ("Zarr", _BARE, ".zarr"),
+    ("TIFF", _BARE, ".tif .tiff"),
+)
+OTHER_FORMATS = {suffix: (name, remedy) for name, remedy, suffixes in _FORMATS for suffix in suffixes.split()}
 """Suffix -> whose format it is, and how it is converted. ``.zarr`` is a folder."""
 _PACKED_OTHERWISE = ("a compression that is not read", "unpack, or save as .nii.gz")
 _PACKED = re.compile(

@@ -106,8 +106,8 @@ def _read_volumes(
     path: Path, channels: Sequence[int | None], volume: int | None, direction: tuple[float, ...] | None
 ) -> list[Scan]:
     if is_dicom(path):
-        dicom = read_dicom(path, volume)
-        image, header = dicom.image(), FileHeader(dicom.reading)
+        image, said = read_dicom(path, volume)
+        header = FileHeader(said)
     else:
         image, header = file_of(path).open(trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:

@@ -40,7 +40,7 @@ def gather(
 ) -> list[CaseTable]:
     """The scans that a command line names.
 
-    ``source`` is a folder in any known layout, or a table of cases (`fedshift.data.cases_csv`), or what relative patterns
+    ``source`` is a folder in any known layout, a table of cases (`fedshift.data.cases_csv`), or what relative patterns
     begin at; ``images`` and ``masks`` are folders or patterns; ``sequences`` are names, each with a pattern or "";
     ``volume``: which volume to take of images that have several, from 1.
 
