@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedshift.data.images import open_images
+from fedshift.data.arrays import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier

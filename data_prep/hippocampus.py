@@ -29,9 +29,10 @@ from data_prep.msd import CITATION, SITE, find_described
 from data_prep.scanners import Scanner, scan_again
 from data_prep.volumes import Change, SitePlan, VolumePlan
 from fedshift.data.case_check import Decoded
-from fedshift.data.cases import CaseFiles, Finding
+from fedshift.data.cases import CaseFiles
 from fedshift.data.fingerprint import SCANNER
 from fedshift.data.labels import settle_labels
+from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import SIMULATED, TRUE_SPACING
 from fedshift.schema.seeding import derive_seed

@@ -31,9 +31,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_prep.volumes import CaseFiles, SitePlan, VolumePlan
-from fedshift.data.cases import UNNAMED, CaseTable, Finding
+from fedshift.data.cases import UNNAMED, CaseTable
 from fedshift.data.labels import Labels
 from fedshift.data.layouts.find import find_sets
+from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest

@@ -27,10 +27,10 @@ from fedshift.data.arrays import build_arrays
 from fedshift.data.case_check import Decoded, read_case
 from fedshift.data.case_notes import Notes
 from fedshift.data.cases import CaseFiles as CaseFiles
-from fedshift.data.cases import Finding, name_fault, site_fault
+from fedshift.data.cases import name_fault, site_fault
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
-from fedshift.data.scan_file import as_compared
+from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
 from fedshift.data.site_check import empty_splits
 from fedshift.data.splits import subject_of

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.performance import record
-from fedshift.data.local_sites import find_sites
+from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.job import JobSpec

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.performance import record
 from benchmarks.performance.precision import SITES, job_of
-from fedshift.data.local_sites import find_sites
+from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model
 from fedshift.federation.site.site import Site, SiteOptions

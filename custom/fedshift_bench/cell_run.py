@@ -102,7 +102,7 @@ def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[flo
     Raises:
         FedshiftError: the run failed, or the data have changed.
     """
-    from fedshift.data.local_sites import find_sites
+    from fedshift.data.locate import find_sites
     from fedshift.federation import protocols
     from fedshift.methods import method_set
     from fedshift.schema.manifest import manifest_sha256

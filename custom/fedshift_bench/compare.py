@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from fedshift.cli.display import console
-from fedshift.data.local_sites import is_phantom
+from fedshift.data.locate import is_phantom
 from fedshift.federation.effect import without_effect
 from fedshift.federation.options import parse_option
 from fedshift.reporting.table import PHANTOM_NOTE, title_of

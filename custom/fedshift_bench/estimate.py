@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from fedshift.data.counts import about_counts
 from fedshift.data.samples import epoch_starts
+from fedshift.data.splits import about_counts
 from fedshift.federation.footprint import FEW, evaluation_of, footprint, noise
 from fedshift.federation.memory import PROCESS, SERVERS, training_bytes
 from fedshift.schema.errors import FedshiftError

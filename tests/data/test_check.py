@@ -25,9 +25,9 @@ from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
-from fedshift.data.cases import Finding
 from fedshift.data.check import check
-from fedshift.data.volume_file import file_of
+from fedshift.data.scan_file import Finding
+from fedshift.data.scans import file_of
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 
@@ -311,7 +311,7 @@ def test_errors_name_the_file(scans: Path, fault: str) -> None:
     errors = [finding for finding in check(scans) if finding.level == "error"]
     assert [finding.file.name for finding in errors] == [file], errors
     assert words in errors[0].message
-    assert len(errors[0].mend) > 10 and "\n" not in errors[0].sentence()
+    assert len(errors[0].remedy) > 10 and "\n" not in errors[0].sentence()
 
 
 @pytest.mark.parametrize("fault", ERRORS)
@@ -475,7 +475,7 @@ def test_images_and_masks_in_folders(tmp_path: Path) -> None:
     assert check(tmp_path) == check(tmp_path / "images", masks=tmp_path / "masks") == []
     (tmp_path / "images" / "Case01" / "series1_slice004.dcm").unlink()
     (finding,) = check(tmp_path)
-    assert finding.file == tmp_path / "images" / "Case01" and finding.code == "not-one-volume"
+    assert finding.file == tmp_path / "images" / "Case01" and finding.code == "slices-missing"
 
 
 @pytest.mark.parametrize(
@@ -507,13 +507,13 @@ def test_same_patient_at_two_sites(tmp_path: Path) -> None:
 def test_a_copy_is_removed_and_split_only_once_it_is_prepared(scans: Path) -> None:
     shutil.copy(scans / "Case00.nii.gz", scans / IMAGE)
     (finding,) = check(scans)
-    assert finding.mend == "remove one of the two"
+    assert finding.remedy == "remove one of the two"
 
 
 def test_unknown_layout(tmp_path: Path) -> None:
     (tmp_path / "data.zip").write_bytes(b"PK")
     (finding,) = check(tmp_path)
-    assert finding.level == "error" and "found data.zip" in finding.message and "CaseXX" in finding.mend
+    assert finding.level == "error" and "found data.zip" in finding.message and "CaseXX" in finding.remedy
 
 
 # Prepared sites
@@ -633,7 +633,7 @@ def test_a_subject_in_several_splits(tmp_path: Path) -> None:
     (finding,) = check(site)
     assert (finding.level, finding.file) == ("error", site / FILE_NAME)
     assert finding.code == "subject-divided" and "sub-1_ses-1 (val), sub-1_ses-2 (test)" in finding.message
-    assert finding.mend == "withdraw sub-1_ses-2 and add the same scans again, they then join those of val"
+    assert finding.remedy == "withdraw sub-1_ses-2 and add the same scans again, they then join those of val"
 
 
 # The command
@@ -674,8 +674,8 @@ def test_a_value_that_nothing_names_is_an_error_if_others_are_named(scans: Path,
         and finding.code == "mask-values"
         and "3" in finding.message
     )
-    assert "0 outside, 1 or 2 gland" in finding.mend and "--label gland=1,2,3 to merge it" in finding.mend
-    assert finding.mend.endswith("or --label background=0,3 beside the other classes to leave it out")
+    assert "0 outside, 1 or 2 gland" in finding.remedy and "--label gland=1,2,3 to merge it" in finding.remedy
+    assert finding.remedy.endswith("or --label background=0,3 beside the other classes to leave it out")
     with pytest.raises(DataError, match=r"Case01_segmentation\.nii\.gz has unknown label\(s\) 3"):
         prepare(scans, tmp_path / "out")
 
@@ -683,15 +683,15 @@ def test_a_value_that_nothing_names_is_an_error_if_others_are_named(scans: Path,
 def test_findings_speak_of_the_classes_that_a_site_has(scans: Path, tmp_path: Path) -> None:
     edit(scans / MASK, np.zeros_like)
     (raw,) = check(scans)
-    assert "draw the structure (0 outside, 1 structure)" in raw.mend
+    assert "draw the structure (0 outside, 1 structure)" in raw.remedy
     (named,) = check(scans, labels={"spleen": [1]})
-    assert "draw the spleen (0 outside, 1 spleen)" in named.mend
+    assert "draw the spleen (0 outside, 1 spleen)" in named.remedy
     edit(scans / MASK, put(1))
     site = prepare(scans, tmp_path / "out")
     edit(site / "volumes" / "Case01_mask.nii.gz", put(7))
-    assert "0 outside, 1 prostate" in check(site)[0].mend
+    assert "0 outside, 1 prostate" in check(site)[0].remedy
     change_manifest(site, lambda content: content.update(classes=["background", "left kidney", "right kidney"]))
-    found = check(site)[0].mend
+    found = check(site)[0].remedy
     assert "1 left kidney, 2 right kidney" in found and "prostate" not in found
 
 
@@ -737,7 +737,7 @@ def test_three_patients_are_the_least_and_not_three_scans(tmp_path: Path, caplog
     site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
     (finding,) = check(site)
     assert finding.code == "split-empty"
-    assert finding.mend == "add cases of other patients, 3 patients are the least; this site has 2"
+    assert finding.remedy == "add cases of other patients, 3 patients are the least; this site has 2"
     assert finding.sentence() in caplog.text, "also when it is prepared"
 
 
@@ -754,7 +754,7 @@ def test_scans_that_look_like_ct_are_to_be_called_so(
     hounsfield(files[1])
     (finding,) = check(scans)
     assert finding.level == "warning" and finding.code == "looks-like-ct" and "-1000" in finding.message
-    assert finding.mend == "if it is, name it with --sequence CT, so that the plan takes CT's normalisation"
+    assert finding.remedy == "if it is, name it with --sequence CT, so that the plan takes CT's normalisation"
     given: dict[str, Any] = {"dataset": "d", "source": scans, "labels": {"gland": [1]}}
     site = prepare_own(None, None, "A", tmp_path / "out", **given)
     assert "looks like CT (down to -1000)" in caplog.text and len(check(site)) == 1
@@ -765,7 +765,7 @@ def test_scans_that_look_like_ct_are_to_be_called_so(
         shutil.copy(file, tmp_path / "cases" / f"P{number}" / "liver.nii.gz")
         shutil.copy(scans / f"Case{number:02d}_segmentation.nii.gz", tmp_path / "cases" / f"P{number}" / "mask.nii.gz")
     (finding,) = check(tmp_path / "cases")
-    assert "call the sequence CT where it is called liver" in finding.mend
+    assert "call the sequence CT where it is called liver" in finding.remedy
 
 
 @pytest.mark.parametrize("labels", [{}, {"gland": [1]}])
@@ -776,7 +776,7 @@ def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: 
             shutil.copy(scans / f"Case{number:02d}{ending}.nii.gz", tmp_path / folder / f"Case{number:02d}.nii.gz")
     found = check(tmp_path / "images", masks=tmp_path / "masks", labels=labels)
     assert [finding.level for finding in found] == ["error"] * 3
-    assert all(finding.mend.endswith("are --images and --masks swapped?") for finding in found)
+    assert all(finding.remedy.endswith("are --images and --masks swapped?") for finding in found)
     with pytest.raises(FedshiftError, match="are --images and --masks swapped"):
         prepare_own(tmp_path / "images", tmp_path / "masks", "A", tmp_path / "out", dataset="d", labels=labels)
 
@@ -819,7 +819,7 @@ def test_a_mask_among_the_sequences(tmp_path: Path) -> None:
 def test_a_4d_mask_has_a_mend_of_its_own(scans: Path, tmp_path: Path) -> None:
     four_d(scans / MASK)
     (finding,) = check(scans)
-    assert finding.mend == "save it as one 3D mask in which each voxel has the value of its class"
+    assert finding.remedy == "save it as one 3D mask in which each voxel has the value of its class"
     with pytest.raises(DataError, match="save it as one 3D mask"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=scans)
 
@@ -895,7 +895,7 @@ def test_a_name_that_cannot_be_a_file_is_found_before_preparation(scans: Path, t
         shutil.copy(scans / file, folder / f"{name}.nii.gz")
     (finding,) = check(scans.parent / "images", masks=scans.parent / "masks")
     assert finding.level == "error" and finding.code == "case-name" and repr(name) in finding.message
-    with pytest.raises(DataError, match=re.escape(f"case name {name!r} cannot be a file name here: {finding.mend}")):
+    with pytest.raises(DataError, match=re.escape(f"case name {name!r} cannot be a file name here: {finding.remedy}")):
         prepare_own(
             scans.parent / "images",
             scans.parent / "masks",

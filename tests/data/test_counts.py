@@ -8,7 +8,7 @@ import pytest
 from conftest import make_image_site, make_site, small_image_job, small_job
 from volumesites import make_volume_site
 
-from fedshift.data.counts import about_counts
+from fedshift.data.splits import about_counts
 from fedshift.schema.manifest import read_manifest
 from fedshift.tasks.kinds import build_task
 

@@ -22,9 +22,9 @@ from fedshift.cli import main
 from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles
 from fedshift.data.check import check
-from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.layouts.find import gather
+from fedshift.data.named_masks import read_mask
 from fedshift.data.prepared import read_labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
@@ -113,7 +113,7 @@ def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptur
     words = {"prostate": ("Prostate",)}
     (finding,) = check(tmp_path / "in", labels=words)
     assert finding.level == "warning" and finding.code == "looks-like-ct"
-    assert finding.mend.startswith("name it with --sequence CT, so that")
+    assert finding.remedy.startswith("name it with --sequence CT, so that")
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels=words)
     assert "is CT by its DICOM files" in caplog.text
     assert check(tmp_path / "in", labels=words, sequences={"CT": ""}) == []

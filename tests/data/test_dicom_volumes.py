@@ -13,8 +13,9 @@ import pytest
 from dicomforms import DISTANCE, SHAPE, SPACING, in_file, places, write_classic, write_enhanced, write_forms
 from errors import raises
 
+from fedshift.data.dicom_scan import dicom_source
 from fedshift.data.scan_file import ScanError, SeveralVolumes
-from fedshift.data.scans import dicom_source, read_scan
+from fedshift.data.scans import read_scan
 from fedshift.data.series import series_in
 
 FORMS = ("classic", "enhanced")

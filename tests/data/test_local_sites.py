@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import make_image_site, small_image_job
 
-from fedshift.data.local_sites import find_sites, is_phantom
+from fedshift.data.locate import find_sites, is_phantom
 from fedshift.schema.errors import ConfigError, DataError
 
 

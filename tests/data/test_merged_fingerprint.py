@@ -9,8 +9,7 @@ import pytest
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
-from fedshift.data.merged_fingerprint import merge
-from fedshift.data.tallies import plain, spread
+from fedshift.data.tallies import merge, plain, spread
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import ALL
 

@@ -10,9 +10,7 @@ import pytest
 import SimpleITK as sitk
 from errors import raises
 
-from fedshift.data.nifti import NiftiFile
 from fedshift.data.scans import read_scan
-from fedshift.data.volume_file import unclear_positions
 from fedshift.inference.plausible import check_positions
 
 SIZES = (0.7, 0.8, 3.0)
@@ -43,20 +41,18 @@ def test_a_header_with_two_voxel_sizes_is_refused(
             read_scan(path)
         assert read_scan(path, direction=(1, 0, 0, 0, 1, 0, 0, 0, 1)).voxels.any(), "where its header is not trusted"
     else:
-        assert read_scan(path).spacing == pytest.approx(pixdim)
-        assert len(list(unclear_positions(path))) == qform
+        scan = read_scan(path)
+        assert scan.spacing == pytest.approx(pixdim) and len(scan.unclear) == qform
 
 
 @pytest.mark.reads("file: NIfTI with neither qform nor sform")
 def test_a_header_without_orientation_is_told_as_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "scan.nii.gz", sform=0)
-    (said,) = check_positions(path)
-    assert said == (
-        "says no orientation in its header, neither as qform nor as sform, it is taken for LPS: "
-        "check that front and back are right"
-    )
-    assert read_scan(path).stored == "LPS"
-    assert list(check_positions(write(tmp_path / "sound.nii", qform=1))) == []
+    scan = read_scan(path)
+    (unclear,) = scan.unclear
+    (said,) = check_positions(scan)
+    assert unclear.code == "orientation-missing" and "LPS: " in said and scan.stored == "LPS"
+    assert read_scan(write(tmp_path / "sound.nii", qform=1)).unclear == ()
 
 
 def tilted(path: Path, degrees: float) -> Path:
@@ -74,8 +70,8 @@ def tilted(path: Path, degrees: float) -> Path:
 def test_a_quaternion_in_32_bits_is_no_second_position(degrees: float, tmp_path: Path) -> None:
     """Its first part is near 0 in axial scans, and rounding of the others turns the volume by up to a thousandth."""
     path = tilted(tmp_path / "scan.nii.gz", degrees)
-    assert list(unclear_positions(path)) == []
-    assert read_scan(path).reading.geometry == "qform and sform, which agree"
+    scan = read_scan(path)
+    assert scan.unclear == () and scan.reading.geometry == "qform and sform, which agree"
 
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 30])
@@ -91,13 +87,7 @@ def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) 
         qform[:3, :3] = turned @ qform[:3, :3]
     image.header.set_qform(qform, 1)
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), None, image.header), tmp_path / "other.nii.gz")
-    (unclear,) = unclear_positions(tmp_path / "other.nii.gz")
-    assert read_scan(tmp_path / "other.nii.gz").reading.geometry == "qform; the sform differs"
-    assert unclear.what.startswith("has a qform and an sform in its header that differ by up to ")
-
-
-def test_other_files_have_no_such_header(tmp_path: Path) -> None:
-    for name in ("a.nrrd", "damaged.nii"):
-        (tmp_path / name).write_bytes(b"none")
-        assert NiftiFile(tmp_path / name).spacing_fault() is None
-    assert list(unclear_positions(tmp_path / "absent.nii")) == []
+    scan = read_scan(tmp_path / "other.nii.gz")
+    (unclear,) = scan.unclear
+    assert unclear.code == "forms-differ" and "qform" in unclear.what
+    assert scan.reading.geometry == "qform; the sform differs"

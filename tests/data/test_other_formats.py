@@ -88,7 +88,7 @@ def test_every_layout_names_what_is_passed_over(make: Callable[[Path], list[Path
         (place / "P8.b2nd").write_bytes(b"")
         findings = [finding for finding in check(tmp_path / "set") if "not read" in finding.message]
         assert [(finding.level, finding.file) for finding in findings] == [("warning", place)], make
-        assert "P8.b2nd, P9.mif" in findings[0].message and "mrconvert" in findings[0].mend
+        assert "P8.b2nd, P9.mif" in findings[0].message and "mrconvert" in findings[0].remedy
         (place / "P9.mif").unlink()
         (place / "P8.b2nd").unlink()
 
@@ -105,14 +105,14 @@ def test_two_named_folders_are_looked_at(tmp_path: Path) -> None:
 def test_a_folder_with_nothing_else_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / name).write_bytes(b"x")
-    mend = NAMES[name]
-    with pytest.raises(ScanError, match=f"formats that are not read \\({name}\\): .*{mend}"):
+    remedy = NAMES[name]
+    with pytest.raises(ScanError, match=f"formats that are not read \\({name}\\): .*{remedy}"):
         find_sets(tmp_path / "set")
-    with pytest.raises(DataError, match=f"only {name}: .*{mend}"):
+    with pytest.raises(DataError, match=f"only {name}: .*{remedy}"):
         scans_in([tmp_path / "set"])
-    with pytest.raises(ScanError, match=f"{name} is in a format that is not read .*{mend}"):
+    with pytest.raises(ScanError, match=f"{name} is in a format that is not read .*{remedy}"):
         read_scan(tmp_path / "set" / name)
-    assert any(name in line and mend in line for line in not_read([tmp_path / "set"]))
+    assert any(name in line and remedy in line for line in not_read([tmp_path / "set"]))
     assert [finding.level for finding in check(tmp_path / "set")] == ["error"]
 
 

@@ -16,10 +16,18 @@ from hypothesis import strategies as st
 from volumesites import make_volume_site
 
 from fedshift.data.check import check
-from fedshift.data.counts import about_counts
 from fedshift.data.prepared import mask_file, read_images, read_labels
-from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
-from fedshift.data.voxels import Fixed, intensity_range, places, resized_labels
+from fedshift.data.resampled import (
+    MOST_PLACES,
+    Fixed,
+    Preparation,
+    intensity_range,
+    open_volumes,
+    places,
+    resized_labels,
+    volumes_dir,
+)
+from fedshift.data.splits import about_counts
 from fedshift.runtime.grids import Normalise, normalised, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest

@@ -507,7 +507,7 @@ def test_a_folder_with_a_scan_in_place_of_slices_is_named(tmp_path: Path) -> Non
     first, _ = check(tmp_path)
     assert (first.file.name, first.message) == ("P0", "holds P0.nii.gz and no DICOM series")
     pattern = str(tmp_path / "images" / "*" / "*.nii.gz")
-    assert first.mend == f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
+    assert first.remedy == f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
     assert check(Path(pattern), masks=tmp_path / "masks" / "*.nii.gz") == []
 
 
@@ -557,7 +557,7 @@ def test_two_folders_that_do_not_say_which_has_the_masks(tmp_path: Path) -> None
     in_two_folders(tmp_path, "mri", "drawn")
     (finding,) = check(tmp_path)
     assert finding.code == "masks-unclear" and "drawn and mri" in finding.message
-    assert f"--images {tmp_path / 'drawn'} --masks {tmp_path / 'mri'}" in finding.mend
+    assert f"--images {tmp_path / 'drawn'} --masks {tmp_path / 'mri'}" in finding.remedy
     with raises("masks-unclear", naming="drawn"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path, labels={"ball": [1]})
 

@@ -17,9 +17,9 @@ from pydicom.uid import RLELossless
 from fedshift.data import dicom, segmentations
 from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles
-from fedshift.data.dicom import identify
-from fedshift.data.dicom_masks import is_dicom_mask, read_mask
+from fedshift.data.dicom import identify, is_dicom_mask
 from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.structures import Remark
 

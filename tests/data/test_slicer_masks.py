@@ -18,7 +18,7 @@ from fedshift.cli import main
 from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import Labels, settle_labels
-from fedshift.data.named_masks import names_structures, read_named_mask, structures_in
+from fedshift.data.named_masks import names_structures, read_mask, structures_in
 from fedshift.data.prepared import read_labels
 from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
@@ -70,14 +70,14 @@ def test_a_class_is_the_segment_of_its_name(values: tuple[int, int], case: Case)
     ball, box = values
     path = case.write([ball * case.ball + box * case.box], [segment("Prostate", ball), segment("bladder", box)])
     assert names_structures(path) and structures_in(path) == ("Prostate", "bladder")
-    mask, remarks = read_named_mask(path, case.scan, wanted())
+    mask, remarks = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
     assert [remark.what for remark in remarks] == [
         "has structures that are no class of the data set and are left out: 'bladder'"
     ]
-    both, _ = read_named_mask(path, case.scan, wanted("bladder", "prostate"))
+    both, _ = read_mask(path, case.scan, wanted("bladder", "prostate"))
     np.testing.assert_array_equal(both.voxels, case.in_ras(2 * case.ball + case.box))
-    merged, _ = read_named_mask(path, case.scan, wanted(prostate=("PROSTATE", "bladder")))
+    merged, _ = read_mask(path, case.scan, wanted(prostate=("PROSTATE", "bladder")))
     np.testing.assert_array_equal(merged.voxels, case.in_ras(case.ball | case.box))
     assert mask.reading.format == "3D Slicer segmentation (.seg.nrrd)"
     assert both.reading.structures == "'Prostate' is prostate, 'bladder' is bladder"
@@ -87,7 +87,7 @@ def test_a_class_is_the_segment_of_its_name(values: tuple[int, int], case: Case)
 @pytest.mark.parametrize("tags", [PROSTATE, PROSTATE.replace("SCT^41216001", "SRT^T-92000")], ids=["SCT", "SRT"])
 def test_a_class_is_the_segment_of_its_code(tags: str, case: Case) -> None:
     path = case.write([case.ball + 2 * case.box], [segment("Segment_1", 1, tags=tags), segment("Segment_2", 2)])
-    mask, _ = read_named_mask(path, case.scan, wanted())
+    mask, _ = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
 
 
@@ -97,17 +97,17 @@ def test_layers_are_read_and_two_classes_in_one_voxel_are_not(case: Case) -> Non
     lesion = np.roll(case.ball, 1, 2)
     path = case.write([case.ball + 2 * case.box, lesion], segments)
     for name, mask in (("prostate", case.ball), ("bladder", case.box), ("lesion", lesion)):
-        read, _ = read_named_mask(path, case.scan, wanted(name))
+        read, _ = read_mask(path, case.scan, wanted(name))
         np.testing.assert_array_equal(read.voxels, case.in_ras(mask))
     with raises("mask-overlap", naming="'lesion'"):
-        read_named_mask(path, case.scan, wanted("prostate", "lesion"))
+        read_mask(path, case.scan, wanted("prostate", "lesion"))
 
 
 def test_layers_of_versions_before_they_had_numbers(case: Case) -> None:
     """… each segment is a layer of its own, with the value 1."""
     segments = [{"Name": "bladder"}, {"Name": "prostate"}]
     path = case.write([case.box, case.ball], segments)
-    mask, _ = read_named_mask(path, case.scan, wanted())
+    mask, _ = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
 
 
@@ -135,7 +135,7 @@ def test_a_mask_drawn_in_another_geometry_keeps_its_volume(case: Case) -> None:
         case.image.GetDirection(),
     )
     path = write_segments(case.mask, fine, [sitk.GetArrayFromImage(fine)], [segment("prostate")])
-    mask, (remark,) = read_named_mask(path, case.scan, wanted())
+    mask, (remark,) = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
     assert remark.what.startswith("is resampled from 0.35 x 0.4 x 1 mm")
 
@@ -150,11 +150,11 @@ def _like(image: sitk.Image, mask: np.ndarray) -> sitk.Image:
 def test_what_is_beyond_the_image_is_cut_off_and_said(case: Case) -> None:
     box = np.ones((2, 4, 4), bool)
     path = case.write([box], [segment("prostate")], start=(-2, 3, 3))
-    mask, (remark,) = read_named_mask(path, case.scan, wanted())
+    mask, (remark,) = read_mask(path, case.scan, wanted())
     assert mask.voxels.sum() == 16 and remark.what.startswith("has 0.0269 of 0.0538 ml of 'prostate' beyond the image")
     path = case.write([box], [segment("prostate")], start=(-200, 3, 3))
     with raises("mask-elsewhere", naming="'prostate'"):
-        read_named_mask(path, case.scan, wanted())
+        read_mask(path, case.scan, wanted())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_file_that_contradicts_itself_or_the_command_is_refused(
 ) -> None:
     path = case.write([case.ball], segments)
     with raises(words[0], naming=words[1]):
-        read_named_mask(path, case.scan, wanted(**given))
+        read_mask(path, case.scan, wanted(**given))
 
 
 @pytest.mark.reads(".seg.nrrd: a name that is one class, and a value that is said to be another")
@@ -202,7 +202,7 @@ def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case)
     path = case.write([2 * case.ball + case.box], [segment("prostate", 2), segment("bladder", 1)])
     classes = ("background", "prostate", "bladder")
     labels = settle_labels(given={"prostate": (1,), "bladder": (2,)}, classes=classes, named=True)
-    mask, remarks = read_named_mask(path, case.scan, labels)
+    mask, remarks = read_mask(path, case.scan, labels)
     np.testing.assert_array_equal(mask.voxels == 1, case.in_ras(case.ball))
     assert [remark.what for remark in remarks] == [
         "calls its value 2 'prostate', where it is said to be bladder",
@@ -215,9 +215,9 @@ def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case)
 def test_a_value_counts_where_the_name_says_nothing(name: str, taken: bool, case: Case) -> None:
     path = case.write([case.ball], [segment(name)])
     with raises("structure-missing", naming="mask.seg.nrrd"):
-        read_named_mask(path, case.scan, wanted())
+        read_mask(path, case.scan, wanted())
     if taken:
-        mask, _ = read_named_mask(path, case.scan, wanted(prostate=(1,)))
+        mask, _ = read_mask(path, case.scan, wanted(prostate=(1,)))
         np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
 
 

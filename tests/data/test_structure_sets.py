@@ -14,8 +14,8 @@ from errors import raises
 
 from data_prep.own_scans import prepare_own
 from fedshift.cli import main
-from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.named_masks import read_mask
 from fedshift.data.prepared import read_labels
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.structures import Remark

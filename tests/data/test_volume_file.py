@@ -16,7 +16,6 @@ import SimpleITK as sitk
 from fedshift.data.case_check import odd_size
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan, read_volumes, volumes_in
-from fedshift.data.volume_file import unclear_positions
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 
 if sys.version_info >= (3, 14):
@@ -321,7 +320,7 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
     path = write(tmp_path)
     with pytest.raises(ScanError, match=words) as caught:
         read_scan(path)
-    assert path.name in str(caught.value) and caught.value.mend
+    assert path.name in str(caught.value) and caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -347,9 +346,7 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
     ],
 )  # fmt: skip
 def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], words: str | None, tmp_path: Path) -> None:
-    path = write(tmp_path)
-    read_scan(path)
-    found = [unclear.what for unclear in unclear_positions(path)]
+    found = [unclear.what for unclear in read_scan(write(tmp_path)).unclear]
     assert len(found) == (words is not None) and all(words in what for what in found if words), found
 
 

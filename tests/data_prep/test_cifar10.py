@@ -19,8 +19,8 @@ from data_prep import cifar10
 from data_prep.cifar10 import CIFAR10, FOLDER, NPZ, TAR, TEST, TRAIN, plan, read_cifar10
 from data_prep.pictures import write_pictures
 from fedshift import cli
+from fedshift.data.arrays import open_images
 from fedshift.data.check import check
-from fedshift.data.images import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError

@@ -18,7 +18,7 @@ from data_prep.depth import DEPTHS, DeepPicture, Depth
 from data_prep.pictures import Plan, write_pictures
 from data_prep.trees import find_pictures
 from fedshift.cli import main
-from fedshift.data.images import open_images
+from fedshift.data.arrays import open_images
 from fedshift.inference.classify import depth_of, read_input
 from fedshift.inference.model import open_model
 from fedshift.schema.manifest import read_manifest

@@ -34,7 +34,7 @@ from data_prep.dealing import OFFICIAL
 from data_prep.digits import DIGITS, plan
 from data_prep.pictures import Source, write_pictures
 from fedshift import cli
-from fedshift.data.images import open_images
+from fedshift.data.arrays import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError

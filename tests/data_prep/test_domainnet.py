@@ -21,8 +21,8 @@ from data_prep.decode import picture_sha256
 from data_prep.domainnet import DOMAINNET, OFFICIAL_RULE, PAPERS_RULE, papers, plan
 from data_prep.pictures import Plan, Source, write_pictures
 from fedshift import cli
+from fedshift.data.arrays import open_images
 from fedshift.data.check import check
-from fedshift.data.images import open_images
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest

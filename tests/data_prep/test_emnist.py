@@ -17,8 +17,8 @@ from letterfiles import letters, write_idx, write_leaf
 from data_prep.emnist import CLASSES, plan, read_emnist
 from data_prep.pictures import write_pictures
 from fedshift import cli
+from fedshift.data.arrays import open_images
 from fedshift.data.check import check
-from fedshift.data.images import open_images
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest

@@ -17,7 +17,7 @@ from data_prep.dealing import BY_CONTENT
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan
 from data_prep.pictures import write_pictures
 from fedshift import cli
-from fedshift.data.images import open_images
+from fedshift.data.arrays import open_images
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Picture, read_manifest

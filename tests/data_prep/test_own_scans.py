@@ -125,7 +125,7 @@ def test_sessions_of_a_subject_stay_together(tmp_path: Path) -> None:
     next(each for each in manifest["cases"] if each["id"] == case)["split"] = "test"
     (site / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
     (finding,) = check(site)
-    assert finding.level == "error" and f"withdraw {case} and add" in finding.mend
+    assert finding.level == "error" and f"withdraw {case} and add" in finding.remedy
     own(None, None, tmp_path / "out", withdraw=[case])
     prepare(tmp_path)
     assert splits(site) == together and check(site) == []
@@ -383,7 +383,7 @@ def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
     mask = site / "volumes" / "P1_mask.nii.gz"
     sitk.WriteImage(sitk.Cast(sitk.ReadImage(str(mask)) > 0, sitk.sitkUInt8), str(mask))
     (finding,) = check(site)
-    assert finding.code == "mask-values" and "2 outer" in finding.mend
+    assert finding.code == "mask-values" and "2 outer" in finding.remedy
 
 
 def test_the_classes_that_masks_outline_are_corrected_by_giving_all_cases_again(tmp_path: Path) -> None:

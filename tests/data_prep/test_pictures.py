@@ -22,8 +22,8 @@ from data_prep.dealing import BY_CONTENT
 from data_prep.decode import read_picture, resize_picture
 from data_prep.pictures import Dealing, Plan, write_pictures
 from data_prep.trees import find_pictures
+from fedshift.data.arrays import open_images
 from fedshift.data.check import check
-from fedshift.data.images import open_images
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import Manifest, read_manifest
 

@@ -14,8 +14,8 @@ from PIL import Image
 from data_prep.pictures import write_pictures
 from data_prep.rotated_mnist import ANGLES, plan, turn
 from fedshift import cli
+from fedshift.data.arrays import open_images
 from fedshift.data.check import check
-from fedshift.data.images import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError

@@ -13,8 +13,8 @@ from surveysites import survey_site
 from volumesites import blob_job, make_volume_site
 
 from fedshift.data.fingerprint import case_fingerprints, fingerprint
-from fedshift.data.merged_fingerprint import merge
 from fedshift.data.shift import OF_A_SCAN, from_site
+from fedshift.data.tallies import merge
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.reference import reference_of, site_reference
 from fedshift.federation.resolve import resolve

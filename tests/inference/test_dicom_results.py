@@ -18,7 +18,7 @@ from matplotlib.path import Path as Polygon
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume, write_dicom
 
-from fedshift.data.dicom_extra import quiet
+from fedshift.data.dicom_objects import quiet
 from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
 from fedshift.inference.dicom_rtstruct import write_structure_set

@@ -35,7 +35,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def cross_site(args: argparse.Namespace) -> int:
     """``fedshift cross-site``."""
-    from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import cross_site_table

@@ -34,7 +34,7 @@ def add_parsers(subparsers: Any) -> None:
 def leave_one_out(args: argparse.Namespace) -> int:
     """``fedshift leave-one-out``."""
     from fedshift.cli.run import in_simulator
-    from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
     from fedshift.flare.export import write_job

@@ -18,7 +18,7 @@ from fedshift.cli.arguments import add_empty, add_trust_voxels
 from fedshift.data.locate import DATA, data_home
 
 if TYPE_CHECKING:
-    from fedshift.data.cases import Finding
+    from fedshift.data.scan_file import Finding
 
 console = Console(soft_wrap=True, highlight=False)
 

@@ -41,7 +41,7 @@ def add_parsers(subparsers: Any) -> None:
 def execute(args: argparse.Namespace) -> int:
     """``fedshift run``."""
     from fedshift.cli.previous_run import require_free
-    from fedshift.data.local_sites import find_sites
+    from fedshift.data.locate import find_sites
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import require_unlocked
     from fedshift.flare.export import read_job_folder
@@ -89,7 +89,7 @@ def execute(args: argparse.Namespace) -> int:
 def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Coordinator]) -> int:
     """Run a job with ``run`` (`run_in_process` or `run_pooled`) in this process."""
     from fedshift.cli.previous_run import require_free
-    from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import lock_run, require_unlocked
     from fedshift.flare.simulator_state import discard_aside
@@ -168,7 +168,7 @@ def in_simulator(
 ) -> RunFolders:
     """Run a job folder in FLARE's simulator, with its progress or all its log lines on the terminal."""
     from fedshift.cli.display import Lines
-    from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.data.locate import find_sites, is_phantom
     from fedshift.flare.run_folders import RunFolders
     from fedshift.flare.simulate import simulate, sites_at_a_time
     from fedshift.flare.simulator_process import RunFailed

@@ -1,6 +1,6 @@
-"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, memory-mapped.
+"""Cached slices or pictures of a prepared site, memory-mapped: ``images.npy`` and ``labels.npy`` in ``arrays/<size>/``.
 
-Batches are read from these arrays without decoding. They are derived from ``volumes/`` and may be deleted at any
+Batches are read from these arrays without decoding. Slices are derived from ``volumes/`` and may be deleted at any
 time; they are rebuilt on first use. Intensities are scaled per volume: clip above a quantile, min-max, times 255,
 floor. Arrays with another quantile than the default are in ``arrays/<M>_clip<quantile>/``. Slices are in radiological
 orientation: anterior at the top, the patient's right on the left.
@@ -22,6 +22,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
 _FOLDER = re.compile(r"(\d+)(?:_clip([\d.]+))?")
+AGAIN = "prepare the site again"
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,21 @@ class SliceArrays:
     matrix: int
 
 
+@dataclass(frozen=True)
+class ImageArrays:
+    """All pictures in manifest order: ``images`` uint8 [N, C, S, S], ``labels`` uint8 [N], indices into the classes."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    manifest: Manifest
+
+
 def open_arrays(
     site_dir: Path, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE, full: bool = False
 ) -> SliceArrays:
     """Open a site's slices at ``matrix`` x ``matrix`` pixels; build the arrays from its volumes if they are missing.
 
-    Args:
-        site_dir: the prepared site.
-        matrix: rows and columns of a slice.
-        clip_above_quantile: intensities of a volume are clipped above this quantile.
-        full: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
+    ``full``: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
 
     Raises:
         DataError: no prepared site there, an unreadable volume, arrays that do not match the manifest, or arrays that
@@ -66,8 +72,42 @@ def open_arrays(
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
 
+def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -> ImageArrays:
+    """Open a site's pictures at ``size`` x ``size`` pixels, with 3 channels for RGB or 1 for grey; ``full`` as above.
+
+    Raises:
+        DataError: no prepared site there, none of that size, arrays that do not fit the manifest, or arrays that have
+            changed since they were written.
+    """
+    manifest = read_manifest(folder)
+    if manifest.cases:
+        raise DataError("kind-of-data", f"{folder} holds volumes, this task needs pictures: name the right folder")
+    arrays = folder / "arrays" / str(size)
+    if not arrays.is_dir():
+        sizes = sorted(int(p.name) for p in (folder / "arrays").glob("*") if p.name.isdigit())
+        what = f"{folder} has no images of {size} pixels, only {sizes}"
+        raise DataError("size-missing", f"{what}: prepare the site with that size")
+    n, classes = len(manifest.pictures), manifest.classes
+    images = blocks.open_array(arrays / "images.npy", fix=AGAIN, shape=(n, channels, size, size))
+    labels = np.array(blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=(n,)))  # so that no file stays open
+    if labels.max() >= len(classes):
+        what = f"names class {labels.max()}, the manifest has {len(classes)} classes"
+        raise DataError("labels-changed", f"{arrays / 'labels.npy'} {what}: {AGAIN}")
+    wanted = np.array([classes.index(picture.label) for picture in manifest.pictures], np.uint8)
+    if (labels != wanted).any():
+        row = int((labels != wanted).argmax())
+        picture = manifest.pictures[row]
+        what = f"says {classes[labels[row]]} of picture {picture.id}, the manifest {picture.label}"
+        raise DataError("labels-changed", f"{arrays / 'labels.npy'} {what}: {AGAIN}")
+    known = manifest.arrays.get(str(size))
+    if known is None:
+        raise DataError("manifest-broken", f"{folder / 'manifest.json'} has no hash of {arrays}: {AGAIN}")
+    blocks.verify(arrays, known, fix=AGAIN, full=full)
+    return ImageArrays(images, labels, manifest)
+
+
 def cached_arrays(site_dir: Path) -> Iterator[tuple[Path, int, float]]:
-    """Yield folder, matrix size and clip quantile of the arrays that a site has already."""
+    """Yield folder, matrix size and clip quantile of the slices that a site has already."""
     for folder in sorted((site_dir / "arrays").glob("*")):
         match = _FOLDER.fullmatch(folder.name)
         if match is not None:
@@ -89,7 +129,7 @@ def arrays_dir(
 def build_arrays(
     site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
 ) -> str:
-    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
+    """Write the folder of slices; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
     shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
 
     def fill(folder: Path) -> None:
@@ -105,7 +145,7 @@ def build_arrays(
         labels.flush()
 
     target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
-    return blocks.build(target, fill, mend=f", or prepare the site with --matrix {matrix} beforehand")
+    return blocks.build(target, fill, remedy=f", or prepare the site with --matrix {matrix} beforehand")
 
 
 def slices_of(voxels: np.ndarray, matrix: int, clip_above_quantile: float) -> np.ndarray:

@@ -21,47 +21,35 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 
 FILE_NAME = "hashes.json"
-BLOCK = 1 << 20
-"""Bytes that one hash covers."""
+BLOCK = 1 << 20  # bytes that one hash covers
 CHECKED_AT_OPENING = 256
 """Blocks of a file that are verified each time a site opens; of a longer file a random choice of them."""
 
-ANY = random.SystemRandom()
-"""A generator of its own: opening a site must not change what a seed gives."""
+ANY = random.SystemRandom()  # a generator of its own: opening a site must not change what a seed gives
 
 
-def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
+def build(target: Path, fill: Callable[[Path], None], *, remedy: str = "") -> str:
     """Make a folder of arrays under a temporary name, hash it and rename it; another process may be faster.
 
-    Args:
-        target: the folder.
-        fill: writes the arrays into the folder that it is given.
-        mend: what else than room or permission helps if the disk does not take them; empty for nothing else.
-
-    Returns:
-        As `write_hashes`.
-
-    Raises:
-        DataError: the folder cannot be written.
+    ``fill`` writes the arrays into the folder that it is given. ``remedy``: what else than room or permission helps if
+    the disk does not take them. Returns what `write_hashes` does.
     """
-    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    partial = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
-        beside.mkdir(parents=True)
-        fill(beside)
-        written = write_hashes(beside)
+        partial.mkdir(parents=True)
+        fill(partial)
+        written = write_hashes(partial)
         try:
-            beside.rename(target)
+            partial.rename(target)
         except OSError:
             if not target.is_dir():  # otherwise another process was first, with the same bytes
                 raise
         return written
     except OSError as error:
-        raise DataError(
-            "folder-unwritable",
-            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}",
-        ) from None
+        what = f"{target} cannot be written ({error.strerror}): make room or give write permission{remedy}"
+        raise DataError("folder-unwritable", what) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_hashes(folder: Path) -> str:
@@ -70,22 +58,16 @@ def write_hashes(folder: Path) -> str:
     Returns:
         The SHA-256 of ``hashes.json``, for `fedshift.schema.manifest.Manifest.arrays`.
     """
-    found = {path.name: [digest.hex() for digest in _digests(path)] for path in sorted(folder.glob("*.npy"))}
-    write_text(folder / FILE_NAME, json.dumps({"block": BLOCK, "files": found}))
+    files = {path.name: [digest.hex() for digest in _digests(path)] for path in sorted(folder.glob("*.npy"))}
+    write_text(folder / FILE_NAME, json.dumps({"block": BLOCK, "files": files}))
     return _sha256(folder / FILE_NAME)
 
 
 def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> None:
     """Compare the arrays of a folder with their hashes.
 
-    Args:
-        folder: a folder that `write_hashes` has seen.
-        known: what the manifest has as the hash of ``hashes.json``; None if the arrays were made after the manifest.
-        fix: what a user can do about an error.
-        full: verify every block; otherwise at most ``CHECKED_AT_OPENING`` of each file.
-
-    Raises:
-        DataError: ``hashes.json`` or an array is missing, damaged, or not as it was written.
+    ``known``: what the manifest has as the hash of ``hashes.json``; None if the arrays were made after the manifest.
+    ``fix``: what a user can do about an error. ``full``: every block, otherwise `CHECKED_AT_OPENING` of each file.
     """
     path = folder / FILE_NAME
     try:
@@ -93,9 +75,8 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
             raise DataError("arrays-changed", f"{path} has changed since the site was prepared: {fix}")
         files = _read(path)
     except FileNotFoundError:
-        raise DataError(
-            "file-missing", f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
-        ) from None
+        what = f"{path} is missing, so the arrays beside it cannot be verified: {fix}"
+        raise DataError("file-missing", what) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DataError("file-damaged", f"{path} is damaged: {fix}") from None
     for name, hashes in files.items():
@@ -127,11 +108,7 @@ def _sha256(path: Path) -> str:
 
 
 def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape.
-
-    Raises:
-        DataError: it is missing, damaged, or another one.
-    """
+    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

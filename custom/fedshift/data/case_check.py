@@ -9,27 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.cases import CaseFiles, Finding
-from fedshift.data.dicom_masks import is_dicom_mask, wrong_image
+from fedshift.data.cases import CaseFiles
+from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.named_masks import names_structures, read_named_mask
-from fedshift.data.scan_file import ScanError, SeveralVolumes
+from fedshift.data.named_masks import names_structures, read_mask, wrong_image
+from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
-from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.reading import Reading
 
-STRUCTURE = "structure"
-"""What a mask outlines, where the classes are not known."""
+STRUCTURE = "structure"  # what a mask outlines, where the classes are not known
 ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
-VOXEL_SIZES = (0.01, 50.0)
-"""mm: from microscopes to thick slices."""
+VOXEL_SIZES = (0.01, 50.0)  # mm: from microscopes to thick slices
 SWAPPED = "are --images and --masks swapped?"
 
 
@@ -76,7 +73,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         if not names_structures(case.mask):
             mask = read_values(case.mask, direction=trusted)
         elif first is not None:
-            mask = _read_named_mask(case, first, trusted, findings)
+            mask = _read_mask(case, first, trusted, findings)
     except ScanError as error:
         findings.append(Finding.from_error(error))
     for number, image in enumerate(images):
@@ -87,9 +84,8 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         findings += copies
     elif mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
         what = f"has {np.unique(mask.voxels).size} different values, and its image {case.image.name} only a few"
-        findings.append(
-            Finding("error", "images-swapped", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}")
-        )
+        remedy = f"name the folder of the scans as --images; {SWAPPED}"
+        findings.append(Finding("error", "images-swapped", case.mask, what, remedy))
     else:
         findings += _like_masks(case, images)
         findings += _mask_findings(case, mask) if mask is not None else []
@@ -119,8 +115,8 @@ def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Sc
     try:
         return read_scan(path, direction=direction)
     except SeveralVolumes as error:
-        mend = "save it as one 3D mask in which each voxel has the value of its class"
-        raise ScanError(error.code, error.path, error.what, mend) from None
+        remedy = "save it as one 3D mask in which each voxel has the value of its class"
+        raise ScanError(error.code, error.path, error.what, remedy) from None
 
 
 def look_swapped(image: np.ndarray, mask: np.ndarray) -> bool:
@@ -139,14 +135,13 @@ def _few_whole_numbers(image: np.ndarray) -> int:
     return values.size if values.size <= MOST_OF_A_SCAN and bool((values == np.rint(values)).all()) else 0
 
 
-def _read_named_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
-    """The mask on the image's grid, with warnings of what its file says of it."""
-    mask, remarks = read_named_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
+def _read_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
+    mask, remarks = read_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
     other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
     if other is not None and other.elsewhere and mask.reading.resampled is not None:
         what = f"{other.what}, and does not lie on its voxels either"
         raise ScanError("mask-of-other-image", case.mask, what, "name the image that it was drawn on")
-    findings += [Finding("warning", "mask-remark", case.mask, remark.what, remark.mend) for remark in remarks]
+    findings += [Finding("warning", "mask-remark", case.mask, remark.what, remark.remedy) for remark in remarks]
     findings += [Finding("warning", "mask-of-other-image", case.mask, other.what, LOOK)] if other else []
     return mask
 
@@ -157,9 +152,9 @@ def _stripes(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
         return
     names = case.labels.classes[1:] if case.labels else [f"value {value}" for value in range(1, 256)]
     along = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if mask.stored[2] in ends)
-    mend = "look whether slices were forgotten, or whether it was drawn on thicker slices than the image's"
+    remedy = "look whether slices were forgotten, or whether it was drawn on thicker slices than the image's"
     for what in stripes(mask.voxels, names, mask.spacing, slices_along=along):
-        yield Finding("warning", "mask-gaps", case.mask, what, mend)
+        yield Finding("warning", "mask-gaps", case.mask, what, remedy)
 
 
 def known_spacing(scan: Scan, *, true: bool) -> tuple[float, float, float] | None:
@@ -191,7 +186,7 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
             images += read_volumes(path, wanted, volume=case.volume, direction=trusted)
         except ScanError as error:
             what = f"{case.named(len(images))}{error.what}"
-            findings.append(Finding("error", error.code, error.path, what, error.mend))
+            findings.append(Finding("error", error.code, error.path, what, error.remedy))
             images += [None] * len(wanted)
     return images
 
@@ -199,12 +194,11 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
 def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Finding]:
     path, named, voxels = case.images[number], case.named(number), image.voxels
     if path not in case.images[:number]:  # a 4D file is looked at once
-        for unclear in unclear_positions(path):
-            yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.mend)
+        for unclear in image.unclear:
+            yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.remedy)
         for remark in image.reading.remarks if is_dicom(path) else ():
-            yield Finding(
-                "warning", "scan-remark", path, f"{named}{remark}", "look whether that is right for this scan"
-            )
+            what = f"{named}{remark}"
+            yield Finding("warning", "scan-remark", path, what, "look whether that is right for this scan")
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", "scan-empty", path, what, "export the scan again")
@@ -246,8 +240,8 @@ def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Find
     for number, image in enumerate(images):
         if image is not None and (few := _few_whole_numbers(image.voxels)) > 1:
             what = f"{case.named(number)}has {few} different values, all whole numbers, as a mask has"
-            mend = "look whether it is a scan, and remove it if it is not"
-            yield Finding("warning", "looks-like-mask", case.images[number], what, mend)
+            remedy = "look whether it is a scan, and remove it if it is not"
+            yield Finding("warning", "looks-like-mask", case.images[number], what, remedy)
 
 
 def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
@@ -260,36 +254,26 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
         values[(values < 0) | (values > 255)] if labels is None else values[~np.isin(values, [0, *labels.class_of])]
     )
     if fractional.size:
-        yield Finding(
-            "error",
-            "mask-values",
-            path,
-            f"has fractional values such as {fractional[0]:g}",
-            "it was resampled or scaled, so export the mask with nearest-neighbour interpolation",
-        )
+        remedy = "it was resampled or scaled, so export the mask with nearest-neighbour interpolation"
+        yield Finding("error", "mask-values", path, f"has fractional values such as {fractional[0]:g}", remedy)
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
-        yield Finding(
-            "error", "mask-values", path, f"has unknown label(s) {shown}", _mend_of_unknown(unknown, labels, known)
-        )
+        what = f"has unknown label(s) {shown}"
+        yield Finding("error", "mask-values", path, what, _remedy_of_unknown(unknown, labels, known))
     elif not any(value > 0 if labels is None else labels.class_of.get(int(value)) for value in values):
-        mend = (
+        remedy = (
             f"draw the {structure} ({known}) or leave the case out; if the patient has none, name a task with "
             "data.empty=true, or add --empty"
         )
         if not case.may_be_empty:
-            yield Finding("error", "mask-empty", path, "is an empty mask", mend)
+            yield Finding("error", "mask-empty", path, "is an empty mask", remedy)
     elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
-        yield Finding(
-            "warning",
-            "mask-covers-all",
-            path,
-            f"covers every one of the {mask.voxels.shape[0]} slices",
-            f"look whether it was drawn past the ends of the {structure}",
-        )
+        what = f"covers every one of the {mask.voxels.shape[0]} slices"
+        remedy = f"look whether it was drawn past the ends of the {structure}"
+        yield Finding("warning", "mask-covers-all", path, what, remedy)
 
 
-def _mend_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -> str:
+def _remedy_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -> str:
     first = f"{unknown[0]:g}"
     if labels is None or unknown[0] < 0:
         return f"relabel it so that values are {known}"
@@ -328,11 +312,11 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
     named = "" if number is None else case.named(number)
     whose = "its image" if number is None else case.named(0).strip(" ()")
     what = "export the mask" if number is None else "register the sequence to it and export it"
-    mend = f"{what} on the grid of {case.image.name}"
+    remedy = f"{what} on the grid of {case.image.name}"
     stored = f" (stored as {first.stored} and {other.stored})" if first.stored != other.stored else ""
     if first.voxels.shape != other.voxels.shape:
         given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
-        yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", mend)
+        yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", remedy)
         return
     differences = []
     for name, unit, tolerance, of_first, of_other in (
@@ -344,5 +328,5 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
         if not gap.max() <= tolerance:  # also where it is NaN
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:
-        mend += ", or, if you know that only its header is wrong, add --trust-voxels"
-        yield Finding("error", code, path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", mend)
+        remedy += ", or, if you know that only its header is wrong, add --trust-voxels"
+        yield Finding("error", code, path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", remedy)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.case_check import Decoded
-from fedshift.data.cases import CaseFiles, Finding
+from fedshift.data.cases import CaseFiles
+from fedshift.data.scan_file import Finding
 from fedshift.data.scans import content_hash
 from fedshift.data.series import is_ct
 from fedshift.schema.manifest import is_dummy_geometry
@@ -49,35 +50,32 @@ class Notes:
         """Warn about classes that no mask of a folder has; the masks' values are the indices of classes."""
         for name in annotated or classes[1:]:
             if self.masks_with and classes.index(name) not in self.masks_with:
-                mend = "look whether its value is right, or name with --annotated the classes that the masks do outline"
-                yield Finding("warning", "class-missing", folder, f"has no mask with a voxel of {name}", mend)
+                remedy = (
+                    "look whether its value is right, or name with --annotated the classes that the masks do outline"
+                )
+                yield Finding("warning", "class-missing", folder, f"has no mask with a voxel of {name}", remedy)
 
     def findings(
         self, images: Path, masks: Path, cases: int, sequences: Sequence[str], *, true_spacing: bool = False
     ) -> Iterator[Finding]:
-        """One warning for each of the other facts.
+        """One warning for each of the other facts of ``cases`` cases.
 
-        Args:
-            images: the folder of the images.
-            masks: the folder of the masks.
-            cases: how many there are.
-            sequences: names of the sequences.
-            true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
+        ``true_spacing``: whether voxels of 1 x 1 x 1 mm are no placeholder.
         """
         if self.empty:
             what = f"has {len(self.empty)} empty mask(s) among {cases}, of {few_names(self.empty)}"
-            mend = (
+            remedy = (
                 "they are taken for cases without the structure, which have no Dice and are scored by the volume of "
                 "false positives; if one should have it, draw it"
             )
-            yield Finding("warning", "mask-empty", masks, what, mend)
+            yield Finding("warning", "mask-empty", masks, what, remedy)
         if self.dummies and not true_spacing:  # one for all: the geometry is usually lost for a whole set at once
             what = f"has a dummy geometry in {self.dummies} of {cases} header(s), 1 x 1 x 1 mm voxels and no rotation"
-            mend = (
+            remedy = (
                 "without the original headers, distances and volumes in mm mean nothing; if the voxels are of this "
                 "size, prepare with --true-spacing"
             )
-            yield Finding("warning", "dummy-geometry", images, what, mend)
+            yield Finding("warning", "dummy-geometry", images, what, remedy)
         yield from self._looks_like_ct(images, sequences)
 
     def _looks_like_ct(self, folder: Path, sequences: Sequence[str]) -> Iterator[Finding]:
@@ -87,12 +85,12 @@ class Notes:
             return
         named = [name for name in sequences if not re.fullmatch(r"\d{4}", name)]
         how = f"call the sequence CT where it is called {' or '.join(named)}" if named else "name it with --sequence CT"
-        mend = f"{how}, so that the plan takes CT's normalisation"
+        remedy = f"{how}, so that the plan takes CT's normalisation"
         if 2 * self.ct > len(self.lowest):
-            yield Finding("warning", "looks-like-ct", folder, "is CT by its DICOM files and not by its name", mend)
+            yield Finding("warning", "looks-like-ct", folder, "is CT by its DICOM files and not by its name", remedy)
         else:
             what = f"looks like CT (down to {min(low):g})"
-            yield Finding("warning", "looks-like-ct", folder, what, f"if it is, {mend}")
+            yield Finding("warning", "looks-like-ct", folder, what, f"if it is, {remedy}")
 
 
 @dataclass
@@ -114,8 +112,8 @@ class Contents:
                 other, where, other_split = self.images[sha]
                 splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
                 what = f"{files.named(number)}has the same voxels as case {other}{splits} in {where}"
-                mend = "keep one of the two, and in one split" if split else "remove one of the two"
-                yield Finding("error", "same-content", files.images[number], what, mend)
+                remedy = "keep one of the two, and in one split" if split else "remove one of the two"
+                yield Finding("error", "same-content", files.images[number], what, remedy)
                 doubled = True
             self.images.setdefault(sha, (files.id, files.image.parent, split))
         sha_mask = f"{dataset} {content_hash(decoded.mask.voxels)}"

@@ -16,46 +16,17 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, as_compared
+from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import volumes_in
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import Split
-from fedshift.schema.names import Name, printable
+from fedshift.schema.names import Name
 from fedshift.schema.reading import Reading
 from fedshift.schema.strict import nearest
 
 _SITE: TypeAdapter[str] = TypeAdapter(Name)
-UNNAMED = re.compile(r"\d{4}")
-"""The number of a sequence that nothing names."""
+UNNAMED = re.compile(r"\d{4}")  # the number of a sequence that nothing names
 Layout = Literal["beside", "folders", "described", "case folders", "patterns", "studies", "table"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of a check: its code, the file, what is wrong with it, and how to fix it.
-
-    ``case``: the case that cannot be used because of it, where images and masks do not go together.
-    """
-
-    level: Literal["error", "warning"]
-    code: str
-    file: Path
-    message: str
-    mend: str
-    case: str = ""
-
-    @classmethod
-    def from_error(cls, error: ScanError) -> Finding:
-        """A scan that cannot be read."""
-        return cls("error", error.code, error.path, error.what, error.mend)
-
-    def as_error(self) -> ScanError:
-        """The finding as an error, where nothing can be done with it."""
-        return ScanError(self.code, self.file, self.message, self.mend)
-
-    def sentence(self) -> str:
-        """Return the finding as one line, whatever is in the file's name."""
-        return printable(f"{self.file} {self.message}: {self.mend}").replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -65,20 +36,17 @@ class CaseFiles:
     The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.named_masks`).
 
     Attributes:
-        id: the case.
-        images: the files, in the order of the sequences; a 4D file is named once for each of its volumes that is used.
-        mask: the file of the mask.
+        images: in the order of the sequences; a 4D file is named once for each of its volumes that is used.
         channels: which volume to take from each image file, for 4D files; None for 3D files.
-        sequences: names of the sequences, empty for one unnamed.
+        sequences: their names, empty for one unnamed.
         labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
         volume: which volume to take, from 1, of images with several for which ``channels`` says none.
-        trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
-            same number of voxels along each axis.
+        trust_voxels: take the first image's geometry for the other files of the same shape, whatever their headers say.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
-        reading: of a prepared case, how the files were read that it was prepared from; None of any other.
-        may_be_empty: whether the case may lack the structure, so that its mask has no voxel of it.
+        reading: of a prepared case, how the files were read that it was prepared from.
+        may_be_empty: whether the mask may have no voxel of the structure.
         subject: whose scan it is, "" where its id alone says so (`fedshift.data.splits.subject_of`).
-        split: the split that somebody has chosen for it; None to deal one.
+        split: that somebody has chosen; None to deal one.
     """
 
     id: str
@@ -120,13 +88,10 @@ class CaseTable:
 
     Attributes:
         name: the folder's name, or that of the data set or the site where a file says it.
-        folder: where the scans are; of a table in a file, that file's folder.
         layout: how they lie there; ``described`` is the Decathlon's and nnU-Net's, with imagesTr and labelsTr.
-        cases: the scans that have masks.
         findings: missing, extra or duplicate files.
         sequences: names of a case's images, or their numbers (``0000``) where nothing names them; empty for one.
-        labels: what the masks' values mean, where a file says it.
-        licence: as that file says.
+        labels: what the masks' values mean, where a file says it; ``licence`` likewise.
         unusable_labels: why what a file says of the masks' values cannot be used, which then has to be given.
         unusable_names: the same of the names of the sequences, which then have numbers.
         site: the site that the cases are of, where a table in a file says it.
@@ -145,11 +110,7 @@ class CaseTable:
     site: str = ""
 
     def described_labels(self, given: Mapping[str, object]) -> Labels | None:
-        """`labels`, for somebody who has ``given`` some or none.
-
-        Raises:
-            ScanError: none are given, and those of the file cannot be used.
-        """
+        """`labels`, for somebody who has ``given`` some or none."""
         if self.unusable_labels is not None and not given:
             raise self.unusable_labels.as_error()
         return self.labels
@@ -159,11 +120,7 @@ class CaseTable:
         return replace(self, cases=tuple(replace(case, **options) for case in self.cases))  # type: ignore[arg-type]
 
     def with_volume(self, volume: int) -> CaseTable:
-        """Take one volume, from 1, of images that have several.
-
-        Raises:
-            ConfigError: their volumes are sequences with names, or there are not so many.
-        """
+        """Take one volume, from 1, of images that have several."""
         if not any(case.channels for case in self.cases):
             return replace(self, cases=tuple(replace(case, volume=volume) for case in self.cases))
         if not all(UNNAMED.fullmatch(name) for name in self.sequences):
@@ -173,19 +130,12 @@ class CaseTable:
                 "--sequence, without --volume",
             )
         if volume > len(self.sequences):
-            raise ConfigError(
-                "volume-missing",
-                f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none",
-            )
+            what = f"{self.folder} has files of {len(self.sequences)} volumes: --volume {volume} is none"
+            raise ConfigError("volume-missing", what)
         return replace(self, cases=tuple(case.with_sequences([volume - 1], ()) for case in self.cases), sequences=())
 
     def with_sequences(self, names: Sequence[str]) -> CaseTable:
-        """Take some of the sequences, in the order of ``names``; or give names to sequences that have numbers only.
-
-        Raises:
-            ConfigError: names that the table does not have.
-            ScanError: no names, and those of the description cannot be used.
-        """
+        """Take some of the sequences, in the order of ``names``; or give names to sequences that have numbers only."""
         names = tuple(names)
         if not names and self.unusable_names is not None:
             raise self.unusable_names.as_error()
@@ -204,9 +154,8 @@ class CaseTable:
         known = [as_compared(name) for name in self.sequences]
         for name in names:
             if as_compared(name) not in known:
-                raise ConfigError(
-                    "sequence-unknown", f"{self.folder} has no sequence {name!r}{nearest(name, self.sequences)}"
-                )
+                what = f"{self.folder} has no sequence {name!r}{nearest(name, self.sequences)}"
+                raise ConfigError("sequence-unknown", what)
         picked = [known.index(as_compared(name)) for name in names]
         chosen = tuple(self.sequences[number] for number in picked)
         return replace(self, cases=tuple(case.with_sequences(picked, chosen) for case in self.cases), sequences=chosen)
@@ -219,8 +168,8 @@ class CaseTable:
             there = volumes_in(case.image)
             if channels and there > len(names):
                 what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
-                mend = "name every volume in their order, or save those that are used without the others"
-                findings.append(Finding("error", "volumes-extra", case.image, what, mend, case.id))
+                remedy = "name every volume in their order, or save those that are used without the others"
+                findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
                 continue
             cases.append(replace(case, images=case.images * len(names), channels=channels, sequences=names))
         return replace(self, cases=tuple(cases), findings=tuple(findings), sequences=names)
@@ -237,10 +186,8 @@ def parse_sequences(texts: Sequence[str]) -> dict[str, str]:
         name, equals, pattern = (part.strip() for part in text.partition("="))
         for each in [name] if equals else [part.strip() for part in name.split(",")]:
             if not each or (equals and not pattern):
-                raise ConfigError(
-                    "option-form",
-                    f"--sequence takes a name, or a name and a pattern such as T2='*_T2.nii.gz', not {text!r}",
-                )
+                what = f"--sequence takes a name, or a name and a pattern such as T2='*_T2.nii.gz', not {text!r}"
+                raise ConfigError("option-form", what)
             if each in patterns:
                 raise ConfigError("option-twice", f"--sequence names {each} twice: write it once")
             patterns[each] = pattern
@@ -254,12 +201,7 @@ def spelled_as(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """Why a site with the ``known`` sequences cannot train for a task, and how to mend it.
-
-    Args:
-        known: the site's, empty for one without a name.
-        wanted: the task's, empty for one without a name.
-    """
+    """Why a site with the ``known`` sequences cannot train for a task that wants others, and the remedy."""
     has = f"has the sequence(s) {', '.join(known)}" if known else "has one sequence without a name"
     if not wanted and len(known) > 1:
         return (
@@ -273,11 +215,9 @@ def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, s
 
 
 def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
-    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to mend it.
+    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and the remedy.
 
-    Args:
-        name: of a case.
-        several: whether the case has several sequences, whose files have numbers.
+    ``several``: whether the case has several sequences, whose files have numbers.
     """
     if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
         return "cannot be a file name here", "use letters, digits, '-', '_' and '.', and no '_mask' at the end"
@@ -287,7 +227,7 @@ def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
 
 
 def site_fault(name: str) -> tuple[str, str] | None:
-    """Why a name cannot be that of a site or a data set in any job, and how to mend it."""
+    """Why a name cannot be that of a site or a data set in any job, and how to remedy it."""
     try:
         _SITE.validate_python(name)
     except ValidationError:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
-from fedshift.data.scan_file import as_compared, is_broken_link, reading, same_form
+from fedshift.data.cases import CaseFiles, CaseTable
+from fedshift.data.scan_file import Finding, as_compared, is_broken_link, reading, same_form
 from fedshift.data.series import is_series
 from fedshift.data.splits import subject_of
 from fedshift.schema.csv_text import csv_text, path_of
@@ -54,11 +54,7 @@ def write_cases(tables: Sequence[CaseTable], path: Path) -> None:
 
 
 def read_cases(path: Path) -> list[CaseTable]:
-    """The tables of the sites in a file, in their order; rows that cannot be used are errors among the findings.
-
-    Raises:
-        DataError: no file that can be read, no rows, or columns that are missing, unknown or there twice.
-    """
+    """The tables of the sites in a file, in their order; rows that cannot be used are errors among the findings."""
     if not path.is_file():
         raise DataError("file-missing", f"{path} does not exist: name the table of cases")
     with reading(path):
@@ -102,11 +98,11 @@ class _Row:
     def case(self) -> str:
         return same_form(self.cells.get("case", ""))
 
-    def refuse(self, code: str, column: str, what: str, mend: str) -> None:
+    def refuse(self, code: str, column: str, what: str, remedy: str) -> None:
         """Note what is wrong with a cell."""
         where = f"line {self.line}, column {column}:"
         self.findings.append(
-            Finding("error", code, self.path, f"{where} {what}", mend, self.case or f"line {self.line}")
+            Finding("error", code, self.path, f"{where} {what}", remedy, self.case or f"line {self.line}")
         )
 
     def file(self, column: str) -> Path:
@@ -175,7 +171,6 @@ def _case(row: _Row, names: Sequence[str], sequences: tuple[str, ...]) -> CaseFi
 
 
 def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
-    """Refuse rows of one subject in several splits."""
     first: dict[str, tuple[Split, _Row]] = {}
     for row, case in zip(rows, cases, strict=True):
         if case.split is None:
@@ -188,7 +183,6 @@ def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
 
 
 def _refuse_columns(columns: Sequence[str], path: Path) -> None:
-    """Refuse a header."""
     known = [*PLAIN, *BY_SEQUENCE, "image NAME", "volume NAME"]
     for column in columns:
         if column not in PLAIN and _kind(column) is None:
@@ -202,9 +196,8 @@ def _refuse_columns(columns: Sequence[str], path: Path) -> None:
     lacking += [] if any(_kind(column) == "image" for column in columns) else ["image"]
     if lacking:
         has = ", ".join(columns) or "none"
-        raise DataError(
-            "column-missing", f"{path} has no column {' and no column '.join(lacking)}, it has {has}: add what lacks"
-        )
+        what = f"{path} has no column {' and no column '.join(lacking)}, it has {has}: add what lacks"
+        raise DataError("column-missing", what)
 
 
 def _separator(header: str) -> str:
@@ -245,7 +238,6 @@ def _volume_of(case: CaseFiles) -> dict[str, int]:
 
 
 def _shown(file: Path | None, table: Path) -> Path | None:
-    """A file's path from the folder of the table, if it lies below that."""
     if file is None:
         return None
     file, folder = (Path(os.path.normpath(path.absolute())) for path in (file, table.parent))

@@ -11,13 +11,13 @@ from types import MappingProxyType
 
 from fedshift.data.case_check import read_case
 from fedshift.data.case_notes import Contents, Counts, Notes
-from fedshift.data.cases import CaseTable, Finding, name_fault, sequences_fault, spelled_as
-from fedshift.data.dicom_masks import is_dicom_mask
+from fedshift.data.cases import CaseTable, name_fault, sequences_fault, spelled_as
+from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels, every_label, settle_labels
 from fedshift.data.layouts.find import gather
 from fedshift.data.layouts.patterns import is_pattern
 from fedshift.data.named_masks import names_structures, structures_in
-from fedshift.data.scan_file import ScanError, reading
+from fedshift.data.scan_file import Finding, ScanError, reading
 from fedshift.data.site_check import check_site, other_task, prepared_sites, unlike
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
@@ -43,23 +43,12 @@ def check(
 ) -> list[Finding]:
     """Examine scans or prepared sites.
 
-    Args:
-        path: a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several sites.
-        masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
-        labels: class -> values of the masks, or names of structures where masks name them, for scans that are not
-            prepared yet.
-        dataset: that of the task; a prepared site of another one is an error.
-        classes: those of the task, the background first.
-        codes: of these classes; structures of masks that name them are found by them.
-        annotated: the classes that the masks outline; None for all.
-        sequences: name of a sequence -> its pattern, or "" (`fedshift.data.layouts.find.gather`).
-        wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
-        volume: see `fedshift.data.cases.CaseFiles`.
-        trust_voxels: likewise.
-        interpolate: likewise.
-        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.empty_masks`.
-        progress: called with what is read next.
-        counts: is filled in with how much there was to look at.
+    ``path`` is a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several;
+    with ``masks`` in a folder of their own it holds the images, and both may be patterns. ``labels`` maps classes to
+    values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes`` and
+    ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may be, see
+    `fedshift.schema.empty_masks`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
+    `fedshift.data.cases.CaseFiles`.
 
     Returns:
         Errors and warnings in the order found; preparation refuses what is an error here.
@@ -90,8 +79,8 @@ def check(
     except ScanError as error:
         return [Finding.from_error(error)]
     except DataError as error:
-        what, _, mend = str(error).partition(": ")
-        return [Finding("error", error.code, path, what, mend)]
+        what, _, remedy = str(error).partition(": ")
+        return [Finding("error", error.code, path, what, remedy)]
     tables = [
         table.with_options(trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty) for table in tables
     ]
@@ -127,8 +116,8 @@ def numbers_of_structures(table: CaseTable, given: Mapping[str, Sequence[int | s
     what = (
         f"has DICOM masks, whose structures have names, so that the number in --label {name}={value} is not looked at"
     )
-    mend = f"give the name of the structure, as in --label '{name}=Whole gland', unless it is called {name}"
-    return [Finding("warning", "label-number", table.folder, what, mend)]
+    remedy = f"give the name of the structure, as in --label '{name}=Whole gland', unless it is called {name}"
+    return [Finding("warning", "label-number", table.folder, what, remedy)]
 
 
 def _check_table(
@@ -174,8 +163,8 @@ def _without_classes(table: CaseTable) -> Iterator[Finding]:
         more = f" and {len(held) - 12} more" if len(held) > 12 else ""
         kind = "DICOM masks" if all(is_dicom_mask(case.mask) for case in table.cases) else "masks"
         what = f"has {kind} with the structures {shown}{more}, and nothing says which of them are classes"
-        mend = "name the task with --task, or each class with its structures, as in --label 'prostate=Whole gland'"
-        yield Finding("warning", "labels-missing", table.folder, what, mend)
+        remedy = "name the task with --task, or each class with its structures, as in --label 'prostate=Whole gland'"
+        yield Finding("warning", "labels-missing", table.folder, what, remedy)
 
 
 def _without_names(
@@ -192,6 +181,6 @@ def _without_names(
     shown = ", ".join(map(str, values)) + (f" ({', '.join(single[:3])})" if single and len(holders[0]) > 1 else "")
     listed = ",".join(map(str, values))
     each = every_label([*(classes or ("",)), *("NAME" for _ in values)], values[:3])
-    mend = f"name them, as in {each}" + ("" if classes else f", or merge them, as in --label NAME={listed}")
+    remedy = f"name them, as in {each}" + ("" if classes else f", or merge them, as in --label NAME={listed}")
     what = f"has masks with the label(s) {shown}, and nothing says what they are"
-    yield Finding("warning" if classes is None else "error", "labels-missing", folder, what, mend)
+    yield Finding("warning" if classes is None else "error", "labels-missing", folder, what, remedy)

@@ -21,14 +21,11 @@ import contourpy
 import numpy as np
 from scipy import ndimage
 
-ON_LINE = 0.01
-"""Pixels up to which a point lies on a line: coordinates are rounded in files."""
-OFF_SLICE = 0.1
-"""Of a slice: how far a contour may lie beside it and still be on it."""
+ON_LINE = 0.01  # pixels up to which a point lies on a line: coordinates are rounded in files
+OFF_SLICE = 0.1  # of a slice: how far a contour may lie beside it and still be on it
 MOST_TIMES, MOST_MM = 4.0, 30.0
 """The longest distance of two contours that is bridged: times the usual one, and millimetres."""
-SLICE_TIE = 0.01
-"""Of a slice: see `fedshift.data.slabs.TIE`."""
+SLICE_TIE = 0.01  # of a slice: see `fedshift.data.slabs.TIE`
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
@@ -66,14 +63,9 @@ def filled(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool 
     """The pixels [y, x] whose centres are inside the polygons (points, 2) of one structure: bool of ``shape``.
 
     A polygon wholly within another one is a hole, and one in that hole an island. Polygons that overlap in part are
-    united, as planning systems show a structure that was outlined twice in a slice; XOR, which some readers apply to
-    all, would cut the overlap out. A polygon that repeats another one, all of its points on that one's line, counts
-    once.
-
-    Args:
-        polygons: in any order.
-        shape: rows, columns.
-        odd: the file says XOR (CLOSEDPLANAR_XOR): inside is what lies in an odd number of polygons.
+    united, as planning systems show a structure that was outlined twice in a slice. A polygon that repeats another one
+    counts once. With ``odd``, where the file says XOR (CLOSEDPLANAR_XOR), inside is what lies in an odd number of them;
+    applied to all, as some readers do, XOR would cut overlaps out.
     """
     drawn = [(polygon, _drawn(polygon, shape)) for polygon in sorted(polygons, key=area_of, reverse=True)]
     inside = np.zeros(shape, bool)
@@ -181,11 +173,8 @@ def on_slices(
         planes: place in slices (`plane_of`) -> its pixels, bool [rows, columns].
         count: how many slices there are.
         interpolate: fill slices between two contours. Otherwise a slice has what is on it; and, where contours lie
-            between slices and no further from each other, the nearest one's.
+            between slices and no further from each other, the nearest one's; where further, `BetweenSlices` is raised.
         spacing: millimetres between slices, rows, columns.
-
-    Raises:
-        BetweenSlices: without ``interpolate``, contours between slices that are further from each other.
     """
     if interpolate:  # a contour around no voxel's centre has no shape
         planes = {place: shape for place, shape in planes.items() if shape.any()} or planes

@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.data.dicom_classes import is_multiframe, is_no_scan
+from fedshift.data.dicom_objects import MASKS, MULTIFRAME, NO_SCANS
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
+from fedshift.schema.errors import DataError
 
-MAGIC, START = b"DICM", 132
-"""The word before the first element, and where that begins."""
+MAGIC, START = b"DICM", 132  # the word before the first element, and where that begins
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
@@ -31,16 +31,13 @@ COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.
 begin with."""
 MOST_INFLATED, MOST_OF_A_HEAD = 2**30, 2**24
 """Bytes of a deflated slice, and of those in which a deflated file says what it is: a small one may hold very many."""
-MOST_WHOLE = 1 << 32
-"""Bytes of any file that is read, when it is inflated."""
+MOST_WHOLE = 1 << 32  # bytes of any file that is read, when it is inflated
 STEP = 1 << 20
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""
-OPEN = 0xFFFFFFFF
-"""A length that is not named: the value ends with a delimiter."""
+OPEN = 0xFFFFFFFF  # a length that is not named: the value ends with a delimiter
 ITEM, ITEM_END, SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
-DEEPEST = 64
-"""Sequences within sequences."""
+DEEPEST = 64  # sequences within sequences
 CLASS, INSTANCE, SERIES, CONCATENATION = 0x00080016, 0x00080018, 0x0020000E, 0x00209161
 SYNTAX, SAMPLES, FRAMES, ROWS, COLUMNS = 0x00020010, 0x00280002, 0x00280008, 0x00280010, 0x00280011
 BITS, FLOATS, DOUBLES, PIXELS = 0x00280100, 0x7FE00008, 0x7FE00009, 0x7FE00010
@@ -50,18 +47,14 @@ WANTED = frozenset(
     {CLASS, INSTANCE, SERIES, CONCATENATION, SYNTAX, SAMPLES, FRAMES, ROWS, COLUMNS, BITS, *NUMBERS}
     | {FLOATS, DOUBLES, PIXELS}
 )
-SMALLEST, LARGEST = 1e-3, 1e3
-"""Millimetres between pixels or slices."""
-FARTHEST = 1e6
-"""Millimetres; a position beyond is none."""
-HEAD = 1 << 18
-"""Bytes of a file in which it says what it is, nearly always."""
-TOLERANCE = 1e-3
-"""Of a direction cosine."""
+SMALLEST, LARGEST = 1e-3, 1e3  # millimetres between pixels or slices
+FARTHEST = 1e6  # millimetres; a position beyond is none
+HEAD = 1 << 18  # bytes of a file in which it says what it is, nearly always
+TOLERANCE = 1e-3  # of a direction cosine
 
 
-class SliceFault(Exception):
-    """What is wrong with one slice, as the rest of a sentence about it."""
+class DicomFault(DataError):
+    """What is wrong with DICOM files, as the rest of a sentence about the slice, the file or the folder."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +85,20 @@ class Identity:
     @property
     def is_scan(self) -> bool:
         """Whether it may be an image that is segmented: no mask, report or plan."""
-        return bool(self.series) and not is_no_scan(self.sop_class)
+        return bool(self.series) and not self.is_no_scan
+
+    @property
+    def is_no_scan(self) -> bool:
+        return self.sop_class.startswith(NO_SCANS)
 
     @property
     def is_multiframe(self) -> bool:
         """Whether the file is a whole volume."""
-        return is_multiframe(self.sop_class)
+        return self.sop_class in MULTIFRAME
 
 
 def looks_like_dicom(path: Path) -> bool:
-    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others.
-
-    Raises:
-        ScanError: it may not be read, and its name does not say what it is.
-    """
+    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others."""
     try:
         with reading(path):
             if not path.is_file() or path.name.startswith(".") or path.name.upper() == "DICOMDIR":
@@ -122,27 +115,29 @@ def looks_like_dicom(path: Path) -> bool:
 
 
 def identify(path: Path) -> Identity | None:
-    """What a DICOM file is; None if it is none, or is damaged.
-
-    Raises:
-        ScanError: it may not be read.
-    """
+    """What a DICOM file is; None if it is none, or is damaged."""
     if not looks_like_dicom(path):
         return None
-    found: dict[int, bytes] = {}
+    elements: dict[int, bytes] = {}
     with reading(path), path.open("rb") as file:
         content = file.read(HEAD)
         try:
-            _elements(content, found, last=CONCATENATION)
-        except SliceFault:
-            if SERIES not in found:  # a very long sequence before the series' UID, or damage
-                found.clear()
+            _read_elements(content, elements, last=CONCATENATION)
+        except DicomFault:
+            if SERIES not in elements:  # a very long sequence before the series' UID, or damage
+                elements.clear()
                 try:
-                    _elements(content + file.read(), found, last=SERIES)
-                except SliceFault:
+                    _read_elements(content + file.read(), elements, last=SERIES)
+                except DicomFault:
                     return None
     tags = (CLASS, INSTANCE, SERIES, CONCATENATION)
-    return Identity(*(found.get(tag, b"").strip(b" \0").decode("ascii", "replace") for tag in tags))
+    return Identity(*(elements.get(tag, b"").strip(b" \0").decode("ascii", "replace") for tag in tags))
+
+
+def is_dicom_mask(path: Path) -> bool:
+    """Whether a file is a DICOM SEG or an RT Structure Set."""
+    identity = identify(path)
+    return identity is not None and identity.sop_class in MASKS
 
 
 def is_too_large(path: Path) -> bool:
@@ -166,98 +161,94 @@ def _start_of_deflated(content: bytes) -> int | None:
     """Where the deflated part of a file begins, after the elements of group 2; None if it has none."""
     if content[START - len(MAGIC) : START] != MAGIC:
         return None
-    at, found = START, {SYNTAX: b""}
+    at, elements = START, {SYNTAX: b""}
     try:
         while struct.unpack_from("<H", content, at)[0] == 2:
             tag, start, length = _head(content, at, explicit=True, order="<")
             at = start + length
             if tag == SYNTAX:
-                found[SYNTAX] = content[start:at]
+                elements[SYNTAX] = content[start:at]
     except struct.error:
         return None
-    return at if _syntax(found) == DEFLATED else None
+    return at if _syntax(elements) == DEFLATED else None
 
 
 def read_slice(content: bytes) -> Slice:
-    """Read and check the bytes of a file with one slice.
-
-    Raises:
-        SliceFault: what is wrong with it.
-    """
-    found: dict[int, bytes] = {}
-    _elements(content, found, last=PIXELS)
-    order: Literal["little", "big"] = "big" if _syntax(found) == BIG_ENDIAN else "little"
-    rows, columns, bits = (_whole(found, tag, order) for tag in (ROWS, COLUMNS, BITS))
-    if (_whole(found, SAMPLES, order) if SAMPLES in found else 1) != 1:
-        raise SliceFault("with several values per pixel, as in colour")
-    if found.get(FRAMES, b"1").strip(b" \0") != b"1":
-        raise SliceFault("that holds several frames")
+    """Read and check the bytes of a file with one slice."""
+    elements: dict[int, bytes] = {}
+    _read_elements(content, elements, last=PIXELS)
+    order: Literal["little", "big"] = "big" if _syntax(elements) == BIG_ENDIAN else "little"
+    rows, columns, bits = (_whole(elements, tag, order) for tag in (ROWS, COLUMNS, BITS))
+    if (_whole(elements, SAMPLES, order) if SAMPLES in elements else 1) != 1:
+        raise DicomFault("colour-voxels", "with several values per pixel, as in colour")
+    if elements.get(FRAMES, b"1").strip(b" \0") != b"1":
+        raise DicomFault("several-frames", "that holds several frames")
     if not rows or not columns:
-        raise SliceFault("without pixels")
-    _check_pixels(found, rows * columns * bits)
-    position, orientation, spacing = (_numbers(found, tag) for tag in (POSITION, ORIENTATION, SPACING))
+        raise DicomFault("pixels-missing", "without pixels")
+    _check_pixels(elements, rows * columns * bits)
+    position, orientation, spacing = (_numbers(elements, tag) for tag in (POSITION, ORIENTATION, SPACING))
     if not ((spacing >= SMALLEST) & (spacing <= LARGEST)).all():
-        raise SliceFault(f"whose pixel spacing is not between {SMALLEST:g} and {LARGEST:g} mm")
+        raise DicomFault("voxel-size", f"whose pixel spacing is not between {SMALLEST:g} and {LARGEST:g} mm")
     axes = orientation.reshape(2, 3)
     if not np.allclose(axes @ axes.T, np.eye(2), rtol=0, atol=10 * TOLERANCE):
-        raise SliceFault("whose orientation is not two directions at right angles")
-    digest = hashlib.sha256(position.tobytes() + (_pixels(found) or content)).digest()
-    return Slice(rows, columns, position, orientation, spacing, found.get(INSTANCE, b"").strip(b" \0"), digest)
+        raise DicomFault("orientation", "whose orientation is not two directions at right angles")
+    digest = hashlib.sha256(position.tobytes() + (_pixels(elements) or content)).digest()
+    return Slice(rows, columns, position, orientation, spacing, elements.get(INSTANCE, b"").strip(b" \0"), digest)
 
 
-def _check_pixels(found: Mapping[int, bytes], bits: int) -> None:
-    pixels = _pixels(found)
+def _check_pixels(elements: Mapping[int, bytes], bits: int) -> None:
+    pixels = _pixels(elements)
     if pixels is None:
-        raise SliceFault("without pixels")
-    if _syntax(found).startswith(COMPRESSED):
+        raise DicomFault("pixels-missing", "without pixels")
+    if _syntax(elements).startswith(COMPRESSED):
         if pixels:
-            raise SliceFault("that says its pixels are compressed, which they are not")
+            raise DicomFault("compression-name", "that says its pixels are compressed, which they are not")
     elif len(pixels) != (bits + 15) // 16 * 2:
-        raise SliceFault(f"with {len(pixels)} bytes of pixels, by its size it has {bits // 8}")
+        raise DicomFault("pixels-missing", f"with {len(pixels)} bytes of pixels, by its size it has {bits // 8}")
 
 
-def _pixels(found: Mapping[int, bytes]) -> bytes | None:
-    return next((found[tag] for tag in (PIXELS, FLOATS, DOUBLES) if tag in found), None)
+def _pixels(elements: Mapping[int, bytes]) -> bytes | None:
+    return next((elements[tag] for tag in (PIXELS, FLOATS, DOUBLES) if tag in elements), None)
 
 
-def _syntax(found: Mapping[int, bytes]) -> str:
-    return found[SYNTAX].strip(b" \0").decode("ascii", "replace")
+def _syntax(elements: Mapping[int, bytes]) -> str:
+    return elements[SYNTAX].strip(b" \0").decode("ascii", "replace")
 
 
-def _elements(content: bytes, found: dict[int, bytes], *, last: int) -> None:
-    """Add the values of the `WANTED` elements up to ``last`` to ``found``; compressed pixels are empty."""
+def _read_elements(content: bytes, elements: dict[int, bytes], *, last: int) -> None:
+    """Add the values of the `WANTED` elements up to ``last`` to ``elements``; compressed pixels are empty."""
     if content[START - len(MAGIC) : START] != MAGIC:
-        raise SliceFault("that is no DICOM file")
+        raise DicomFault("not-dicom", "that is no DICOM file")
     at, explicit, order, is_head = START, True, "<", True
     try:
-        while at < len(content) and last not in found:
-            if is_head and SYNTAX in found and struct.unpack_from("<H", content, at)[0] != 2:
+        while at < len(content) and last not in elements:
+            if is_head and SYNTAX in elements and struct.unpack_from("<H", content, at)[0] != 2:
                 is_head = False
-                explicit, order = _encoding(_syntax(found))
-                if _syntax(found) == DEFLATED:
+                explicit, order = _encoding(_syntax(elements))
+                if _syntax(elements) == DEFLATED:
                     content, at = _inflate(content[at:], whole=last == PIXELS), 0
             tag, start, length = _head(content, at, explicit=explicit, order=order)
             if tag > last:
                 break
             unknown = content[at + 4 : at + 6] == b"UN"  # what is in it has no value representations
-            if tag in found:
-                raise SliceFault("that has an element of its geometry or its pixels twice")
+            if tag in elements:
+                raise DicomFault("element-twice", "that has an element of its geometry or its pixels twice")
             inside = explicit and not unknown
             at = start + length if length != OPEN else _end_of_open(content, start, explicit=inside, order=order)
             if at > len(content):
-                raise SliceFault("that ends too early")
+                raise DicomFault("file-damaged", "that ends too early")
             if tag in WANTED:
-                found[tag] = content[start:at] if length != OPEN else b""
+                elements[tag] = content[start:at] if length != OPEN else b""
     except struct.error:
-        raise SliceFault("that ends too early") from None
-    if SYNTAX not in found:
-        raise SliceFault("that does not name its transfer syntax")
+        raise DicomFault("file-damaged", "that ends too early") from None
+    if SYNTAX not in elements:
+        raise DicomFault("compression-unknown", "that does not name its transfer syntax")
 
 
 def _encoding(syntax: str) -> tuple[bool, str]:
     """Whether value representations are written, and the order of bytes."""
     if syntax not in (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED) and not syntax.startswith(COMPRESSED):
-        raise SliceFault("in a transfer syntax that is not read here")
+        raise DicomFault("compression-not-read", "in a transfer syntax that is not read here")
     return syntax != IMPLICIT, ">" if syntax == BIG_ENDIAN else "<"
 
 
@@ -267,14 +258,13 @@ def _inflate(content: bytes, *, whole: bool) -> bytes:
     try:
         inflated = reader.decompress(content, MOST_INFLATED if whole else MOST_OF_A_HEAD)
     except zlib.error:
-        raise SliceFault("that is damaged where it is deflated") from None
+        raise DicomFault("file-damaged", "that is damaged where it is deflated") from None
     if whole and reader.unconsumed_tail:
-        raise SliceFault(f"that holds more than {MOST_INFLATED:,} bytes where it is deflated")
+        raise DicomFault("too-large", f"that holds more than {MOST_INFLATED:,} bytes where it is deflated")
     return inflated
 
 
 def _head(content: bytes, at: int, *, explicit: bool, order: str) -> tuple[int, int, int]:
-    """An element's tag, where its value starts, and its length."""
     group, element = struct.unpack_from(f"{order}HH", content, at)
     tag = group << 16 | element
     if not explicit or tag in (ITEM, ITEM_END, SEQUENCE_END):
@@ -289,7 +279,7 @@ def _end_of_open(content: bytes, at: int, *, explicit: bool, order: str) -> int:
     ends = [SEQUENCE_END]
     while ends:
         if len(ends) > DEEPEST:
-            raise SliceFault("with sequences nested too deeply")
+            raise DicomFault("too-deep", "with sequences nested too deeply")
         tag, start, length = _head(content, at, explicit=explicit, order=order)
         if tag == ends[-1]:
             ends.pop()
@@ -302,19 +292,19 @@ def _end_of_open(content: bytes, at: int, *, explicit: bool, order: str) -> int:
     return at
 
 
-def _whole(found: Mapping[int, bytes], tag: int, order: Literal["little", "big"]) -> int:
-    value = found.get(tag)
+def _whole(elements: Mapping[int, bytes], tag: int, order: Literal["little", "big"]) -> int:
+    value = elements.get(tag)
     if value is None or len(value) != 2:
-        raise SliceFault("that does not say its size")
+        raise DicomFault("size-missing", "that does not say its size")
     return int.from_bytes(value, order)
 
 
-def _numbers(found: Mapping[int, bytes], tag: int) -> np.ndarray:
+def _numbers(elements: Mapping[int, bytes], tag: int) -> np.ndarray:
     name, count = NUMBERS[tag]
     try:
-        numbers = np.array([float(part) for part in found.get(tag, b"").strip(b" \0").split(b"\\")])
+        numbers = np.array([float(part) for part in elements.get(tag, b"").strip(b" \0").split(b"\\")])
     except ValueError:
         numbers = np.array([])
     if len(numbers) != count or not (np.abs(numbers) <= FARTHEST).all():  # NaN is not, either
-        raise SliceFault(f"whose {name} is missing or is not {count} such numbers")
+        raise DicomFault("place-missing", f"whose {name} is missing or is not {count} such numbers")
     return numbers

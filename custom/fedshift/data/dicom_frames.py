@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,39 +12,28 @@ from typing import Any
 import numpy as np
 from pydicom.datadict import keyword_for_tag
 
-from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, SliceFault, identify, is_too_large, read_slice
-from fedshift.data.dicom_extra import UNREADABLE, quiet
-from fedshift.data.dicom_pixels import ValueFault, Values, syntax_of, values_of
+from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, DicomFault, identify, is_too_large, read_slice
+from fedshift.data.dicom_objects import UNREADABLE, quiet
+from fedshift.data.dicom_pixels import Values, syntax_of, values_of
 
-MARKS: Mapping[str, str] = {
-    "TemporalPositionIdentifier": "time points",
-    "TemporalPositionIndex": "time points",
-    "TemporalPositionTimeOffset": "time points",
-    "EchoTime": "echoes",
-    "EffectiveEchoTime": "echoes",
-    "EchoNumbers": "echoes",
-    "DiffusionBValue": "b-values",
-    "DiffusionGradientOrientation": "diffusion directions",
-    "DiffusionDirectionality": "kinds of diffusion images",
-    "NominalPercentageOfCardiacPhase": "cardiac phases",
-    "NominalCardiacTriggerDelayTime": "cardiac phases",
-    "TriggerTime": "cardiac phases",
-    "NominalPercentageOfRespiratoryPhase": "respiratory phases",
-    "ComplexImageComponent": "components",
-    "ImageType": "kinds of images",
-    "FrameType": "kinds of images",
-    "InversionTime": "inversion times",
-    "InversionTimes": "inversion times",
-    "FlipAngle": "flip angles",
-    "KVP": "tube voltages",
-    "ConvolutionKernel": "kernels",
-    "StackID": "stacks",
-    "AcquisitionNumber": "acquisitions",
-    "FrameAcquisitionNumber": "acquisitions",
-    "AcquisitionTime": "acquisitions",
-    "FrameAcquisitionDateTime": "acquisitions",
-    "ContentTime": "acquisitions",
+_MARKS = {
+    "time points": "TemporalPositionIdentifier TemporalPositionIndex TemporalPositionTimeOffset",
+    "echoes": "EchoTime EffectiveEchoTime EchoNumbers",
+    "b-values": "DiffusionBValue",
+    "diffusion directions": "DiffusionGradientOrientation",
+    "kinds of diffusion images": "DiffusionDirectionality",
+    "cardiac phases": "NominalPercentageOfCardiacPhase NominalCardiacTriggerDelayTime TriggerTime",
+    "respiratory phases": "NominalPercentageOfRespiratoryPhase",
+    "components": "ComplexImageComponent",
+    "kinds of images": "ImageType FrameType",
+    "inversion times": "InversionTime InversionTimes",
+    "flip angles": "FlipAngle",
+    "tube voltages": "KVP",
+    "kernels": "ConvolutionKernel",
+    "stacks": "StackID",
+    "acquisitions": "AcquisitionNumber FrameAcquisitionNumber AcquisitionTime FrameAcquisitionDateTime ContentTime",
 }
+MARKS = {keyword: words for words, keywords in _MARKS.items() for keyword in keywords.split()}
 """What tells the volumes of one series apart, in words; those that say most come first."""
 UNMIXED = (
     *("TemporalPositionIdentifier", "TemporalPositionIndex", "DiffusionBValue", "ComplexImageComponent"),
@@ -62,15 +51,9 @@ ENHANCED = (
     *("SOPInstanceUID", "ConcatenationUID", "InConcatenationNumber", "InConcatenationTotalNumber"),
 )
 """Elements that are read of a file: others may hold anything."""
-DEEPEST = 4
-"""Levels of items in a frame's functional groups in which marks are looked for."""
-Mark = tuple[tuple[float, ...], str]
-"""A mark's value: numbers, or words; empty where there is none."""
+DEEPEST = 4  # levels of items in a frame's functional groups in which marks are looked for
+Mark = tuple[tuple[float, ...], str]  # a mark's value: numbers, or words; empty where there is none
 NO_MARK: Mark = ((), "")
-
-
-class FrameFault(Exception):
-    """What is wrong with a file, as the rest of a sentence about it."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +88,17 @@ class Part:
 
 
 def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
-    """The frames of a file in their order, without pixels, and what it is a part of.
-
-    Raises:
-        FrameFault: it is no image with places, or damaged.
-    """
+    """The frames of a file in their order, without pixels, and what it is a part of."""
     identity = identify(path)
     if is_too_large(path):
-        raise FrameFault(f"that holds more than {MOST_WHOLE:,} bytes when it is inflated")
+        raise DicomFault("too-large", f"that holds more than {MOST_WHOLE:,} bytes when it is inflated")
     with quiet():
         try:
             if identity is not None and identity.is_multiframe:
                 return _enhanced(path)
             return [_classic(path)], None
-        except SliceFault as fault:
-            raise FrameFault(str(fault)) from None
         except UNREADABLE:
-            raise FrameFault("that cannot be read, it is damaged") from None
+            raise DicomFault("file-damaged", "that cannot be read, it is damaged") from None
 
 
 def digest_of_pixels(path: Path) -> bytes:
@@ -139,10 +116,7 @@ def _classic(path: Path) -> Frame:
 
     slice_ = read_slice(path.read_bytes())
     header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*CLASSIC, *MARKS])
-    try:
-        values = values_of(header, world=header.get("RealWorldValueMappingSequence", []))
-    except ValueFault as fault:
-        raise FrameFault(f"that {fault}") from None
+    values = _values(header, None, header.get("RealWorldValueMappingSequence", []))
     return Frame(
         file=path,
         number=0,
@@ -167,23 +141,19 @@ def _enhanced(path: Path) -> tuple[list[Frame], Part | None]:
     count, groups = int(header.NumberOfFrames), header.PerFrameFunctionalGroupsSequence
     shared = header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()]
     if len(groups) != count:
-        raise FrameFault(f"that has {count} frame(s) and says of {len(groups)} where they are")
+        raise DicomFault("frame-count", f"that has {count} frame(s) and says of {len(groups)} where they are")
     common = {**dict(_marks_in(header, levels=0)), **dict(_marks_in(shared[0]))}
     frames = []
     for number, group in enumerate(groups):
 
         def item(name: str, group: Any = group) -> Any:
-            found = (group if name in group else shared[0]).get(name)
-            return found[0] if found else None
+            items = (group if name in group else shared[0]).get(name)
+            return items[0] if items else None
 
         places = (item("PlanePositionSequence"), item("PlaneOrientationSequence"), item("PixelMeasuresSequence"))
         if None in places:
-            raise FrameFault(f"whose frame {number + 1} does not say where it is")
+            raise DicomFault("place-missing", f"whose frame {number + 1} does not say where it is")
         world = (group if "RealWorldValueMappingSequence" in group else shared[0]).get("RealWorldValueMappingSequence")
-        try:
-            values = values_of(header, item("PixelValueTransformationSequence"), world or [])
-        except ValueFault as fault:
-            raise FrameFault(f"that {fault}") from None
         frames.append(
             Frame(
                 file=path,
@@ -194,7 +164,7 @@ def _enhanced(path: Path) -> tuple[list[Frame], Part | None]:
                 orientation=_numbers(places[1].ImageOrientationPatient, 6, number),
                 spacing=_spacing(places[2].PixelSpacing, number),
                 marks={**common, **dict(_marks_in(group))},
-                values=values,
+                values=_values(header, item("PixelValueTransformationSequence"), world or []),
                 syntax=str(syntax_of(header).name),
                 instance=f"{header.SOPInstanceUID} {number}".encode(),
                 content=b"",
@@ -204,28 +174,31 @@ def _enhanced(path: Path) -> tuple[list[Frame], Part | None]:
     return frames, _part(header)
 
 
+def _values(header: Any, transform: Any | None, world: Sequence[Any]) -> Values:
+    try:
+        return values_of(header, transform, world)
+    except DicomFault as fault:
+        raise DicomFault(fault.code, f"that {fault}") from None
+
+
 def _part(header: Any) -> Part | None:
     if not header.get("ConcatenationUID"):
         return None
-    total = header.get("InConcatenationTotalNumber")
-    return Part(
-        str(header.ConcatenationUID),
-        int(header.get("InConcatenationNumber", 1)),
-        None if total is None else int(total),
-    )
+    total, number = header.get("InConcatenationTotalNumber"), int(header.get("InConcatenationNumber", 1))
+    return Part(str(header.ConcatenationUID), number, None if total is None else int(total))
 
 
 def _numbers(value: Any, count: int, frame: int) -> np.ndarray:
     numbers = np.array([float(number) for number in value])
     if len(numbers) != count or not (np.abs(numbers) <= FARTHEST).all():
-        raise FrameFault(f"whose frame {frame + 1} does not say where it is")
+        raise DicomFault("place-missing", f"whose frame {frame + 1} does not say where it is")
     return numbers
 
 
 def _spacing(value: Any, frame: int) -> np.ndarray:
     spacing = _numbers(value, 2, frame)
     if not ((spacing >= SMALLEST) & (spacing <= LARGEST)).all():
-        raise FrameFault(f"whose pixel spacing is not between {SMALLEST:g} and {LARGEST:g} mm")
+        raise DicomFault("voxel-size", f"whose pixel spacing is not between {SMALLEST:g} and {LARGEST:g} mm")
     return spacing
 
 

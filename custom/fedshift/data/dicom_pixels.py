@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom_classes import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES
+from fedshift.data.dicom import DicomFault
+from fedshift.data.dicom_objects import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES
 
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 TAGS = (
@@ -37,15 +38,10 @@ DECODED = (
 """Transfer syntaxes that GDCM decodes: JPEG baseline, extended and lossless (57, 70), JPEG-LS, JPEG 2000, HTJ2K."""
 RUN_LENGTHS = "1.2.840.10008.1.2.5"
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
-NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")
-"""Rescale types that name no unit (PS3.3, C.11.1.1.2)."""
+NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")  # rescale types that name no unit (PS3.3, C.11.1.1.2)
 LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
 """Transfer syntaxes that always lose something; of others an attribute says so."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
-
-
-class PixelFault(Exception):
-    """Why the pixels of a file are not read, as the rest of a sentence about it."""
 
 
 def syntax_of(header: Any) -> Any:
@@ -54,15 +50,9 @@ def syntax_of(header: Any) -> Any:
 
 
 def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) -> Iterator[np.ndarray]:
-    """The stored values of frames of a file, each [rows, columns].
+    """The stored values of frames of a file, by their numbers from 0, each [rows, columns]; a slice has one.
 
-    Args:
-        path: the file.
-        numbers: of the frames, from 0; a classic slice has one.
-        values: of each, how its bits are laid out.
-
-    Raises:
-        PixelFault: they are compressed with something that is not read, or there are fewer frames than it says.
+    ``values``: of each, how its bits are laid out.
     """
     import pydicom
     from pydicom.encaps import get_frame
@@ -78,7 +68,7 @@ def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) 
             yield stored_value(pixels, of_frame) if np.issubdtype(pixels.dtype, np.integer) else pixels
         return
     if syntax not in DECODED:
-        raise PixelFault(f"is encoded as {syntax.name} ({syntax}), which is not read")
+        raise DicomFault("compression-not-read", f"is encoded as {syntax.name} ({syntax}), which is not read")
     offsets = None
     if "ExtendedOffsetTable" in header:
         offsets = header.ExtendedOffsetTable, header.ExtendedOffsetTableLengths
@@ -115,12 +105,8 @@ def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
     except RuntimeError:
         decoded = np.empty(0)
     if decoded.shape != (1, made.Rows, made.Columns) or not np.issubdtype(decoded.dtype, np.integer):
-        raise PixelFault(f"cannot be decoded as {syntax_of(header).name}, it is damaged")
+        raise DicomFault("pixels-damaged", f"cannot be decoded as {syntax_of(header).name}, it is damaged")
     return np.asarray(decoded[0])
-
-
-class ValueFault(Exception):
-    """Why a frame has no intensities, as the rest of a sentence about it."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +140,9 @@ class Values:
 
 
 def stored_value(bits: np.ndarray, values: Values) -> np.ndarray:
-    """The stored values in the allocated bits of whole numbers (PS3.5, 8.1.1): others may hold an overlay, or anything.
+    """The stored values (int64) in the allocated bits of whole numbers (PS3.5, 8.1.1).
 
-    Args:
-        bits: of any whole type, unsigned or not.
-        values: of the frame.
-
-    Returns:
-        int64 of the same shape.
+    The other bits may hold an overlay, or anything.
     """
     shifted = bits.astype(np.int64) >> (values.high_bit + 1 - values.bits_stored)
     masked = shifted & ((1 << values.bits_stored) - 1)
@@ -186,25 +167,19 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
 def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = ()) -> Values:
     """How a frame says that its stored values become intensities.
 
-    Args:
-        header: the file's dataset.
-        transform: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file
-            says it itself.
-        world: the items of its real world value mapping.
-
-    Raises:
-        ValueFault: it is in colour, or its bits or its transform are none.
+    ``transform``: the item of an enhanced frame's pixel value transformation; None of a classic slice, whose file says
+    it itself. ``world``: the items of its real world value mapping.
     """
     photometric = str(header.get("PhotometricInterpretation", "MONOCHROME2")).strip()
     if photometric not in GREY or int(header.get("SamplesPerPixel", 1)) != 1:
         several = ", with several values per pixel" if int(header.get("SamplesPerPixel", 1)) != 1 else ""
-        raise ValueFault(f"is in colour ({photometric}{several}) and not in grey")
+        raise DicomFault("colour-voxels", f"is in colour ({photometric}{several}) and not in grey")
     allocated = int(header.BitsAllocated)
     floats = "BitsStored" not in header and allocated in (32, 64)
     stored = allocated if floats else int(header.BitsStored)
     high = stored - 1 if floats else int(header.get("HighBit", stored - 1))
     if allocated not in (8, 16, 32, 64) or not 1 <= stored <= high + 1 <= allocated:
-        raise ValueFault(f"has pixels of {stored} of {allocated} bits, the highest {high}")
+        raise DicomFault("pixel-bits", f"has pixels of {stored} of {allocated} bits, the highest {high}")
     signed = bool(header.get("PixelRepresentation", 0))
     of_class = str(header.get("SOPClassUID", ""))
     source = header if transform is None else transform
@@ -217,7 +192,7 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
     }
     if of_class == PARAMETRIC_MAP and transform is None:
         if len(mapped) > 1 or len(mapped) < len(world):
-            raise ValueFault("has several real world values for one pixel, or a table of them")
+            raise DicomFault("real-world-values", "has several real world values for one pixel, or a table of them")
         slope, intercept = next(iter(mapped), (slope, intercept))
         scaled = scaled or bool(mapped)
     elif world and mapped != {(slope, intercept)}:
@@ -228,7 +203,7 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         remarks.append("was compressed with loss: its intensities are not those of the scanner")
     table = _table(header, signed=signed) if header.get("ModalityLUTSequence") else None
     if table is not None and scaled:
-        raise ValueFault("has a modality LUT and a rescale slope, of which a file has one")
+        raise DicomFault("rescale", "has a modality LUT and a rescale slope, of which a file has one")
     units = _units(header, source, world if of_class == PARAMETRIC_MAP else ())
     inverted = photometric == "MONOCHROME1" or str(header.get("PresentationLUTShape", "")).strip() == "INVERSE"
     if of_class in CT_IMAGES:
@@ -258,7 +233,7 @@ def _rescale(source: Any) -> tuple[float, float, bool]:
     slope = 1.0 if said[0] is None else float(said[0])
     intercept = 0.0 if said[1] is None else float(said[1])
     if not (np.isfinite([slope, intercept]).all() and slope):
-        raise ValueFault("has a rescale slope or intercept that is no number, or a slope of 0")
+        raise DicomFault("rescale", "has a rescale slope or intercept that is no number, or a slope of 0")
     return slope, intercept, said != (None, None)
 
 
@@ -278,7 +253,7 @@ def _table(header: Any, *, signed: bool) -> Table:
     else:
         entries = np.atleast_1d(np.asarray(data))
     if len(entries) < count:
-        raise ValueFault("has a modality LUT with fewer entries than it says")
+        raise DicomFault("rescale", "has a modality LUT with fewer entries than it says")
     if signed and first >= 2**15:  # written as an unsigned number
         first -= 2**16
     return Table(first, entries[:count].astype(np.int64))

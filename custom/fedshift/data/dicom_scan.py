@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom_extra import UNREADABLE, quiet
-from fedshift.data.dicom_frames import Frame, FrameFault, Part, frames_in
-from fedshift.data.dicom_pixels import PixelFault, intensities, stored_frames
+from fedshift.data.dicom import DicomFault
+from fedshift.data.dicom_frames import Frame, Part, frames_in
+from fedshift.data.dicom_objects import UNREADABLE, quiet
+from fedshift.data.dicom_pixels import intensities, stored_frames
 from fedshift.data.dicom_volumes import Box, Stack, box_of, stack_of
+from fedshift.data.scan_file import ScanError, SeveralVolumes
+from fedshift.data.series import is_series, list_series, whole_of
+from fedshift.data.volume_file import MOST_VOXELS
 from fedshift.schema.reading import Reading
 
-WHOLE = (np.int16, np.uint16, np.int32)
-"""Types of voxels, in the order in which they are tried."""
-
-
-class DicomFault(Exception):
-    """Why files are not one volume, as the rest of a sentence about their file or folder."""
+NOT_EVEN = ("slices-uneven", "slices-shifted")
+WHOLE = (np.int16, np.uint16, np.int32)  # types of voxels, in the order in which they are tried
 
 
 class DicomSource(NamedTuple):
@@ -32,63 +32,84 @@ class DicomSource(NamedTuple):
     """Of an enhanced image the number of each slice's frame, from 0 and through all files; otherwise empty."""
 
 
-@dataclass(frozen=True)
-class DicomVolume:
-    """``voxels`` [slices, rows, columns], where they are, and where they come from."""
+def read_dicom(path: Path, volume: int | None) -> tuple[sitk.Image, Reading]:
+    """Read a DICOM scan; ``volume``: which one is wanted, from 1, where there are several."""
+    stack, _ = _scan_stack(path, volume)
+    try:
+        return _read_stack(stack)
+    except DicomFault as fault:
+        remedy = "export the series again" if is_series(path) else "export the series again, or as single slices"
+        if fault.code in NOT_EVEN:
+            remedy = "resample it onto even slices at right angles"
+        raise ScanError(fault.code, path, str(fault), remedy) from None
 
-    voxels: np.ndarray
-    box: Box
-    source: DicomSource
-    reading: Reading
+
+def dicom_source(path: Path, *, volume: int | None = None) -> DicomSource:
+    """The DICOM files of a scan, in the order of the slices of the volume that is read from them.
+
+    Raises:
+        ScanError: as for `read_dicom`.
+    """
+    return _scan_stack(path, volume)[1]
+
+
+def _scan_stack(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
+    if is_series(path):
+        files = list_series(path).files
+    else:
+        files = (path,)
+        if whole := whole_of(path):
+            what = f"is one of {len(whole.files)} files of one scan"
+            remedy = f"name all of them as {path.parent / whole.uid}, or their folder"
+            raise ScanError("part-of-scan", path, what, remedy)
+    try:
+        stack, source = find_stack(files, volume=volume)
+    except DicomFault as fault:
+        if fault.code == "several-volumes":
+            remedy = "say which one is wanted with --volume N, or export it alone"
+            raise SeveralVolumes(fault.code, path, str(fault), remedy) from None
+        raise ScanError(fault.code, path, str(fault), "export the series again") from None
+    if len(stack.frames) < 3:
+        what, remedy = f"has {len(stack.frames)} slice(s)", "at least three are needed, export the whole volume"
+        raise ScanError("too-few-slices", path, what, remedy)
+    return stack, source
 
 
 def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, DicomSource]:
-    """The frames of a volume among those of files.
+    """The frames of a volume among those of files: of classic slices, an enhanced image or all its parts.
 
-    Args:
-        files: of classic slices, or of an enhanced image or all its parts, in any order.
-        volume: which one is wanted, from 1, where they hold several.
-
-    Raises:
-        DicomFault: they are damaged, no images, or not all parts of an image.
-        VolumeFault: they are not one volume, or, as `SeveralFrames`, several.
+    ``volume``: which one is wanted, from 1, where they hold several.
     """
-    found: list[tuple[Path, list[Frame], Part | None]] = []
+    read: list[tuple[Path, list[Frame], Part | None]] = []
     for file in files:
         try:
-            found.append((file, *frames_in(file)))
-        except FrameFault as fault:
+            read.append((file, *frames_in(file)))
+        except DicomFault as fault:
             said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
-            raise DicomFault(f"{said} {fault}") from None
-    parts = {file: part for file, _, part in found if part is not None}
+            raise DicomFault(fault.code, f"{said} {fault}") from None
+    parts = {file: part for file, _, part in read if part is not None}
     if parts:
         _refuse_incomplete(parts)
-        found.sort(key=lambda each: (each[2].uid, each[2].number) if each[2] else ("", 0))
-    frames = [frame for _, of_file, _ in found for frame in of_file]
+        read.sort(key=lambda each: (each[2].uid, each[2].number) if each[2] else ("", 0))
+    frames = [frame for _, of_file, _ in read for frame in of_file]
     stack = stack_of(frames, volume)
     if all(frame.is_classic for frame in frames):
         return stack, DicomSource(tuple(frame.file for frame in stack.frames), ())
-    begins = dict(
-        zip((file for file, _, _ in found), np.cumsum([0, *(len(each) for _, each, _ in found)]), strict=False)
-    )
+    starts = np.cumsum([0, *(len(of_file) for _, of_file, _ in read)])
+    begins = dict(zip((file for file, _, _ in read), starts, strict=False))
     numbers = tuple(int(begins[frame.file]) + frame.number for frame in stack.frames)
     return stack, DicomSource(tuple(begins), numbers)
 
 
-def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomVolume:
-    """Decode the frames of a volume.
-
-    Raises:
-        DicomFault: there are more voxels than ``most_voxels``, in several units, or a frame cannot be decoded.
-        VolumeFault: they do not fill a box.
-    """
+def _read_stack(stack: Stack) -> tuple[sitk.Image, Reading]:
+    """Decode the frames of a volume."""
     frames = stack.frames
     box = box_of(frames)
-    if len(frames) * frames[0].rows * frames[0].columns > most_voxels:
+    if len(frames) * frames[0].rows * frames[0].columns > MOST_VOXELS:
         size = f"{frames[0].columns} x {frames[0].rows} x {len(frames)}"
-        raise DicomFault(f"has {size} voxels, at most {most_voxels:,} are read")
+        raise DicomFault("too-large", f"has {size} voxels, at most {MOST_VOXELS:,} are read")
     if len(units := sorted({frame.values.units for frame in frames})) > 1:
-        raise DicomFault(f"has slices in several units ({', '.join(unit or 'none' for unit in units)})")
+        raise DicomFault("units-differ", f"has slices in several units ({', '.join(unit or 'none' for unit in units)})")
     of_file: dict[Path, list[int]] = {}
     for place, frame in enumerate(frames):
         of_file.setdefault(frame.file, []).append(place)
@@ -106,14 +127,19 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
                     if values.padding is not None:
                         outside = (stored >= values.padding[0]) & (stored <= values.padding[1])
                         padded |= {place: outside} if outside.any() else {}
-        except PixelFault as fault:
+        except DicomFault as fault:
             raise DicomFault(
-                str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
+                fault.code, str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
             ) from None
         except UNREADABLE:
-            raise DicomFault(f"has pixels in {file.name} that cannot be read, they are damaged") from None
+            what = f"has pixels in {file.name} that cannot be read, they are damaged"
+            raise DicomFault("pixels-damaged", what) from None
     filled = _fill(slices, padded)
-    return DicomVolume(_smallest(np.stack(slices)), box, source, _reading(stack, box, filled))
+    image = sitk.GetImageFromArray(_smallest(np.stack(slices)))
+    image.SetSpacing(box.spacing)
+    image.SetOrigin(box.origin)
+    image.SetDirection(box.direction)
+    return image, _reading(stack, box, filled)
 
 
 def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:
@@ -124,7 +150,8 @@ def _refuse_incomplete(parts: Mapping[Path, Part]) -> None:
         count = sum(part.uid == uid for part in parts.values())
         if count > len(files) or set(files) != set(range(1, total + 1)):
             shown = ", ".join(f"{number} ({name})" for number, name in sorted(files.items()))
-            raise DicomFault(f"has part {shown} of an enhanced image in {total} files, and not the others")
+            what = f"has part {shown} of an enhanced image in {total} files, and not the others"
+            raise DicomFault("parts-missing", what)
 
 
 def _smallest(voxels: np.ndarray) -> np.ndarray:

@@ -13,31 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.dicom import LARGEST, SMALLEST
+from fedshift.data.dicom import LARGEST, SMALLEST, DicomFault
 from fedshift.data.dicom_frames import MARKS, NO_MARK, UNMIXED, Frame, Mark, digest_of_pixels
 
-OFF = 0.1
-"""Of a voxel: how far one may lie from where the box has it."""
-ONE_PLACE = 0.01
-"""Of a pixel's size: within that, slices are at one place."""
-MISSING = 1.5
-"""Times the usual distance: where two slices are farther apart, one is missing between them."""
-TOLERANCE = 1e-3
-"""Of a direction cosine between slices of one volume, and relative of a pixel spacing."""
-MOST_SHOWN = 12
-"""Volumes of a series that a message tells of."""
-
-
-class VolumeFault(Exception):
-    """Why frames are not one volume, as the rest of a sentence about their file or folder."""
-
-
-class SeveralFrames(VolumeFault):
-    """They are several volumes, and nobody says which is wanted."""
-
-
-class NotEven(VolumeFault):
-    """They lie beside an even box, by tilt or uneven distances."""
+OFF = 0.1  # of a voxel: how far one may lie from where the box has it
+ONE_PLACE = 0.01  # of a pixel's size: within that, slices are at one place
+MISSING = 1.5  # times the usual distance: where two slices are farther apart, one is missing between them
+TOLERANCE = 1e-3  # of a direction cosine between slices of one volume, and relative of a pixel spacing
+MOST_SHOWN = 12  # volumes of a series that a message tells of
 
 
 @dataclass(frozen=True)
@@ -60,15 +43,9 @@ class Box:
 
 
 def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
-    """The frames of one volume.
+    """The frames of one volume, of a series or an enhanced image.
 
-    Args:
-        frames: of a series, or of an enhanced image; at least one.
-        volume: which volume is wanted, from 1, where there are several; None if nobody says it.
-
-    Raises:
-        SeveralFrames: there are several, and ``volume`` is None.
-        VolumeFault: there are fewer, or what there is are no whole volumes.
+    ``volume``: which is wanted, from 1, where there are several; None if nobody says it.
     """
     frames = _without_copies(frames)
     if _is_stack(frames):
@@ -78,34 +55,27 @@ def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
     if not groups:
         _refuse_differing(frames)
         if 1 < (each := _evenly_many(frames)) < len(frames):
-            raise VolumeFault(
-                f"has {each} slices at each of {len(frames) // each} places, and nothing says which are one volume"
-            )
+            what = f"has {each} slices at each of {len(frames) // each} places, and nothing says which are one volume"
+            raise DicomFault("volumes-unclear", what)
         return Stack(_ordered(frames))  # whose distances are uneven
     by = f"by {' and '.join(names)}"
     if volume is None:
         words = " and ".join(dict.fromkeys(MARKS[name] for name in names))
         listed = [f"{number}: {shown(marks)}" for number, marks in enumerate(list(groups)[:MOST_SHOWN], start=1)]
         more = ", …" if len(groups) > MOST_SHOWN else ""
-        raise SeveralFrames(f"holds {len(groups)} volumes, which are {words} ({by}: {', '.join(listed)}{more})")
+        what = f"holds {len(groups)} volumes, which are {words} ({by}: {', '.join(listed)}{more})"
+        raise DicomFault("several-volumes", what)
     if volume > len(groups):
-        raise VolumeFault(f"has {len(groups)} volumes {by}, and no volume {volume}")
+        raise DicomFault("volume-missing", f"has {len(groups)} volumes {by}, and no volume {volume}")
     marks, wanted = list(groups.items())[volume - 1]
     lacking = _lacking(wanted, frames)
     if lacking:
-        raise VolumeFault(f"has a volume {volume} that lacks {lacking} of the slices that others have")
+        raise DicomFault("slices-missing", f"has a volume {volume} that lacks {lacking} of the slices that others have")
     return Stack(_ordered(wanted), f"{volume} of {len(groups)}, {by} = {shown(marks)}")
 
 
 def box_of(frames: Sequence[Frame]) -> Box:
-    """The box that a stack fills, which no voxel is further from than `OFF` of a voxel.
-
-    Args:
-        frames: of one volume in their order, at least two.
-
-    Raises:
-        VolumeFault: there is none.
-    """
+    """The box that a stack of at least two frames fills, which no voxel is further from than `OFF` of a voxel."""
     _refuse_differing(frames)
     first = frames[0]
     along = _normal(first)
@@ -116,32 +86,33 @@ def box_of(frames: Sequence[Frame]) -> Box:
     gaps, apart = steps @ along, np.linalg.norm(steps, axis=1)
     usual = float(np.median(gaps))
     if apart.max() < SMALLEST or not usual <= LARGEST:
-        raise VolumeFault(f"has slices {apart.max():.3g} mm apart")
+        raise DicomFault("slice-distance", f"has slices {apart.max():.3g} mm apart")
     if gaps.min() <= 0 or apart.max() > MISSING * usual:
-        raise VolumeFault(
-            f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated"
-        )
+        what = f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated"
+        raise DicomFault("slices-missing", what)
     between_rows, between_columns = first.spacing
     spacing = np.array([between_columns, between_rows, gaps.mean()])
     beside = (places - places[0]) @ axes.T
     beside[:, 2] -= np.arange(len(frames)) * spacing[2]
     shift, uneven = float(np.linalg.norm(beside[:, :2], axis=1).max()), float(np.abs(beside[:, 2]).max())
     if uneven > OFF * spacing[2]:
-        raise NotEven(
+        raise DicomFault(
+            "slices-uneven",
             f"has slices {gaps.min():.2f} to {gaps.max():.2f} mm apart, up to {uneven:.2f} mm beside even distances, "
-            f"of which at most {OFF:g} of a distance is read"
+            f"of which at most {OFF:g} of a distance is read",
         )
     if (np.abs(beside[:, :2]) > OFF * spacing[:2]).any():
         step = float(np.linalg.norm(steps @ axes[:2].T, axis=1).max())
-        raise NotEven(
+        raise DicomFault(
+            "slices-shifted",
             f"has slices shifted against each other by {step:.2f} mm, as with a tilted gantry, and by {shift:.2f} mm "
-            f"over the whole scan, of which at most {OFF:g} of a pixel is read"
+            f"over the whole scan, of which at most {OFF:g} of a pixel is read",
         )
     if (np.abs(_far_corners(frames) @ axes.T - _far_corners([first]) @ axes.T) > OFF * spacing).any():
-        raise VolumeFault("has slices that are turned against each other")
+        raise DicomFault("slices-turned", "has slices that are turned against each other")
     right_angle = np.array([(first.columns - 1) * spacing[0], (first.rows - 1) * spacing[1], 0])
     if (np.abs(_far_corners([first]) @ axes.T - right_angle) > OFF * spacing).any():
-        raise VolumeFault("has an orientation that is not two directions at right angles")
+        raise DicomFault("orientation", "has an orientation that is not two directions at right angles")
     return Box(
         spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
         origin=(float(places[0][0]), float(places[0][1]), float(places[0][2])),
@@ -182,7 +153,8 @@ def _without_copies(frames: Sequence[Frame]) -> list[Frame]:
         if twin is frame:
             kept.append(frame)
         elif not np.array_equal(twin.position, frame.position) or content(twin) != content(frame):
-            raise VolumeFault(f"has a slice {frame.file.name} with the UID of another slice and other content")
+            what = f"has a slice {frame.file.name} with the UID of another slice and other content"
+            raise DicomFault("slice-twice", what)
     return kept
 
 
@@ -215,7 +187,6 @@ def _heights(frames: Sequence[Frame], normal: np.ndarray) -> np.ndarray:
 
 
 def _is_stack(frames: Sequence[Frame]) -> bool:
-    """Whether frames are of one size and direction, and each lies at a place of its own."""
     if not _alike(frames):
         return False
     return len(set(_heights(frames, _normal(frames[0])).tolist())) == len(frames)
@@ -265,7 +236,8 @@ def _refuse_mixed(frames: Sequence[Frame]) -> None:
         values = sorted({frame.marks.get(name, NO_MARK) for frame in frames})
         if len(values) > 1:
             listed = ", ".join(shown([value]) for value in values[:MOST_SHOWN])
-            raise VolumeFault(f"has slices of {len(values)} {MARKS[name]} ({name}: {listed}) at different places")
+            what = f"has slices of {len(values)} {MARKS[name]} ({name}: {listed}) at different places"
+            raise DicomFault("volumes-mixed", what)
 
 
 def _refuse_differing(frames: Sequence[Frame]) -> None:
@@ -279,7 +251,7 @@ def _refuse_differing(frames: Sequence[Frame]) -> None:
         what = "with another orientation" if not _parallel([first, frame]) else "with another pixel spacing"
         if (frame.rows, frame.columns) != (first.rows, first.columns):
             what = "of another size"
-        raise VolumeFault(f"has a slice {frame.file.name} {what}")
+        raise DicomFault("slices-differ", f"has a slice {frame.file.name} {what}")
 
 
 def _far_corners(frames: Sequence[Frame]) -> np.ndarray:

@@ -7,22 +7,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedshift.data.case_check import read_case
-from fedshift.data.cases import CaseFiles, Finding
-from fedshift.data.dicom_masks import is_dicom_mask
+from fedshift.data.cases import CaseFiles
+from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.layouts.studies import image_of
 from fedshift.data.named_masks import names_structures, structures_in
-from fedshift.data.scan_file import ScanError
+from fedshift.data.scan_file import Finding, ScanError
 from fedshift.data.scan_folders import scans_in
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.slicer_masks import refuse_layers
-from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.reading import Reading
 
-LEVELS_UP = 3
-"""Folders above a DICOM mask in which its image is looked for."""
+LEVELS_UP = 3  # folders above a DICOM mask in which its image is looked for
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,6 @@ class How:
 def explain(path: Path, mask: Path | None = None, how: How = How()) -> Iterator[Explained]:
     """Explain a scan or a mask, all scans of a folder, an image with its mask, or the cases of a prepared site.
 
-    Args:
-        path: the scan, as of `fedshift.data.scans.read_scan`; or a mask, a folder, or a prepared site.
-        mask: the mask of the scan at ``path``.
-        how: options.
-
     Raises:
         DataError: a folder without scans, or a site's manifest that cannot be read.
     """
@@ -75,8 +68,8 @@ def _scan(path: Path, how: How) -> Explained:
     except ScanError as error:
         return Explained(path, findings=(Finding.from_error(error),))
     findings = [
-        Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.mend)
-        for unclear in unclear_positions(path)
+        Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.remedy)
+        for unclear in scan.unclear
     ]
     return Explained(path, scan.reading, _outcome(scan), tuple(findings))
 
@@ -96,7 +89,6 @@ def _case(image: Path, mask: Path, how: How) -> Iterator[Explained]:
 
 
 def _site(folder: Path) -> Iterator[Explained]:
-    """What the manifest has of each case."""
     for case in read_manifest(folder).cases:
         for name, reading in case.reading.items():
             yield Explained(folder / f"{case.id} ({name})", reading)
@@ -117,9 +109,9 @@ def _without_image(mask: Path) -> Explained:
         said = f"has the structures {few_names(structures_in(mask))}"
     except (ScanError, DataError) as error:
         said = str(error)
-    mend = "name the image first, as in --explain IMAGE --masks MASK"
+    remedy = "name the image first, as in --explain IMAGE --masks MASK"
     return Explained(
-        mask, findings=(Finding("error", "image-unknown", mask, f"{said}, and the image of it is not near", mend),)
+        mask, findings=(Finding("error", "image-unknown", mask, f"{said}, and the image of it is not near", remedy),)
     )
 
 

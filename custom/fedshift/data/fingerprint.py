@@ -35,10 +35,8 @@ from fedshift.schema.names import one_line
 
 GRID, VOLUME = 0.01, 0.2
 """Largest rounding of voxel sizes, numbers of voxels and extents, and of volumes, as a part of the number."""
-SMALLEST = 2.0**-12
-"""Intensities nearer to zero than this are counted as zero."""
-KEPT_BITS = 5
-"""Of the 23 bits of a float's mantissa: bins are 1/32 to 1/64 of the number wide."""
+SMALLEST = 2.0**-12  # intensities nearer to zero than this are counted as zero
+KEPT_BITS = 5  # of the 23 bits of a float's mantissa: bins are 1/32 to 1/64 of the number wide
 _DROPPED = 23 - KEPT_BITS
 SCANNER = "scanner"
 """Key in a manifest's ``preparation``: the scanner's make and model (or a simulated one's settings), where known."""
@@ -157,12 +155,12 @@ def counts_only(folder: Path, *, why: str) -> Fingerprint:
 def fingerprint(
     folder: Path, *, least: int = 1, scanners: bool = False, progress: Callable[[str], None] = lambda case: None
 ) -> Fingerprint:
-    """Compute a prepared site's fingerprint.
+    """Compute the fingerprint of the site in a prepared folder.
 
     Args:
-        folder: the site's prepared folder.
-        least: no sum over fewer cases is told, nor two sums that differ by fewer.
-        scanners: whether the scanners' makes and models are told.
+        folder: the site's.
+        least: no sum over fewer cases is given, nor two sums that differ by fewer.
+        scanners: whether the scanners' makes and models are given.
         progress: called before each case is read.
 
     Raises:
@@ -213,13 +211,9 @@ def case_fingerprints(folder: Path) -> Iterator[Fingerprint]:
 def scan_fingerprint(
     images: np.ndarray, labels: np.ndarray, spacing: Sequence[float] | None, *, like: Fingerprint
 ) -> Fingerprint:
-    """The fingerprint of one scan.
+    """The fingerprint of one scan, with the names, classes and sequences of ``like``.
 
-    Args:
-        images: its sequences (S, z, y, x), as stored.
-        labels: the class of each voxel (z, y, x).
-        spacing: mm along z, y, x; None if it is not known.
-        like: whose names, classes and sequences it gets.
+    ``images`` (S, z, y, x) as stored, ``labels`` the class of each voxel (z, y, x), ``spacing`` mm along z, y, x.
     """
     sums = _CaseSums(like.classes, like.annotated, like.channels)
     sums.add(images, labels, spacing)
@@ -288,7 +282,6 @@ class _CaseSums:
 
 
 def _read(folder: Path, manifest: Manifest, case: Case) -> tuple[np.ndarray, np.ndarray, Sequence[float] | None]:
-    """Images, labels and, if it is known, spacing of a case."""
     return read_images(folder, manifest, case), read_labels(folder, case), manifest.known_spacing(case)
 
 
@@ -304,9 +297,8 @@ def _add_intensities(found: dict[str, _IntensitySum], image: np.ndarray, masks: 
 def _volumes_of(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     if not manifest.cases:
-        raise DataError(
-            "kind-of-data", f"{folder} holds pictures, and a survey is of volumes: name a data set of scans"
-        )
+        what = f"{folder} holds pictures, and a survey is of volumes: name a data set of scans"
+        raise DataError("kind-of-data", what)
     return manifest
 
 

@@ -15,10 +15,8 @@ from fedshift.schema.names import ClassName
 from fedshift.schema.strict import first_fault, nearest
 
 BACKGROUND = "background"
-MOST_CLASSES = 256
-"""Classes are stored in 8 bits."""
-MOST_VALUE = 65535
-"""Largest value of a mask that can be given a name."""
+MOST_CLASSES = 256  # classes are stored in 8 bits
+MOST_VALUE = 65535  # largest value of a mask that can be given a name
 _NAME: TypeAdapter[str] = TypeAdapter(ClassName)
 
 
@@ -27,11 +25,10 @@ class Labels:
     """A site's classes, and the value or values of a mask that stand for each.
 
     ``classes`` begins with the background, ``class_of`` maps each value that a mask may have, except 0, to the index of
-    its class. ``annotated``: the classes that the masks outline, None for all but the background.
-
-    In a mask that names its structures a class is the structure of its name, or of its code in ``codes``;
-    ``structures`` maps other names (`fedshift.schema.codes.plain_name`) to their classes. ``said`` maps the values that
-    a person or a file beside the masks has named to their classes, which names must not contradict.
+    its class. ``annotated``: the classes that the masks outline, None for all but the background. In a mask that names
+    its structures a class is the structure of its name, or of its code in ``codes``; ``structures`` maps other names
+    (`fedshift.schema.codes.plain_name`) to their classes. ``said`` maps the values that a person or a file beside the
+    masks has named to their classes, which names must not contradict.
     """
 
     classes: tuple[str, ...]
@@ -49,24 +46,18 @@ class Labels:
 
     @classmethod
     def named(cls, values: Mapping[str, Iterable[int]]) -> Labels:
-        """Labels from names and their values, in the order given; names may repeat the background's.
-
-        Raises:
-            ConfigError: a value that stands for two classes or that no mask can have, or a name that cannot be one.
-        """
+        """Labels from names and their values, in the order given; names may repeat the background's."""
         classes = (BACKGROUND, *(check_name(name) for name in values if name != BACKGROUND))
         if len(classes) > MOST_CLASSES:
-            raise ConfigError(
-                "too-many-classes", f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
-            )
+            what = f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
+            raise ConfigError("too-many-classes", what)
         class_of: dict[int, int] = {}
         for name, each in values.items():
             index = classes.index(name)
             for value in each:
                 if not 0 <= value <= MOST_VALUE or (value == 0 and index):
-                    raise ConfigError(
-                        "label-value", f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
-                    )
+                    what = f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
+                    raise ConfigError("label-value", what)
                 if class_of.setdefault(value, index) != index:
                     raise ConfigError(
                         "label-shared",
@@ -151,14 +142,10 @@ def settle_labels(
 ) -> Labels | None:
     """The labels of a site's masks, from all that is known; None if nothing says what the values mean.
 
-    Args:
-        given: class -> values, as a person gave them; comes before what is ``described``.
-        described: what a file beside the masks says.
-        recorded: what an earlier preparation of the site has recorded, where nothing else says it.
-        classes: the classes of the task or of the prepared site, in their order, the background first.
-        annotated: the classes that the masks outline, None for all.
-        codes: of the classes, by which structures of masks that name them are found.
-        named: whether all masks name their structures.
+    What a person has ``given`` comes before what a file beside the masks says (``described``), and that before what an
+    earlier preparation has ``recorded``. ``classes`` are the task's or the prepared site's, the background first;
+    ``annotated`` those that the masks outline, None for all; by ``codes`` their structures are found in masks that name
+    them. ``named``: whether all masks do.
 
     Raises:
         ConfigError: names that do not fit together, or a class that is annotated and has no value.

@@ -9,23 +9,19 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from fedshift.schema.errors import DataError
-from fedshift.schema.job import read_yaml
-from fedshift.schema.manifest import FILE_NAME
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import apps_dir, tasks
 
 SITE_FILE = "fedshift.yaml"
-DATA = "FEDSHIFT_DATA"
-"""Environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``."""
-DEVICE = "FEDSHIFT_DEVICE"
-"""Environment variable: the device to train on, as `SiteSettings.device`."""
-MOST_NAMED = 12
-"""Sites that an error lists by name."""
-PHANTOM = "phantom"
-"""Key of a task file: whether ``fedshift data phantom`` makes data for the task."""
+DATA = "FEDSHIFT_DATA"  # environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``
+DEVICE = "FEDSHIFT_DEVICE"  # environment variable: the device to train on, as `SiteSettings.device`
+MOST_NAMED = 12  # sites that an error lists by name
+PHANTOM = "phantom"  # key of a task file: whether ``fedshift data phantom`` makes data for the task
 
 
 class SiteSettings(Strict):
@@ -34,8 +30,7 @@ class SiteSettings(Strict):
     Attributes:
         data: data set -> absolute path of the site's prepared folder.
         device: torch's name of the device to train on, or ``auto``.
-        privacy: what may leave the site, and with how much noise. Without it, everything that the job's methods send
-            may leave.
+        privacy: what may leave the site, and with how much noise. Without it, all that the job's methods send may.
     """
 
     data: dict[str, str] = {}
@@ -80,28 +75,17 @@ def settle_root() -> None:
 
 
 def find_site(
-    dataset: str,
-    site: str,
-    *,
-    local: Path | None,
-    simulator: bool,
-    environ: Mapping[str, str] | None = None,
+    dataset: str, site: str, *, local: Path | None, simulator: bool, environ: Mapping[str, str] | None = None
 ) -> Path:
     """Return the prepared folder of a site.
 
     The first of these that is set decides; if the site is not there, that is an error and the next is not tried:
 
-    1. ``local/fedshift.yaml`` of the site's kit,
+    1. ``local/fedshift.yaml`` of the site's kit, whose ``local`` folder is given,
     2. ``$FEDSHIFT_DATA/<dataset>/<site>``.
 
-    If neither is set, the first of these that exists: `data_home`, and in the simulator only, `phantom_home`.
-
-    Args:
-        dataset: the task's data set.
-        site: the site's name.
-        local: the kit's ``local`` folder, if there is one.
-        simulator: True in FLARE's simulator and in a single process, False at a provisioned site.
-        environ: environment variables, by default this process's.
+    If neither is set, the first of these that exists: `data_home`, and in FLARE's simulator or a single process only
+    (``simulator``), `phantom_home`.
 
     Raises:
         DataError: the site has no prepared folder there. The message names the folders that were tried, the nearest
@@ -121,10 +105,35 @@ def find_site(
             return folder
     looked = ", ".join(str(folder) for folder in folders)
     hint = _hint(roots[0], dataset, site, phantom=phantom_home(environ))
-    raise DataError(
-        "site-missing",
-        f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one",
-    )
+    what = f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one"
+    raise DataError("site-missing", what)
+
+
+def find_sites(job: JobSpec) -> dict[str, Path]:
+    """The prepared folder of every site of a simulation, all on this machine, before any of them is started.
+
+    Raises:
+        DataError: a site has no data or a broken manifest; the message names the folders that were tried.
+        ConfigError: some sites' data are simulated and others' are not.
+    """
+    folders = {site: find_site(job.task.dataset, site, local=None, simulator=True) for site in job.task.everyone}
+    simulated = _simulated(folders)
+    if simulated and len(simulated) < len(folders):
+        raise ConfigError(
+            "phantom-mixed",
+            f"sites {', '.join(simulated)} have simulated data and the others have not: a job uses either simulated "
+            "data everywhere or nowhere; choose sites with 'fedshift job --sites'",
+        )
+    return folders
+
+
+def is_phantom(folders: Mapping[str, Path]) -> bool:
+    """Whether any of these sites' data are simulated."""
+    return bool(_simulated(folders))
+
+
+def _simulated(folders: Mapping[str, Path]) -> list[str]:
+    return [site for site, folder in folders.items() if read_manifest(folder).kind == "phantom"]
 
 
 def prepared_sites(dataset: str, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -144,7 +153,6 @@ def prepared_datasets(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: str) -> Path:
-    """The folder that a kit's file names."""
     if dataset not in by_kit:
         raise DataError(
             "site-missing",
@@ -167,21 +175,18 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
 
 
 def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str, str]) -> Path:
-    """The folder below ``$FEDSHIFT_DATA``."""
     root = Path(named).absolute()
     folder = root / dataset / site
     if _is_site(folder):
         return folder
     phantom = phantom_home(environ).absolute()
     if root == phantom:
-        what, mend = "no phantom data", f"{_makes(dataset, True)} makes one"
+        what, remedy = "no phantom data", f"{_makes(dataset, True)} makes one"
     else:
-        what, mend = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
-        mend += f", or prepare the data there ({_makes(dataset, False)})"
-    raise DataError(
-        "site-missing",
-        f"{what} of {dataset} for site {site}: looked in {folder}{_hint(root, dataset, site, phantom=phantom)}; {mend}",
-    )
+        what, remedy = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
+        remedy += f", or prepare the data there ({_makes(dataset, False)})"
+    hint = _hint(root, dataset, site, phantom=phantom)
+    raise DataError("site-missing", f"{what} of {dataset} for site {site}: looked in {folder}{hint}; {remedy}")
 
 
 def _is_site(folder: Path) -> bool:
@@ -222,7 +227,6 @@ def _other_roots(root: Path) -> Iterator[Path]:
 
 
 def _without_spaces(path: Path) -> Path:
-    """A path whose parts neither begin nor end with a space."""
     return Path(*(part.strip() or part for part in path.parts))
 
 

@@ -11,38 +11,26 @@ from pathlib import Path
 
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.file_format import FileFormat, FileHeader, Unclear, described, in_mm
-from fedshift.data.packed import BROKEN, zlib_length
 from fedshift.data.scan_file import ScanError
+from fedshift.data.volume_file import BROKEN, FileHeader, Unclear, VolumeFile, described, in_mm, zlib_length
 from fedshift.schema.reading import Reading
 
 MOST_LINE = 4096
-BYTES = {
-    "MET_CHAR": 1,
-    "MET_UCHAR": 1,
-    "MET_SHORT": 2,
-    "MET_USHORT": 2,
-    "MET_INT": 4,
-    "MET_UINT": 4,
-    "MET_FLOAT": 4,
-    "MET_LONG_LONG": 8,
-    "MET_ULONG_LONG": 8,
-    "MET_DOUBLE": 8,
-}
+_KINDS = {1: "CHAR UCHAR", 2: "SHORT USHORT", 4: "INT UINT FLOAT", 8: "LONG_LONG ULONG_LONG DOUBLE"}
+BYTES = {f"MET_{kind}": size for size, kinds in _KINDS.items() for kind in kinds.split()}
 """Of a number, by its type; ``MET_LONG`` has 4 or 8."""
 _DIRECTION = ("transformmatrix", "rotation", "orientation")
 _OPPOSITE = str.maketrans("RLAPIS", "LRPASI")
 
 
-class MetaImageFile(FileFormat):
+class MetaImageFile(VolumeFile):
     """A MetaImage header (.mha, .mhd), with its voxels or beside them."""
 
     def damage(self) -> str | None:
         """By the data file's length, or zlib's checksum."""
-        found = fields(self.path)
-        if found is None:
+        header, start = fields(self.path)
+        if not header:
             return "it has no valid MetaImage header"
-        header, start = found
         where = header["ElementDataFile"]
         if where.upper() == "LOCAL":
             data = self.path
@@ -62,29 +50,23 @@ class MetaImageFile(FileFormat):
         needed, there = _bytes(header), data.stat().st_size - start
         if there >= needed:
             return None
-        beside = f"its data file {where} has {there} of {needed} bytes"
-        return f"{needed - there} of {needed} bytes are missing" if data == self.path else beside
+        if data == self.path:
+            return f"{needed - there} of {needed} bytes are missing"
+        return f"its data file {where} has {there} of {needed} bytes"
 
     def header(self) -> FileHeader:
-        found = fields(self.path)
-        said = {key.lower(): value for key, value in found[0].items()} if found else {}
+        said = {key.lower(): value for key, value in fields(self.path)[0].items()}
         unit = said.get("distanceunits", "")
         factor = in_mm(unit)
         if factor is None:
-            mend = "write its header again, with lengths in mm"
-            raise ScanError(
-                "unit-unknown", self.path, f"has lengths in {unit!r}, which is no unit of length that is known", mend
-            )
+            what = f"has lengths in {unit!r}, which is no unit of length that is known"
+            raise ScanError("unit-unknown", self.path, what, "write its header again, with lengths in mm")
         slope = said.get("elementtointensityfunctionslope", "1")
         offset = said.get("elementtointensityfunctionoffset", "0")
         if not (_is(slope, 1) and _is(offset, 0)):
             what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
-            raise ScanError(
-                "scale-in-header",
-                self.path,
-                what,
-                "save the intensities themselves, without ElementToIntensityFunction",
-            )
+            remedy = "save the intensities themselves, without ElementToIntensityFunction"
+            raise ScanError("scale-in-header", self.path, what, remedy)
         kind = said.get("elementtype", "").upper()
         bits = None
         if kind in BYTES:
@@ -103,14 +85,14 @@ class MetaImageFile(FileFormat):
         )
 
 
-def fields(path: Path) -> tuple[dict[str, str], int] | None:
-    """The header, ``key = value`` up to the name of the data file or LOCAL, and its length; None if it is none."""
+def fields(path: Path) -> tuple[dict[str, str], int]:
+    """The header, ``key = value`` up to the name of the data file or LOCAL, and its length; empty if it is none."""
     with path.open("rb") as file:
         said: dict[str, str] = {}
         while "ElementDataFile" not in said:
             line = file.readline(MOST_LINE)
             if not line or b"=" not in line:
-                return None
+                return {}, 0
             key, _, value = line.decode("latin-1").partition("=")
             said[key.strip()] = value.strip()
         return said, file.tell()
@@ -131,8 +113,10 @@ def _unclear(said: Mapping[str, str], direction: str | None) -> Iterator[Unclear
     rows = tuple(matrix[3 * column + row] for row in range(3) for column in range(3))
     code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(rows)
     if code not in (words, words.translate(_OPPOSITE)):
-        mend = "look where the image and its mask lie in a viewer, and correct the one that is wrong"
-        yield Unclear("forms-differ", f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
+        remedy = "look where the image and its mask lie in a viewer, and correct the one that is wrong"
+        yield Unclear(
+            "forms-differ", f"says {words} in its header, and its matrix {code}", "the matrix is used", remedy
+        )
 
 
 def _is(text: str, number: float) -> bool:

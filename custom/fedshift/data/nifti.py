@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,25 +26,30 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
-from fedshift.data.file_format import FileFormat, FileHeader, Unclear, described, in_mm, read_information
-from fedshift.data.packed import BROKEN, PACKED, zlib_length, zstd_length
 from fedshift.data.scan_file import NIFTI, ScanError, suffix_of
+from fedshift.data.volume_file import (
+    BROKEN,
+    PACKED,
+    FileHeader,
+    Unclear,
+    VolumeFile,
+    described,
+    in_mm,
+    read_information,
+    zlib_length,
+    zstd_length,
+)
 from fedshift.schema.reading import Reading
 
 DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, *BROKEN)
 """What nibabel raises of a file that it cannot open."""
-UNITS = {0: "", 1: "m", 2: "mm", 3: "micron"}
-"""Codes of lengths in ``xyzt_units``."""
-MOST_ALONG_AXIS = 32767
-"""Voxels, in NIfTI-1."""
-SINGULAR = 1e-6
-"""Volume of a voxel, as a part of that of a box with its edges, at or below which it has none."""
-MAX_POSITION_DIFFERENCE_MM = 0.1
-"""Positions that differ by less than this count as the same."""
+UNITS = {0: "", 1: "m", 2: "mm", 3: "micron"}  # codes of lengths in ``xyzt_units``
+MOST_ALONG_AXIS = 32767  # voxels, in NIfTI-1
+SINGULAR = 1e-6  # volume of a voxel, as a part of that of a box with its edges, at or below which it has none
+MAX_POSITION_DIFFERENCE_MM = 0.1  # positions that differ by less than this count as the same
 QUATERNION_ROUNDING = 4e-7
 """By which a² may be off in a quaternion: a header has b, c and d in 32 bits, and a is what they leave to length 1."""
-SPACING_DIFFERENCE = 5e-3
-"""Relative difference of voxel sizes up to which they are one, rounded differently."""
+SPACING_DIFFERENCE = 5e-3  # relative difference of voxel sizes up to which they are one, rounded differently
 _HEADER_BYTES = 352
 
 
@@ -54,7 +58,7 @@ def is_nifti(path: Path) -> bool:
     return path.is_file() and suffix_of(path) in NIFTI
 
 
-class NiftiFile(FileFormat):
+class NiftiFile(VolumeFile):
     """A NIfTI file, whose header is read once."""
 
     @cached_property
@@ -92,20 +96,26 @@ class NiftiFile(FileFormat):
         return isinstance(self.image.header, nibabel.Nifti2Header) or self.path.name.lower().endswith(".zst")
 
     def refuse_header(self, *, trusted: bool) -> None:
+        if wrong_name := self._name_fault():
+            raise ScanError("compression-name", self.path, *wrong_name)
         readable = self.image is not None and self.stored is not None  # otherwise `damage` says what is wrong with it
         if readable and not trusted and (wrong := self._geometry_fault()):
             raise ScanError("affine", self.path, wrong, "export it again, or correct the affine in its header")
-        if readable and not trusted and (wrong := self.spacing_fault()):
-            mend = "write its header again so that both are the same, or export it again"
-            raise ScanError("voxel-size", self.path, wrong, mend)
+        if readable and not trusted and (wrong := self._spacing_fault()):
+            remedy = "write its header again so that both are the same, or export it again"
+            raise ScanError("voxel-size", self.path, wrong, remedy)
         if self._is_scaled and not math.isfinite(self.scaling[1]):  # nibabel does not read it, and ITK takes 0
             what = f"has an intercept that is not a number ({self.scaling[1]:g}) in its header (scl_inter)"
-            mend = "write the right one into its header, or export it again"
-            raise ScanError("scale-in-header", self.path, what, mend)
+            remedy = "write the right one into its header, or export it again"
+            raise ScanError("scale-in-header", self.path, what, remedy)
 
     def itk_header(self) -> sitk.ImageFileReader:
-        with self._as_itk_reads() as file:
-            return read_information(file)
+        if self.image is None or not self._is_unknown_to_itk:
+            return read_information(self.path)
+        with TemporaryDirectory() as folder:
+            plain = Path(folder) / "header.nii"
+            plain.write_bytes(self._plain_header())
+            return read_information(plain)
 
     def damage(self) -> str | None:
         """By the header's number of voxels, the (decompressed) length, and the checksum."""
@@ -144,7 +154,7 @@ class NiftiFile(FileFormat):
             geometry=self._geometry_words(),
             remarks=remarks,
         )
-        return FileHeader(reading)
+        return FileHeader(reading, unclear=tuple(self._unclear()))
 
     def read(self) -> sitk.Image:
         is_misread = not self._is_scaled and self.scaling[1] != 0  # ITK adds it
@@ -175,12 +185,7 @@ class NiftiFile(FileFormat):
             return 0
         return int(np.count_nonzero(~np.isfinite(stored.get_unscaled())))
 
-    @contextmanager
-    def _as_itk_reads(self) -> Iterator[Path]:
-        """A file whose header ITK reads as this one: itself, or, where ITK cannot, a header of NIfTI-1 alone."""
-        if self.image is None or not self._is_unknown_to_itk:
-            yield self.path
-            return
+    def _plain_header(self) -> bytes:
         header = self.image.header
         if max(header["dim"]) > MOST_ALONG_AXIS:
             size = " x ".join(map(str, header.get_data_shape()))
@@ -191,10 +196,21 @@ class NiftiFile(FileFormat):
             if name in header and name not in ("sizeof_hdr", "magic", "vox_offset"):
                 plain[name] = header[name]
         plain["vox_offset"] = _HEADER_BYTES
-        with TemporaryDirectory() as folder:
-            beside = Path(folder) / "header.nii"
-            beside.write_bytes(plain.binaryblock.ljust(_HEADER_BYTES, b"\0"))
-            yield beside
+        return bytes(plain.binaryblock.ljust(_HEADER_BYTES, b"\0"))
+
+    def _name_fault(self) -> tuple[str, str] | None:
+        """A compressed file that is not called so, or the other way, and the right name."""
+        with self.path.open("rb") as file:
+            start = file.read(4)
+        name = self.path.name
+        named = next((end for end in PACKED if name.lower().endswith(end)), "")
+        packed = next((end for end, magic in PACKED.items() if start.startswith(magic)), None)
+        plain = name[: len(name) - len(named)]
+        if packed is not None and packed != named:
+            return f"is compressed as {packed}", f"rename it to {plain}{packed}"
+        if named and {int.from_bytes(start, "little"), int.from_bytes(start, "big")} & {348, 540}:
+            return "is not compressed", f"rename it to {plain}"
+        return None
 
     # --- where voxels lie ---------------------------------------------------------------------------------------------
 
@@ -213,7 +229,7 @@ class NiftiFile(FileFormat):
             return "has a singular affine, whose axes do not span a volume"
         return None
 
-    def spacing_fault(self) -> str | None:
+    def _spacing_fault(self) -> str | None:
         """A header whose only affine, the sform, has other voxel sizes than its pixdim; None if it has not."""
         header = None if self.image is None else self.image.header
         if header is None or header["qform_code"] or not header["sform_code"]:
@@ -226,24 +242,24 @@ class NiftiFile(FileFormat):
         read = f"{pixdim} mm by its pixdim, which ITK reads, and of {sform} mm by its sform, as nibabel reads"
         return f"has voxels of {read}"
 
-    def unclear(self) -> Iterator[Unclear]:
-        if self.image is None:
-            return
+    def _unclear(self) -> Iterator[Unclear]:
         header = self.image.header
+        if math.prod(header.get_data_shape()[2:]) < 2:  # no volume
+            return
         if (code := _length_code(header)) not in UNITS:
             what = f"has lengths in a unit that NIfTI does not have (code {code})"
-            mend = "write the unit of its lengths into its header"
-            yield Unclear("unit-unknown", what, "they are taken for mm", mend)
+            remedy = "write the unit of its lengths into its header"
+            yield Unclear("unit-unknown", what, "they are taken for mm", remedy)
         has_qform, has_sform = bool(header["qform_code"]), bool(header["sform_code"])
         if not (has_qform or has_sform):
             direction = self._direction_and_affine()[0]
             code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(direction)
             what = "says no orientation in its header, neither as qform nor as sform"
-            mend = "check that front and back are right"
-            yield Unclear("orientation-missing", what, f"it is taken for {code}", mend, is_twofold=False)
+            remedy = "check that front and back are right"
+            yield Unclear("orientation-missing", what, f"it is taken for {code}", remedy, is_twofold=False)
         if not (has_qform and has_sform):
             return
-        mend = "look where the image and its mask lie in a viewer, and write the header again with both the same"
+        remedy = "look where the image and its mask lie in a viewer, and write the header again with both the same"
         try:
             apart = _forms_apart(header)
         except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
@@ -251,11 +267,11 @@ class NiftiFile(FileFormat):
             is_sform = _most_apart(self._direction_and_affine()[1], sform, shape) <= MAX_POSITION_DIFFERENCE_MM
             used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
             what = "has a qform that is no rotation, because its quaternion is longer than 1"
-            yield Unclear("forms-differ", what, f"{used} is used", mend)
+            yield Unclear("forms-differ", what, f"{used} is used", remedy)
             return
         if apart is not None:
             what = f"has a qform and an sform in its header that differ by up to {apart:.3g} mm"
-            yield Unclear("forms-differ", what, "the volume in ml is computed from the qform", mend)
+            yield Unclear("forms-differ", what, "the volume in ml is computed from the qform", remedy)
 
     def _geometry_words(self) -> str:
         """From what of the header ITK takes the voxels' places."""
@@ -283,32 +299,11 @@ class NiftiFile(FileFormat):
         return tuple(direction.ravel().tolist()), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
 
 
-def misnamed(path: Path) -> tuple[str, str] | None:
-    """What is wrong with the name of a NIfTI file that is compressed and not called so, or the other way, and the mend.
-
-    None if there is no such fault. Fails where a file may not be read, whatever its format.
-    """
-    with path.open("rb") as file:
-        start = file.read(4)
-    if suffix_of(path) not in NIFTI:
-        return None
-    named = next((end for end in PACKED if path.name.lower().endswith(end)), "")
-    packed = next((end for end, magic in PACKED.items() if start.startswith(magic)), None)
-    plain = path.name.removesuffix(path.name[-len(named) :]) if named else path.name
-    if packed is not None and packed != named:
-        return f"is compressed as {packed}", f"rename it to {plain}{packed}"
-    if named and {int.from_bytes(start, "little"), int.from_bytes(start, "big")} & {348, 540}:
-        return "is not compressed", f"rename it to {plain}"
-    return None
-
-
 def _length_code(header: Any) -> int:
-    """The code of the unit of lengths, one of `UNITS` in a valid header."""
     return int(header["xyzt_units"]) & 7
 
 
 def _unit(header: Any) -> str:
-    """The unit of lengths; "" where the header has none that NIfTI has."""
     return UNITS.get(_length_code(header), "")
 
 

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedshift.data.file_format import FileFormat, FileHeader, Unclear, described, in_mm
 from fedshift.data.scan_file import ScanError
+from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, described, in_mm
 from fedshift.schema.reading import Reading
 
 MAGIC = b"NRRD"
-MOST_HEADER = 1 << 24
-"""Bytes of a header that are looked at; one of a segmentation has a few thousand."""
+MOST_HEADER = 1 << 24  # bytes of a header that are looked at; one of a segmentation has a few thousand
 AGAIN = "write its header again, with lengths in mm"
 BITS = {
     "8 bits, signed": ("signed char", "int8", "int8_t"),
@@ -32,7 +31,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OF_PATIENT = re.compile(r"(right|left)-(anterior|posterior)-superior(-time)?|[rl][ap]st?")
 
 
-class NrrdFile(FileFormat):
+class NrrdFile(VolumeFile):
     """An NRRD file."""
 
     def header(self) -> FileHeader:
@@ -41,20 +40,17 @@ class NrrdFile(FileFormat):
         factors = [in_mm(unit) for unit in units]
         wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)
         if wrong is not None:
-            raise ScanError(
-                "unit-unknown", self.path, f"has lengths in {wrong!r}, which is no unit of length that is known", AGAIN
-            )
+            what = f"has lengths in {wrong!r}, which is no unit of length that is known"
+            raise ScanError("unit-unknown", self.path, what, AGAIN)
         sizes = said.get("spacings", "").split()[:3]
         if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
-            raise ScanError(
-                "voxel-size", self.path, f"has an axis without a voxel size (spacings {' x '.join(sizes)})", AGAIN
-            )
+            what = f"has an axis without a voxel size (spacings {' x '.join(sizes)})"
+            raise ScanError("voxel-size", self.path, what, AGAIN)
         space = said.get("space", "").strip().lower()
         if space.startswith(("3d-left-handed", "3d left handed")):
             what = "has a left-handed space in its header, in which left and right of the patient are not said"
-            raise ScanError(
-                "left-handed", self.path, what, "write its header again with the space left-posterior-superior"
-            )
+            remedy = "write its header again with the space left-posterior-superior"
+            raise ScanError("left-handed", self.path, what, remedy)
         word = next((word for word, names in BITS.items() if said.get("type", "").lower() in names), said.get("type"))
         geometry = f"space directions in {space}" if space else "spacings" if sizes else None
         return FileHeader(
@@ -68,15 +64,15 @@ def _unclear(space: str) -> Iterator[Unclear]:
     if _OF_PATIENT.fullmatch(space):
         return
     named = f"names the space {space}, whose axes are not the patient's" if space else "says no orientation (space)"
-    mend = "check that front and back are right"
-    yield Unclear("orientation-missing", f"{named} in its header", "it is taken for LPS", mend, is_twofold=False)
+    remedy = "check that front and back are right"
+    yield Unclear("orientation-missing", f"{named} in its header", "it is taken for LPS", remedy, is_twofold=False)
 
 
 def _units(said: Mapping[str, str]) -> list[str]:
     """Of the axes of the space, or, without one, of the first three axes of the array."""
     in_space = "space" in said or "space dimension" in said
-    found = _QUOTED.findall(said.get("space units" if in_space else "units", ""))[:3]
-    return [*found, "", "", ""][:3]
+    units = _QUOTED.findall(said.get("space units" if in_space else "units", ""))
+    return [unit.strip() for unit in [*units, "", "", ""][:3]]
 
 
 def _fields(path: Path) -> dict[str, str]:

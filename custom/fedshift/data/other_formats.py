@@ -1,7 +1,6 @@
 """Scans in formats that are not read: which names are theirs, and what each is converted with.
 
-Nothing is guessed of such files: many have no voxel sizes or orientation, and the checks of `fedshift.data.file_format`
-do not know them.
+Nothing is guessed of such files: many have no voxel sizes or orientation.
 """
 
 from __future__ import annotations
@@ -13,45 +12,30 @@ from pathlib import Path
 from fedshift.data.scan_file import SUFFIXES
 from fedshift.schema.names import few_names
 
-DEEPEST = 5
-"""Levels of folders below the one that is named: patient, study, series, and some to spare."""
+DEEPEST = 5  # levels of folders below the one that is named: patient, study, series, and some to spare
 _MRTRIX = "convert with MRtrix, `mrconvert IN OUT.nii.gz`"
 _NIBABEL = "convert with nibabel, `nib-convert IN OUT.nii.gz`"
 _AFNI = "convert with AFNI, `3dAFNItoNIFTI IN`"
 _PHILIPS = "convert with nibabel, `parrec2nii IN`"
 _SLICER = "open in 3D Slicer or ITK-SNAP, and save as NIfTI (.nii.gz)"
 _BARE = "an array has no voxel sizes and no orientation: save the scan itself as NIfTI (.nii.gz)"
-OTHER_FORMATS: dict[str, tuple[str, str]] = {
-    ".mif": ("MRtrix", _MRTRIX),
-    ".mif.gz": ("MRtrix", _MRTRIX),
-    ".mih": ("MRtrix", _MRTRIX),
-    ".mgh": ("FreeSurfer", _NIBABEL),
-    ".mgz": ("FreeSurfer", _NIBABEL),
-    ".mnc": ("MINC", _NIBABEL),
-    ".minc": ("MINC", _NIBABEL),
-    ".hdr": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".hdr.gz": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".img": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".img.gz": ("Analyze or a NIfTI pair", _NIBABEL),
-    ".head": ("AFNI", _AFNI),
-    ".brik": ("AFNI", _AFNI),
-    ".brik.gz": ("AFNI", _AFNI),
-    ".par": ("Philips PAR/REC", _PHILIPS),
-    ".rec": ("Philips PAR/REC", _PHILIPS),
-    ".nhdr": ("NRRD in two files", _SLICER),
-    ".gipl": ("GIPL", _SLICER),
-    ".gipl.gz": ("GIPL", _SLICER),
-    ".vtk": ("VTK", _SLICER),
-    ".vti": ("VTK", _SLICER),
-    ".b2nd": ("nnU-Net's preprocessed array", "take the scans in nnUNet_raw"),
-    ".npy": ("NumPy", _BARE),
-    ".npz": ("NumPy", _BARE),
-    ".h5": ("HDF5", _BARE),
-    ".hdf5": ("HDF5", _BARE),
-    ".zarr": ("Zarr", _BARE),
-    ".tif": ("TIFF", _BARE),
-    ".tiff": ("TIFF", _BARE),
-}
+_FORMATS = (
+    ("MRtrix", _MRTRIX, ".mif .mif.gz .mih"),
+    ("FreeSurfer", _NIBABEL, ".mgh .mgz"),
+    ("MINC", _NIBABEL, ".mnc .minc"),
+    ("Analyze or a NIfTI pair", _NIBABEL, ".hdr .hdr.gz .img .img.gz"),
+    ("AFNI", _AFNI, ".head .brik .brik.gz"),
+    ("Philips PAR/REC", _PHILIPS, ".par .rec"),
+    ("NRRD in two files", _SLICER, ".nhdr"),
+    ("GIPL", _SLICER, ".gipl .gipl.gz"),
+    ("VTK", _SLICER, ".vtk .vti"),
+    ("nnU-Net's preprocessed array", "take the scans in nnUNet_raw", ".b2nd"),
+    ("NumPy", _BARE, ".npy .npz"),
+    ("HDF5", _BARE, ".h5 .hdf5"),
+    ("Zarr", _BARE, ".zarr"),
+    ("TIFF", _BARE, ".tif .tiff"),
+)
+OTHER_FORMATS = {suffix: (name, remedy) for name, remedy, suffixes in _FORMATS for suffix in suffixes.split()}
 """Suffix -> whose format it is, and how it is converted. ``.zarr`` is a folder."""
 _PACKED_OTHERWISE = ("a compression that is not read", "unpack, or save as .nii.gz")
 _PACKED = re.compile(
@@ -111,8 +95,8 @@ def how_to_convert(files: Iterable[Path]) -> str:
     """What to do with files of `in_other_formats`; with which of them, where there are several ways."""
     names: dict[str, list[str]] = {}
     for file in files:
-        if found := other_format(file):
-            names.setdefault(found[1], []).append(file.name)
+        if other := other_format(file):
+            names.setdefault(other[1], []).append(file.name)
     if len(names) == 1:
         return next(iter(names))
-    return "; ".join(f"{mend} ({few_names(these, most=3)})" for mend, these in names.items())
+    return "; ".join(f"{remedy} ({few_names(these, most=3)})" for remedy, these in names.items())

@@ -57,7 +57,6 @@ def _read(path: Path, case: Case) -> np.ndarray:
 
     voxels = read_scan(path).voxels
     if voxels.shape != case.shape:
-        raise DataError(
-            "array-shape", f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
-        )
+        what = f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
+        raise DataError("array-shape", what)
     return voxels

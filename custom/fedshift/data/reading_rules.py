@@ -6,7 +6,6 @@ to each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,16 +23,13 @@ class Rule:
 
 def _rules(text: str) -> tuple[Rule, ...]:
     """Rules in lines ``input | outcome | how``, of which one that is indented goes on with the line before it."""
-    return tuple(_parsed(text.replace("\n    ", " ").strip().splitlines()))
+    rows = [line.split(" | ") for line in text.replace("\n    ", " ").strip().splitlines()]
+    known = {outcome: outcome for outcome in get_args(Outcome)}
+    return tuple(Rule(what, known[outcome], how) for what, outcome, how in rows)
 
 
-def _parsed(lines: list[str]) -> Iterator[Rule]:
-    for line in lines:
-        what, outcome, how = line.split(" | ")
-        yield Rule(what, next(known for known in get_args(Outcome) if known == outcome), how)
-
-
-DICOM_IMAGES = _rules("""
+RULES: dict[str, tuple[Rule, ...]] = {
+    "DICOM image": _rules("""
 fewer bits stored than allocated, signed, or with content in the unused bits | read | the stored bits alone, with
     their sign (PS3.5, 8.1.1)
 rescale slope and intercept, also of each slice or frame | read | applied, the same in classic slices and enhanced
@@ -74,9 +70,8 @@ a concatenation of which a part is missing | refused | says which parts are ther
 enhanced images of one series at the same places | read | each is a scan of its own
 slices of several acquisitions that lie one after the other | read | as one volume
 copies of a slice | read | once; two that differ under one UID are refused
-""")
-"""Classic series and enhanced images."""
-DICOM_MASKS = _rules("""
+"""),
+    "DICOM mask": _rules("""
 a structure by its name, then by its code | read | whatever its case and signs; a name with another class's code is
     refused
 structures that are no class | warned of | left out; --label 'prostate=PZ,TZ' says what they are, and merges several
@@ -114,9 +109,8 @@ contours between slices, further apart than these | refused | unless --interpola
 contours across the image's slices, in planes of its voxels | read | filled in these planes
 contours in no plane of the image's voxels | refused | export it on the image's slices
 points and open contours | refused | of a class; other structures may have them
-""")
-"""SEG and RT Structure Sets."""
-SEG_NRRD = _rules("""
+"""),
+    ".seg.nrrd": _rules("""
 segments with names, whatever their values | read | by name, as DICOM masks are; values may differ from case to case
 segments with a code | read | by the terminology entry, after the name; Tissue, the default, says nothing
 segments that nobody has named | read | Segment_1 and the like, by the value that --label gives
@@ -131,9 +125,8 @@ voxels cut to the segments' extent | read | placed on the image's voxels
 other voxels than the image's | converted | a voxel is of the segment's voxel that its centre lies in; with a warning
 segments beyond the image | warned of | cut off, and how many ml; refused if nothing is left
 no names | read | by its values, as any mask
-""")
-"""3D Slicer's segmentations."""
-FILES = _rules("""
+"""),
+    "file": _rules("""
 NIfTI-1, .nii and .nii.gz | read | by SimpleITK, and turned to RAS
 NIfTI-2 | read | by nibabel, laid where ITK lays the same header of NIfTI-1
 .nii.zst | read | by nibabel, as .nii.gz; a mask of it is written as .nii.gz
@@ -168,9 +161,8 @@ NaN or infinite voxels | refused | with their number
 fewer than three slices | refused | whole volumes are read
 more than 2^30 voxels, or 32,767 along an axis | refused | before it is decoded
 a format that is not read, by name | refused | with what converts it
-""")
-"""NIfTI, NRRD, MetaImage and formats that are not read."""
-LISTS = _rules("""
+"""),
+    "list": _rules("""
 training in dataset.json, as of the Decathlon | read | each image with the label that the list gives it
 dataset in dataset.json, as of nnU-Net 2 | read | each case with its images and its label, wherever they lie
 images without the number of their sequence, as of nnU-Net 1 | read | P1 stands for P1_0000, P1_0001 and so on
@@ -199,17 +191,15 @@ more volumes than names | refused | by file
 two masks in the folder of a case | refused | by case
 scans in formats that are not read beside others | warned of | by name, with what converts them
 nothing but scans in formats that are not read | refused | by name, with what converts them
-""")
-"""How images and masks are put together: names, patterns, dataset.json."""
-MASKS = _rules("""
+"""),
+    "mask": _rules("""
 slices without a class between slices that have it | warned of | by class and slice, where a gap is short and what is
     on both sides of it overlaps
 no voxel of any class | refused | draw the structure or leave the case out, or say that it may be missing
 no voxel of any class, where the task has data.empty, is of lesions, or with --empty | warned of | taken as a case
     without the structure; Dice is over the others, false positives in ml are over these
-""")
-"""SEG and RT Structure Sets."""
-PICTURES = _rules("""
+"""),
+    "picture": _rules("""
 colour or grey of 8 bits | read | as it is
 1 bit | read | black and white
 palette | converted | to the palette's colours
@@ -232,16 +222,7 @@ several pictures in one file | refused | save the one that is meant by itself
 reduced copies in a TIFF, further pictures of a telephone's JPEG (MPO) | read | the first picture, and no other
 a TIFF of other bits or samples | refused | save it as a picture of 8 bits, or as a grey one of 16 bits
 cut short, damaged or no picture | refused | by name, all of a site at once
-""")
-"""PNG, JPEG, TIFF."""
-RULES: dict[str, tuple[Rule, ...]] = {
-    "DICOM image": DICOM_IMAGES,
-    "DICOM mask": DICOM_MASKS,
-    ".seg.nrrd": SEG_NRRD,
-    "file": FILES,
-    "list": LISTS,
-    "mask": MASKS,
-    "picture": PICTURES,
+"""),
 }
 
 

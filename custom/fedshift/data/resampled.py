@@ -12,25 +12,67 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from fedshift.data import blocks
 from fedshift.data.arrays import rebuilt
 from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.data.voxels import Fixed, places, resized_labels
-from fedshift.runtime.grids import Normalise, network_volume, shape_at
+from fedshift.runtime.grids import MOST_DEVIATIONS, MOST_PLAIN, Normalise, network_volume, resized, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
-from fedshift.schema.strict import nearest
+from fedshift.schema.strict import Strict, nearest
 
 PREFIX = "volumes_"
-FORMAT = 2
-"""Raised when other voxels come out of the same settings."""
-MOST_PLACES = 5000
-"""Voxels of a class that are kept for each case."""
+FORMAT = 2  # raised when other voxels come out of the same settings
+MOST_PLACES = 5000  # voxels of a class that are kept for each case
+
+
+class Fixed(Strict):
+    """``normalise: fixed``: clip to ``low`` … ``high``, subtract ``mean``, divide by ``std``; numbers for all sites.
+
+    For images with a unit, such as Hounsfield units of CT.
+    """
+
+    low: float
+    high: float
+    mean: float
+    std: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"'low' must be below 'high', not {self.low:g} and {self.high:g}")
+        if max(abs(edge) for edge in self.range) > MOST_PLAIN:
+            raise ValueError(f"gives intensities beyond {MOST_PLAIN:g}: divide by a larger 'std'")
+        return self
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """For `fedshift.runtime.grids.normalised`."""
+        return self.low, self.high, self.mean, self.std
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest normalised intensity."""
+        return (self.low - self.mean) / self.std, (self.high - self.mean) / self.std
+
+
+def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, float]:
+    """The smallest and the largest intensity that the network sees.
+
+    0 is between them: it is what surrounds a volume that is smaller than a patch, and what ``nonzero`` keeps.
+    """
+    if fixed is not None:
+        low, high = fixed.range
+        return min(low, 0.0), max(high, 0.0)
+    most = {"volume": MOST_DEVIATIONS, "percentile": 1.0}.get(normalise, MOST_PLAIN)
+    return (0.0 if normalise == "percentile" else -most), most
 
 
 @dataclass(frozen=True)
@@ -39,8 +81,8 @@ class Preparation:
 
     ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. ``matrix``: voxels along
     the longer side of a slice, of volumes without a voxel size (`fedshift.runtime.grids.shape_at`). ``normalise``,
-    ``nonzero`` and ``fixed``: see `fedshift.data.voxels.normalised`. ``sequences``: which of a site's, in this order;
-    empty for a site's only one.
+    ``nonzero`` and ``fixed``: see `fedshift.runtime.grids.network_volume`. ``sequences``: which of a site's, in this
+    order; empty for a site's only one.
     """
 
     spacing: tuple[float | None, float | None, float | None] | None = None
@@ -51,18 +93,12 @@ class Preparation:
     sequences: tuple[str, ...] = ()
 
     def numbers(self, manifest: Manifest, where: Path) -> list[int]:
-        """The places of the sequences among the manifest's.
-
-        Raises:
-            DataError: the site lacks one, or has several and none is named.
-        """
+        """The places of the sequences among the manifest's."""
         known = manifest.sequences
         if not self.sequences:
             if len(known) > 1:
-                raise DataError(
-                    "sequence-unnamed",
-                    f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences",
-                )
+                what = f"{where} has the sequences {', '.join(known)}, and the task names none: set data.sequences"
+                raise DataError("sequence-unnamed", what)
             return [0]
         unknown = next((name for name in self.sequences if name not in known), None)
         if unknown is not None:
@@ -98,17 +134,14 @@ class ResampledVolumes:
     def places(self, case: int, number: int) -> np.ndarray:
         """Voxels (n, 3) int32 of a foreground class of a case, at most `MOST_PLACES`."""
         start, end = self._starts[case, number - 1 : number + 1]
-        found: np.ndarray = self._places[start:end]
-        return found
+        chosen: np.ndarray = self._places[start:end]
+        return chosen
 
 
 def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False) -> ResampledVolumes:
     """Open a site's volumes; resample and normalise them if the arrays are missing.
 
-    Args:
-        site_dir: the prepared site.
-        preparation: spacing, normalisation and sequences.
-        full: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
+    ``full``: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
 
     Raises:
         DataError: no prepared site there, an unreadable volume, a sequence that the site lacks, or arrays that have
@@ -187,7 +220,7 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
     def fill(folder: Path) -> None:
         images = _create(folder / "images.npy", np.float16, int(offsets[-1]) * len(numbers))
         labels = _create(folder / "labels.npy", np.uint8, int(offsets[-1]))
-        found: list[np.ndarray] = []
+        chosen: list[np.ndarray] = []
         starts = np.zeros((len(shapes), n_classes), np.int64)
         for number, case in enumerate(manifest.cases):
             start, end = offsets[number : number + 2]
@@ -198,11 +231,11 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
             labels[start:end] = volume.ravel()
             starts[number, 0] = starts[number - 1, -1] if number else 0
             for of_class in range(1, n_classes):
-                found.append(places(volume, of_class, most=MOST_PLACES, seed=(number, of_class)))
-                starts[number, of_class] = starts[number, of_class - 1] + len(found[-1])
+                chosen.append(places(volume, of_class, most=MOST_PLACES, seed=(number, of_class)))
+                starts[number, of_class] = starts[number, of_class - 1] + len(chosen[-1])
         images.flush()
         labels.flush()
-        np.save(folder / "places.npy", np.concatenate(found))
+        np.save(folder / "places.npy", np.concatenate(chosen))
         np.save(folder / "starts.npy", starts)
         np.save(folder / "shapes.npy", shapes)
 
@@ -210,12 +243,7 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
 
 
 def _images(
-    site_dir: Path,
-    manifest: Manifest,
-    case: Case,
-    preparation: Preparation,
-    numbers: list[int],
-    shape: tuple[int, ...],
+    site_dir: Path, manifest: Manifest, case: Case, preparation: Preparation, numbers: list[int], shape: tuple[int, ...]
 ) -> np.ndarray:
     try:
         return network_volume(
@@ -238,6 +266,27 @@ def _labels(site_dir: Path, case: Case, n_classes: int) -> np.ndarray:
             "classes: prepare the site again",
         )
     return labels
+
+
+def resized_labels(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Classes (z, y, x) uint8 on another grid: the class that covers most of a voxel, the smaller number at a tie."""
+    if labels.shape == tuple(shape):
+        return labels
+    classes = np.zeros(tuple(shape), np.uint8)
+    most = np.zeros(tuple(shape), np.float32)
+    for number in np.unique(labels).tolist():
+        cover = resized((labels == number).astype(np.float32), shape)
+        larger = cover > most + 1e-6  # the margin keeps exact halves on one side whatever the rounding of the sums
+        classes[larger], most[larger] = number, cover[larger]
+    return classes
+
+
+def places(labels: np.ndarray, number: int, *, most: int, seed: Sequence[int]) -> np.ndarray:
+    """Up to ``most`` voxels (n, 3) int32 of a class, drawn by ``seed`` and in order."""
+    chosen = np.flatnonzero(labels == number)
+    if len(chosen) > most:
+        chosen = np.sort(np.random.default_rng(list(seed)).choice(chosen, most, replace=False))
+    return np.stack(np.unravel_index(chosen, labels.shape), 1).astype(np.int32)
 
 
 def _offsets(shapes: np.ndarray) -> np.ndarray:

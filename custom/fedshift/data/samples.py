@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 32
-CHUNK_BYTES = 2**26
-"""A chunk of larger samples has fewer of them."""
+CHUNK_BYTES = 2**26  # a chunk of larger samples has fewer of them
 
 
 def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:

@@ -1,4 +1,4 @@
-"""A scan as a file: which names are those of scans, and the error that says what is wrong with one."""
+"""A scan as a file: which names are those of scans, and the error or finding that says what is wrong with one."""
 
 from __future__ import annotations
 
@@ -6,31 +6,60 @@ import os
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import printable
 
 SUFFIXES = (".nii.gz", ".nii.zst", ".nii", ".nrrd", ".mha", ".mhd")
 NIFTI = (".nii.gz", ".nii.zst", ".nii")
-DATA_SUFFIXES = (".raw", ".zraw")
-"""Of the files with the voxels that a MetaImage header names."""
-FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
-"""How a link to nowhere is mended."""
+DATA_SUFFIXES = (".raw", ".zraw")  # of the files with the voxels that a MetaImage header names
+ALLOW = "allow whoever runs this command to read it, or copy it again"
+FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"  # how a link to nowhere is mended
 
 
 class ScanError(DataError):
-    """A scan that cannot be used: ``what`` is wrong, and how to fix it (``mend``), separately for ``data check``."""
+    """A scan that cannot be used: ``what`` is wrong, and how to fix it (``remedy``), separately for ``data check``."""
 
-    def __init__(self, code: str, path: Path, what: str, mend: str) -> None:
-        """``what`` is wrong with the file at ``path``, and how to fix it."""
-        super().__init__(code, f"{path} {what}: {mend}")
+    def __init__(self, code: str, path: Path, what: str, remedy: str) -> None:
+        super().__init__(code, f"{path} {what}: {remedy}")
         self.path = path
         self.what = what
-        self.mend = mend
+        self.remedy = remedy
 
 
 class SeveralVolumes(ScanError):
     """A file with several volumes where one is expected."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check: its code, the file, what is wrong with it, and how to fix it.
+
+    ``case``: the case that cannot be used because of it, where images and masks do not go together.
+    """
+
+    level: Literal["error", "warning"]
+    code: str
+    file: Path
+    message: str
+    remedy: str
+    case: str = ""
+
+    @classmethod
+    def from_error(cls, error: ScanError) -> Finding:
+        """A scan that cannot be read."""
+        return cls("error", error.code, error.path, error.what, error.remedy)
+
+    def as_error(self) -> ScanError:
+        """The finding as an error, where nothing can be done with it."""
+        return ScanError(self.code, self.file, self.message, self.remedy)
+
+    def sentence(self) -> str:
+        """The finding as one line, whatever is in the file's name."""
+        return printable(f"{self.file} {self.message}: {self.remedy}").replace("\n", " ")
 
 
 def same_form(name: str) -> str:
@@ -65,7 +94,4 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
-        what = f"cannot be read ({error.strerror or error})"
-        raise ScanError(
-            "file-unreadable", named, what, "allow whoever runs this command to read it, or copy it again"
-        ) from None
+        raise ScanError("file-unreadable", named, f"cannot be read ({error.strerror or error})", ALLOW) from None

@@ -1,21 +1,48 @@
-"""The scans in a folder that somebody names: files, DICOM series in sub-folders, or the folder itself as a series."""
+"""What lies in a folder: its scans, as files, DICOM series, or the folder itself as a series; masks; other formats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedshift.data.dicom import looks_like_dicom
+from fedshift.data.dicom import is_dicom_mask, looks_like_dicom
 from fedshift.data.other_formats import how_to_convert, passed_over
-from fedshift.data.scan_file import is_broken_link, suffix_of
+from fedshift.data.scan_file import Finding, is_broken_link, reading, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
-MASK = "_mask"
-"""How the stems of masks end that `fedshift predict` writes."""
-DEEPEST = 4
-"""Levels of folders in a DICOM study: patient, study, series, and one to spare."""
+MASK = "_mask"  # how the stems of masks end that `fedshift predict` writes
+DEEPEST = 4  # levels of folders in a DICOM study: patient, study, series, and one to spare
+
+
+def visible(folder: Path) -> list[Path]:
+    """Entries of a folder without hidden ones, such as the ``._`` files of macOS archives.
+
+    Raises:
+        ScanError: the folder may not be read.
+    """
+    with reading(folder):
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+        for entry in entries[:1]:
+            entry.is_dir()  # a folder may let its entries be listed and not be looked at
+        return entries
+
+
+def scan_files(folder: Path) -> list[Path]:
+    """The scans in a folder, by name; also links to nowhere, so that whoever reads them says so."""
+    return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
+
+
+def mask_files(folder: Path) -> list[Path]:
+    """The files in a folder that may be masks, DICOM masks among them, by name."""
+    return sorted([*scan_files(folder), *(entry for entry in visible(folder) if is_dicom_mask(entry))])
+
+
+def contents(folder: Path) -> str:
+    """What is in a folder, in a few words."""
+    names = [entry.name + ("/" if entry.is_dir() else "") for entry in visible(folder)]
+    return f"found {few_names(names)}" if names else "it is empty"
 
 
 def scans_in(paths: Iterable[Path]) -> list[Path]:
@@ -28,22 +55,35 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
     Raises:
         DataError: a folder without either.
     """
-    found: list[Path] = []
+    scans: list[Path] = []
     for path in paths:
-        inside = _inside(path, DEEPEST)[0] if path.is_dir() else [path]
+        inside = _inside(path, DEEPEST) if path.is_dir() else [path]
+        if not inside and (others := list(passed_over(path, DEEPEST))):
+            what = f"{path} holds no scan that is read, only {few_names([file.name for file in others])}"
+            raise DataError("format-not-read", f"{what}: {how_to_convert(others)}")
         if not inside:
-            others = list(passed_over(path, DEEPEST))
-            if others:
-                shown = few_names([file.name for file in others])
-                raise DataError(
-                    "format-not-read", f"{path} holds no scan that is read, only {shown}: {how_to_convert(others)}"
-                )
-            raise DataError(
-                "scans-missing",
-                f"{path} holds no scan: name a folder with NIfTI, NRRD or MetaImage files, or with DICOM series",
-            )
-        found += inside
-    return list(dict.fromkeys(found))
+            remedy = "name a folder with NIfTI, NRRD or MetaImage files, or with DICOM series"
+            raise DataError("scans-missing", f"{path} holds no scan: {remedy}")
+        scans += inside
+    return list(dict.fromkeys(scans))
+
+
+def _inside(folder: Path, levels: int, *, files: bool = True) -> list[Path]:
+    """The scans in a folder; without ``files`` only those that are DICOM."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    series = series_in(folder) if any(looks_like_dicom(entry) for entry in entries) else []
+    scans = []
+    if files and not series:  # beside slices a file is their series, in whatever form somebody keeps it
+        scans = [entry for entry in entries if (entry.is_file() or is_broken_link(entry)) and _is_image(entry)]
+    for entry in entries:
+        if entry.is_dir() and levels:
+            series += _inside(entry, levels - 1, files=False)
+    return [*scans, *series]
+
+
+def _is_image(file: Path) -> bool:
+    suffix = suffix_of(file)
+    return suffix is not None and not file.name[: -len(suffix)].endswith(MASK)
 
 
 def not_read(paths: Iterable[Path]) -> Iterator[str]:
@@ -52,22 +92,13 @@ def not_read(paths: Iterable[Path]) -> Iterator[str]:
         yield f"not read: {few_names([file.name for file in files])}: {how_to_convert(files)}"
 
 
-def _inside(folder: Path, levels: int) -> tuple[list[Path], list[Path]]:
-    """The scans in a folder, and those of them that are DICOM."""
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    series = series_in(folder) if any(looks_like_dicom(entry) for entry in entries) else []
-    found = [
-        entry
-        for entry in entries
-        if (entry.is_file() or is_broken_link(entry)) and (suffix := suffix_of(entry)) and not _is_mask(entry, suffix)
-    ]
-    if series:
-        found = []  # of a series, in whatever form somebody keeps it beside its slices
-    for entry in entries:
-        if entry.is_dir() and levels:
-            series += _inside(entry, levels - 1)[1]
-    return [*found, *series], series
-
-
-def _is_mask(file: Path, suffix: str) -> bool:
-    return file.name[: -len(suffix)].endswith(MASK)
+def warn_of_formats(files: Iterable[Path]) -> list[Finding]:
+    """A warning for each folder that has some of these files, whose formats are not read."""
+    held: dict[Path, list[Path]] = {}
+    for file in files:
+        held.setdefault(file.parent, []).append(file)
+    findings = []
+    for folder, those in held.items():
+        what = f"has scans that are not read: {few_names([file.name for file in those])}"
+        findings.append(Finding("warning", "format-not-read", folder, what, how_to_convert(those)))
+    return findings

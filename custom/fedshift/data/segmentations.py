@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.dicom_extra import UNREADABLE
+from fedshift.data.dicom_objects import UNREADABLE
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.slabs import Slab, beyond, draw, is_on_grid, matrix_of
@@ -21,14 +21,10 @@ from fedshift.schema.names import one_line
 from fedshift.schema.reading import Reading
 
 AGAIN = "export the mask on the slices of its image again"
-MOST_PIXELS = 2**32
-"""Of all frames; each takes a byte."""
-SAME = 0.01
-"""Millimetres up to which two frames lie in one plane, and a cosine's error."""
-ALONE = 1.5
-"""Times the usual distance: a frame further from the next one is not next to it."""
-LABELMAP = ".7"
-"""How the class of a label map ends."""
+MOST_PIXELS = 2**32  # of all frames; each takes a byte
+SAME = 0.01  # millimetres up to which two frames lie in one plane, and a cosine's error
+ALONE = 1.5  # times the usual distance: a frame further from the next one is not next to it
+LABELMAP = ".7"  # how the class of a label map ends
 _SYNTAXES = {"1.2.840.10008.1.2.8.1": "Deflated Image Frame Compression"}
 """Names of transfer syntaxes that pydicom does not know."""
 _UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{ending}" for ending in ("", ".1", ".1.99", ".2"))
@@ -49,11 +45,7 @@ def reading_of(content: Any) -> Reading:
 
 
 def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
-    """The segments of a SEG, to be drawn on the grid of an image.
-
-    Raises:
-        ScanError: it is of slides, too large, or says of its frames what cannot be.
-    """
+    """The segments of a SEG, to be drawn on the grid of an image."""
     frames = _frames(content, image, path)
     half = _half(content)
     labelled = content.SOPClassUID.endswith(LABELMAP)
@@ -89,17 +81,12 @@ def _fractions(content: Any) -> str:
 
 
 def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions: str | None = None) -> Drawing:
-    """A structure of slabs on an image's voxels, with what is to be said of it; ``fractions``: which it has.
-
-    Raises:
-        ScanError: nothing of it is in the image.
-    """
+    """A structure of slabs on an image's voxels, with what is to be said of it; ``fractions``: which it has."""
     voxels = draw(slabs, image)
     outside, of = beyond(slabs, image)
     if of and not voxels.any():
-        raise ScanError(
-            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
-        )
+        what = f"has {name!r} where its image has no voxels"
+        raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
     remarks = [Remark(fractions, "export it as a binary segmentation, if another limit is meant")] if fractions else []
     if outside:
         cut = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
@@ -142,9 +129,8 @@ def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[_Frame]]
         raise ScanError("mask-of-slides", path, what, "name a mask of the scan")
     size = int(content.Rows) * int(content.Columns) * int(content.get("NumberOfFrames", 1) or 1)
     if size > MOST_PIXELS:
-        raise ScanError(
-            "too-large", path, f"has {size:,} pixels, at most {MOST_PIXELS:,} are read", "export fewer segments"
-        )
+        what = f"has {size:,} pixels, at most {MOST_PIXELS:,} are read"
+        raise ScanError("too-large", path, what, "export fewer segments")
     kept: list[_Frame] = []
 
     def decode() -> list[_Frame]:

@@ -12,22 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.data.dicom import Identity, identify, looks_like_dicom
-from fedshift.data.dicom_classes import CT_IMAGES, is_no_scan
-from fedshift.data.dicom_extra import quiet
-from fedshift.data.scan_file import FETCH, is_broken_link, suffix_of
+from fedshift.data.dicom import DicomFault, Identity, identify, looks_like_dicom
+from fedshift.data.dicom_objects import CT_IMAGES, quiet
+from fedshift.data.scan_file import FETCH, ScanError, is_broken_link, suffix_of
 from fedshift.schema.names import few_names
 
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
-
-
-class NoSeries(Exception):
-    """Why a folder is not one series: ``what`` is wrong with it, and how to fix it (``mend``)."""
-
-    def __init__(self, code: str, what: str, mend: str) -> None:
-        """``what`` is wrong with the folder, as the rest of a sentence, and how to fix it."""
-        super().__init__(what)
-        self.code, self.what, self.mend = code, what, mend
 
 
 @dataclass(frozen=True)
@@ -59,8 +49,8 @@ def is_series(path: Path) -> bool:
 
 def is_multiframe_file(path: Path) -> bool:
     """Whether a file is an enhanced DICOM image."""
-    found = identify(path)
-    return found is not None and found.is_multiframe
+    identity = identify(path)
+    return identity is not None and identity.is_multiframe
 
 
 def is_dicom(path: Path) -> bool:
@@ -72,9 +62,9 @@ def is_ct(path: Path) -> bool:
     """Whether a scan is read from DICOM, and from CT by what its files say."""
     folder, uid = folder_and_uid(path)
     files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    for found in filter(None, map(identify, files)):
-        if found.is_scan and uid in (None, found.series):
-            return found.sop_class in CT_IMAGES
+    for identity in filter(None, map(identify, files)):
+        if identity.is_scan and uid in (None, identity.series):
+            return identity.sop_class in CT_IMAGES
     return False
 
 
@@ -102,87 +92,72 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
 
 
 def list_series(path: Path) -> Listed:
-    """The files of the scan that a folder holds, or that a path names in it.
-
-    Raises:
-        NoSeries: it names none, or several.
-    """
+    """The files of the scan that a folder holds, or that a path names in it."""
     folder, wanted = folder_and_uid(path)
     if lost := sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry)):
-        raise NoSeries(
-            "file-missing", f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH
-        )
+        what = f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist"
+        raise ScanError("file-missing", path, what, FETCH)
     known, unread = _identified(folder)
     if unread and not known:
-        raise NoSeries(
-            "file-damaged", f"holds {len(unread)} DICOM file(s), none of which can be read", "export the series again"
-        )
+        what = f"holds {len(unread)} DICOM file(s), none of which can be read"
+        raise ScanError("file-damaged", path, what, "export the series again")
     if unread:
         what = f"has {len(unread)} file(s) such as {unread[0].name} that cannot be read as a slice of the series"
-        raise NoSeries("series-unclear", what, "export the series again")
+        raise ScanError("series-unclear", path, what, "export the series again")
     scans = _scans(known)
     if known and not scans:
         what = f"holds {len(known)} DICOM file(s), none of which is an image"
-        raise NoSeries("series-missing", what, "name the folder of the scan")
+        raise ScanError("series-missing", path, what, "name the folder of the scan")
     if not scans:
         if volumes := sorted(entry.name for entry in folder.iterdir() if suffix_of(entry)):
             pattern = folder.parent / "*" / f"*{suffix_of(Path(volumes[0]))}"
-            mend = f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
-            raise NoSeries("series-missing", f"holds {few_names(volumes)} and no DICOM series", mend)
-        raise NoSeries("series-missing", "holds no DICOM series", "put the slices of one series there")
+            remedy = f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
+            raise ScanError("series-missing", path, f"holds {few_names(volumes)} and no DICOM series", remedy)
+        raise ScanError("series-missing", path, "holds no DICOM series", "put the slices of one series there")
     of_wanted = [scan for scan in scans if wanted in (None, scan.uid, scan.series)]
     if not of_wanted:
-        raise NoSeries("series-missing", "is no series of its folder", "name the folder, or a series that is there")
+        what = "is no series of its folder"
+        raise ScanError("series-missing", path, what, "name the folder, or a series that is there")
     if len(of_wanted) == 1:
         return of_wanted[0]
     if len({scan.series for scan in of_wanted}) == 1:
         names = few_names([scan.files[0].name if scan.is_image else scan.uid for scan in of_wanted])
-        raise NoSeries(
-            "several-series", f"holds {len(of_wanted)} enhanced images of one series ({names})", "name one of them"
-        )
+        what = f"holds {len(of_wanted)} enhanced images of one series ({names})"
+        raise ScanError("several-series", path, what, "name one of them")
     shown = few_names([f"{scan.uid}{_described(scan.files[0])}" for scan in of_wanted])
-    raise NoSeries(
-        "several-series",
-        f"holds {len(of_wanted)} DICOM series ({shown})",
+    remedy = (
         "leave only the one that is used; if several are, move each into a sub-folder of its own, such as P1/T2 "
-        "and P1/ADC beside P1/mask.nii.gz",
+        "and P1/ADC beside P1/mask.nii.gz"
     )
+    raise ScanError("several-series", path, f"holds {len(of_wanted)} DICOM series ({shown})", remedy)
 
 
 def first_file(path: Path) -> Path:
     """A file of a DICOM scan, to look at what all of them say.
 
     Raises:
-        NoSeries: as `list_series`.
+        ScanError: as `list_series`.
     """
     return list_series(path).files[0] if is_series(path) else path
 
 
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
-    own = identify(file)
-    known = {
-        path: identity
-        for path, identity in _identified(file.parent)[0].items()
-        if own and identity.series == own.series
-    }
-    found = [scan for scan in _scans(known) if file in scan.files] if len(known) > 1 else []
-    return found[0] if found and len(found[0].files) > 1 else None
+    said = identify(file)
+    others = _identified(file.parent)[0]
+    known = {path: other for path, other in others.items() if said and other.series == said.series}
+    scans = _scans(known) if len(known) > 1 else []
+    return next((scan for scan in scans if file in scan.files and len(scan.files) > 1), None)
 
 
 def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
     """The DICOM files of a folder that can be read, with what they are; and those that cannot."""
-    found = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
-    known = {
-        file: identity
-        for file, identity in found.items()
-        if identity and (identity.series or is_no_scan(identity.sop_class))
-    }
-    return known, [file for file in found if file not in known]
+    all_files = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
+    known = {file: said for file, said in all_files.items() if said and (said.series or said.is_no_scan)}
+    return known, [file for file in all_files if file not in known]
 
 
 def _scans(known: dict[Path, Identity]) -> list[Listed]:
-    """The scans among files, by their series' UIDs."""
     of_series: dict[str, list[Path]] = {}
     for file, identity in known.items():
         if identity.is_scan:
@@ -204,12 +179,12 @@ def _scans(known: dict[Path, Identity]) -> list[Listed]:
 
 def _are_parts(images: Sequence[Sequence[Path]]) -> bool:
     """Whether enhanced images of one series are parts of a scan: they lie in parallel, at different places."""
-    from fedshift.data.dicom_frames import FrameFault, frames_in
+    from fedshift.data.dicom_frames import frames_in
     from fedshift.data.dicom_volumes import same_places
 
     try:
         of_images = [[frame for file in files for frame in frames_in(file)[0]] for files in images]
-    except FrameFault:
+    except DicomFault:
         return True  # whoever reads them says what is wrong
     return any(not same_places(of_images[0], frames) for frames in of_images[1:])
 

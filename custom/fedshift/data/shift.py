@@ -14,9 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.data.merged_fingerprint import merge
-from fedshift.data.tallies import normalised, spread
-from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally
+from fedshift.data.tallies import merge, normalised, spread
+from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally, Volumes
 
 Level = Literal["similar", "differs", "differs much", "unknown"]
 Pair = tuple[str, str]
@@ -44,70 +43,31 @@ class Aspect:
         return "similar" if distance < self.worth else "differs" if distance < self.large else "differs much"
 
 
-INTENSITY = Aspect(
-    "intensity",
-    "Intensity",
-    "intensity as stored",
-    "SD",
-    "intensities as they are stored, in standard deviations over all sites",
-    0.3,
-    1.0,
-)
-SHAPE = Aspect(
-    "normalised",
-    "Normalised",
-    "the distribution of intensities",
-    "SD",
-    "intensities after each volume was brought to mean 0 and standard deviation 1",
-    0.1,
-    0.25,
-)
-CONTRAST = Aspect(
-    "contrast",
-    "Contrast",
-    "the contrast of the labels",
-    "SD",
-    "mean intensity inside the labels less that outside, in standard deviations of the volume, mean of the classes",
-    0.25,
-    0.75,
-)
-SPACING = Aspect(
-    "spacing",
-    "Voxel size",
-    "voxel size",
-    "octaves",
-    "mm between voxels; an octave is a factor of two; mean of the axes",
-    0.15,
-    0.5,
-)
-EXTENT = Aspect(
-    "extent",
-    "Field of view",
-    "field of view",
-    "octaves",
-    "mm from end to end; an octave is a factor of two; mean of the axes",
-    0.15,
-    0.5,
-)
-VOLUME = Aspect(
-    "volume",
-    "Label size",
-    "the labels' size",
-    "octaves",
-    "ml of a class; an octave is a factor of two; mean of the classes",
-    0.4,
-    1.0,
-)
-PREVALENCE = Aspect(
-    "prevalence",
-    "Label presence",
-    "how often a class occurs",
-    "of the cases",
-    "part of the cases that have a class; the class that differs most",
-    0.15,
-    0.4,
-)
-ASPECTS = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME, PREVALENCE)
+_ASPECTS = """
+intensity | Intensity | intensity as stored | SD | 0.3 | 1 |
+    intensities as they are stored, in standard deviations over all sites
+normalised | Normalised | the distribution of intensities | SD | 0.1 | 0.25 |
+    intensities after each volume was brought to mean 0 and standard deviation 1
+contrast | Contrast | the contrast of the labels | SD | 0.25 | 0.75 |
+    mean intensity inside the labels less that outside, in standard deviations of the volume, mean of the classes
+spacing | Voxel size | voxel size | octaves | 0.15 | 0.5 |
+    mm between voxels; an octave is a factor of two; mean of the axes
+extent | Field of view | field of view | octaves | 0.15 | 0.5 |
+    mm from end to end; an octave is a factor of two; mean of the axes
+volume | Label size | the labels' size | octaves | 0.4 | 1 |
+    ml of a class; an octave is a factor of two; mean of the classes
+prevalence | Label presence | how often a class occurs | of the cases | 0.15 | 0.4 |
+    part of the cases that have a class; the class that differs most
+"""
+
+
+def _aspect(line: str) -> Aspect:
+    key, title, noun, unit, worth, large, means = line.split(" | ")
+    return Aspect(key, title, noun, unit, means, float(worth), float(large))
+
+
+ASPECTS = tuple(_aspect(line) for line in _ASPECTS.replace("\n    ", " ").strip().splitlines())
+INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME, PREVALENCE = ASPECTS
 OF_A_SCAN = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME)
 """Aspects in which a single scan can be compared with a site."""
 MOST_TIMES = 2.0
@@ -126,21 +86,17 @@ class ShiftMap:
     silent: tuple[str, ...]
     distances: Mapping[str, Mapping[Pair, float | None]]
 
-    def between(self, aspect: Aspect, one: str, other: str) -> float | None:
+    def between(self, aspect: Aspect, first: str, second: str) -> float | None:
         """The distance of two sites; 0 of a site from itself."""
-        if one == other:
+        if first == second:
             return 0.0
-        of = self.distances[aspect.key]
-        return of[one, other] if (one, other) in of else of[other, one]
+        distances = self.distances[aspect.key]
+        return distances[first, second] if (first, second) in distances else distances[second, first]
 
-    def overall(self, one: str, other: str) -> float | None:
+    def overall(self, first: str, second: str) -> float | None:
         """Mean over aspects of the distance in multiples of what is large; None if no aspect is known."""
-        found = [
-            min(distance / aspect.large, MOST_TIMES)
-            for aspect in ASPECTS
-            if (distance := self.between(aspect, one, other)) is not None
-        ]
-        return float(np.mean(found)) if found else None
+        known = [(aspect, self.between(aspect, first, second)) for aspect in ASPECTS]
+        return _mean([min(distance / aspect.large, MOST_TIMES) for aspect, distance in known if distance is not None])
 
     @property
     def pairs(self) -> list[Pair]:
@@ -168,7 +124,7 @@ def shift_map(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()
     Raises:
         ConfigError: sites with other classes or sequences.
     """
-    told = [one for one in fingerprints if not one.withheld]
+    answered = [site for site in fingerprints if not site.withheld]
     pooled = merge(fingerprints)
     measures: dict[str, Callable[[Fingerprint, Fingerprint], float | None]] = {
         INTENSITY.key: lambda a, b: _intensity(a, b, pooled),
@@ -180,11 +136,11 @@ def shift_map(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()
         PREVALENCE.key: _prevalence,
     }
     return ShiftMap(
-        sites=tuple(one.site for one in told),
-        placed=tuple(site for site in placed if any(one.site == site for one in told)),
-        silent=tuple(one.site for one in fingerprints if one.withheld),
+        sites=tuple(site.site for site in answered),
+        placed=tuple(name for name in placed if any(site.site == name for site in answered)),
+        silent=tuple(site.site for site in fingerprints if site.withheld),
         distances={
-            aspect.key: {(a.site, b.site): measures[aspect.key](a, b) for a, b in combinations(told, 2)}
+            aspect.key: {(a.site, b.site): measures[aspect.key](a, b) for a, b in combinations(answered, 2)}
             for aspect in ASPECTS
         },
     )
@@ -210,12 +166,12 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _tallies_apart(one: Tally, other: Tally, scale: Callable[[float], float] = float) -> float:
+def _tallies_apart(first: Tally, second: Tally, scale: Callable[[float], float] = float) -> float:
     """Wasserstein's distance of two distributions: the mean way that mass has to go."""
     from scipy.stats import wasserstein_distance
 
-    values = [[scale(value) for value, _ in tally] for tally in (one, other)]
-    masses = [[mass for _, mass in tally] for tally in (one, other)]
+    values = [[scale(value) for value, _ in tally] for tally in (first, second)]
+    masses = [[mass for _, mass in tally] for tally in (first, second)]
     return float(wasserstein_distance(*values, *masses))
 
 
@@ -224,13 +180,13 @@ def _octave(value: float) -> float:
 
 
 def _intensity(a: Fingerprint, b: Fingerprint, pooled: Fingerprint) -> float | None:
-    found = []
+    distances = []
     for sequence in a.intensities.keys() & b.intensities.keys():
-        one, other = a.intensities[sequence][ALL], b.intensities[sequence][ALL]
-        if one.values and other.values:
+        mine, theirs = (site.intensities[sequence][ALL].values for site in (a, b))
+        if mine and theirs:
             unit = spread(pooled.intensities[sequence][ALL]).deviation if pooled.noise is None else 0.0
-            found.append(_tallies_apart(one.values, other.values) / (unit or _deviation(one.values, other.values)))
-    return _mean(found)
+            distances.append(_tallies_apart(mine, theirs) / (unit or _deviation(mine, theirs)))
+    return _mean(distances)
 
 
 def _deviation(*tallies: Tally) -> float:
@@ -242,46 +198,47 @@ def _deviation(*tallies: Tally) -> float:
 
 
 def _shape(a: Fingerprint, b: Fingerprint) -> float | None:
-    found = []
+    distances = []
     for sequence in a.intensities.keys() & b.intensities.keys():
-        one, other = (normalised(site.intensities[sequence][ALL]) for site in (a, b))
-        if one.any() and other.any():
-            found.append(float(np.abs(np.cumsum(one - other)).sum() * STEP))
-    return _mean(found)
+        mine, theirs = (normalised(site.intensities[sequence][ALL]) for site in (a, b))
+        if mine.any() and theirs.any():
+            distances.append(float(np.abs(np.cumsum(mine - theirs)).sum() * STEP))
+    return _mean(distances)
 
 
 def contrasts(site: Fingerprint) -> dict[tuple[str, str], float]:
     """(Sequence, class) → mean normalised intensity inside less that outside the labels."""
-    found = {}
+    by_class = {}
     for sequence, places in site.intensities.items():
-        outside = places.get(OUTSIDE)
         for place, inside in places.items():
-            if place not in PLACES and outside is not None:
-                found[sequence, place] = inside.normalised_mean / inside.cases - outside.normalised_mean / outside.cases
-    return found
+            if place not in PLACES and (outside := places.get(OUTSIDE)) is not None:
+                mean = outside.normalised_mean / outside.cases
+                by_class[sequence, place] = inside.normalised_mean / inside.cases - mean
+    return by_class
 
 
 def _contrast(a: Fingerprint, b: Fingerprint) -> float | None:
-    one, other = contrasts(a), contrasts(b)
-    return _mean([abs(one[key] - other[key]) for key in sorted(one.keys() & other.keys())])
+    mine, theirs = contrasts(a), contrasts(b)
+    return _mean([abs(mine[key] - theirs[key]) for key in sorted(mine.keys() & theirs.keys())])
 
 
 def _axes(a: Fingerprint, b: Fingerprint, what: Literal["spacing", "extent"]) -> float | None:
     if a.geometry is None or b.geometry is None or not (a.geometry.cases and b.geometry.cases):
         return None
     pairs = zip(getattr(a.geometry, what), getattr(b.geometry, what), strict=True)
-    return _mean([_tallies_apart(one, other, _octave) for one, other in pairs])
+    return _mean([_tallies_apart(mine, theirs, _octave) for mine, theirs in pairs])
 
 
 def _volume(a: Fingerprint, b: Fingerprint) -> float | None:
-    both = [
-        (a.volumes[name].values, b.volumes[name].values) for name in a.classes if name in a.volumes.keys() & b.volumes
-    ]
-    return _mean([_tallies_apart(one, other, _octave) for one, other in both if one and other])
+    both = [(mine.values, theirs.values) for mine, theirs in _of_both(a, b)]
+    return _mean([_tallies_apart(mine, theirs, _octave) for mine, theirs in both if mine and theirs])
 
 
 def _prevalence(a: Fingerprint, b: Fingerprint) -> float | None:
-    both = [(a.volumes[name], b.volumes[name]) for name in a.classes if name in a.volumes.keys() & b.volumes]
-    return max(
-        (abs(one.cases / one.of - other.cases / other.of) for one, other in both if one.of and other.of), default=None
-    )
+    both = [(mine, theirs) for mine, theirs in _of_both(a, b) if mine.of and theirs.of]
+    return max((abs(mine.cases / mine.of - theirs.cases / theirs.of) for mine, theirs in both), default=None)
+
+
+def _of_both(a: Fingerprint, b: Fingerprint) -> list[tuple[Volumes, Volumes]]:
+    """The volumes of each class that both have."""
+    return [(a.volumes[name], b.volumes[name]) for name in a.classes if name in a.volumes.keys() & b.volumes]

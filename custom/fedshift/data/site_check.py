@@ -10,32 +10,30 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
+from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, open_images, slices_of
 from fedshift.data.blocks import verify
 from fedshift.data.case_check import Decoded, read_case
 from fedshift.data.case_notes import Contents, Counts, Notes
-from fedshift.data.cases import CaseFiles, Finding, sequences_fault
-from fedshift.data.images import open_images
+from fedshift.data.cases import CaseFiles, sequences_fault
 from fedshift.data.labels import Labels
 from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.resampled import cached_volumes
+from fedshift.data.scan_file import Finding
 from fedshift.data.scans import content_hash
 from fedshift.data.splits import subject_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
-FEWEST_PATIENTS = 3
-"""With fewer a site has no case for validation and for tests, see `data_prep.volumes`."""
+FEWEST_PATIENTS = 3  # with fewer a site has no case for validation and for tests, see `data_prep.volumes`
 
 
 def check_site(site: Path, contents: Contents, progress: Callable[[str], None], counts: Counts) -> Iterator[Finding]:
     """What is wrong with a prepared site."""
     again = "prepare the site again"
     for left in sorted(site.parent.glob(f".{site.name}.*-*")):
-        yield Finding(
-            "warning", "leftover", left, "was left by a preparation that was cut off", "delete it if none is running"
-        )
+        what = "was left by a preparation that was cut off"
+        yield Finding("warning", "leftover", left, what, "delete it if none is running")
     try:
         manifest = read_manifest(site)
     except FedshiftError as error:
@@ -86,10 +84,10 @@ def empty_splits(site: Path, manifest: Manifest) -> Iterator[Finding]:
     if empty:
         patients = len({subject_of(case) for case in manifest.cases})
         what = f"has {' and '.join(f'no {split} case' for split in empty)}"
-        mend = "add cases of other patients"
+        remedy = "add cases of other patients"
         if patients < FEWEST_PATIENTS:
-            mend += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
-        yield Finding("warning", "split-empty", site, what, mend)
+            remedy += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
+        yield Finding("warning", "split-empty", site, what, remedy)
 
 
 def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
@@ -106,8 +104,8 @@ def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
         other, known = first.setdefault(manifest.dataset, (site, manifest))
         if manifest.classes != known.classes:
             what = f"has the classes {', '.join(manifest.classes)}, {other} {', '.join(known.classes)}"
-            mend = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
-            yield Finding("error", "other-classes", site / FILE_NAME, what, mend)
+            remedy = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
+            yield Finding("error", "other-classes", site / FILE_NAME, what, remedy)
         if set(manifest.sequences) != set(known.sequences):
             have, wanted = (", ".join(each.sequences) or "one without a name" for each in (manifest, known))
             what = f"has the sequences {have}, {other} {wanted}"
@@ -126,9 +124,8 @@ def other_task(
                 yield Finding("error", "other-data", site, what, "name the right folder, or the right task")
             elif classes is not None and manifest.classes != tuple(classes):
                 what = f"has the classes {', '.join(manifest.classes)}, and the task {', '.join(classes)}"
-                yield Finding(
-                    "error", "other-classes", site, what, "prepare the site for the task, or name the right one"
-                )
+                remedy = "prepare the site for the task, or name the right one"
+                yield Finding("error", "other-classes", site, what, remedy)
             elif wanted is not None and manifest.cases and (fault := sequences_fault(manifest.sequences, wanted)):
                 yield Finding("error", "other-sequences", site, *fault)
 
@@ -141,9 +138,8 @@ def _check_pictures(
     known = int(manifest.preparation.get("pictures_straddling", 0))
     if known:
         what = f"has {known} picture(s) with copies in other splits or sites ({manifest.preparation.get('split_rule')})"
-        yield Finding(
-            "warning", "split-straddled", site, what, "prepare it with another split unless a paper is to be repeated"
-        )
+        remedy = "prepare it with another split unless a paper is to be repeated"
+        yield Finding("warning", "split-straddled", site, what, remedy)
     for picture in manifest.pictures:
         other, where, split = contents.images.setdefault(
             f"{manifest.dataset} {picture.sha256}", (picture.id, site, picture.split)
@@ -161,15 +157,13 @@ def _check_pictures(
     splits = {picture.split for picture in manifest.pictures}
     if splits == {"test"}:
         if f"all of {manifest.site} test" not in str(manifest.preparation.get("split_rule")):
-            yield Finding(
-                "warning", "split-empty", site, "has pictures for testing only", "hold this site out, it cannot train"
-            )
+            what = "has pictures for testing only"
+            yield Finding("warning", "split-empty", site, what, "hold this site out, it cannot train")
         return
     for part in ("train", "val", "test"):
         if part not in splits:
-            yield Finding(
-                "warning", "split-empty", site, f"has no {part} picture", "add pictures, three of a class are the least"
-            )
+            what = f"has no {part} picture"
+            yield Finding("warning", "split-empty", site, what, "add pictures, three of a class are the least")
 
 
 def _channels(images: Path) -> int:
@@ -227,16 +221,13 @@ def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
             shown = ", ".join(f"{case.id} ({case.split})" for case in cases)
             stays = next(split for split in ("train", "val", "test") if split in splits)
             moved = ", ".join(case.id for case in cases if case.split != stays)
-            mend = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
-            yield Finding(
-                "error", "subject-divided", site / FILE_NAME, f"has {subject} in several splits, as {shown}", mend
-            )
+            remedy = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
+            what = f"has {subject} in several splits, as {shown}"
+            yield Finding("error", "subject-divided", site / FILE_NAME, what, remedy)
 
 
 @dataclass(frozen=True)
 class _Cache:
-    """Cached slices of a site, which can be compared with its volumes."""
-
     folder: Path
     arrays: SliceArrays
     clip_above_quantile: float

@@ -15,12 +15,10 @@ import numpy as np
 
 from fedshift.data.scans import Scan
 
-OFF = 0.1
-"""Of a voxel: how far a pixel may lie beside the image's voxel and still be that voxel."""
+OFF = 0.1  # of a voxel: how far a pixel may lie beside the image's voxel and still be that voxel
 TIE = 0.01
 """Of a pixel or voxel: positions are rounded in files, and one of two neighbours must have a centre between them."""
-THICKER = 1.25
-"""Times the image's slices (or as much thinner): from here on a slice is of another thickness."""
+THICKER = 1.25  # times the image's slices (or as much thinner): from here on a slice is of another thickness
 
 
 @dataclass(frozen=True)

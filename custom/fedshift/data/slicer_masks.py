@@ -16,11 +16,10 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading
-from fedshift.data.scans import ORIENTATION, Scan, require_text
+from fedshift.data.scans import ORIENTATION, Scan, file_of, require_text
 from fedshift.data.segmentations import drawing
 from fedshift.data.slabs import Slab, matrix_of
 from fedshift.data.structures import CodeKey, Drawing, Remark, Structure, modern, paint
-from fedshift.data.volume_file import open_file
 from fedshift.schema.names import one_line
 
 FORMAT = "3D Slicer segmentation (.seg.nrrd)"
@@ -28,8 +27,7 @@ AGAIN = "save it from 3D Slicer's Segment Editor again"
 MAGIC = b"NRRD"
 _SEGMENT = re.compile(r"Segment(\d+)_(\w+)")
 _TERMINOLOGY = "Segmentation.TerminologyEntry:"
-_UNCODED = {("85756007", "SCT"), ("T-D0050", "SRT")}
-"""Tissue, which 3D Slicer gives to segments that nobody has coded."""
+_UNCODED = {("85756007", "SCT"), ("T-D0050", "SRT")}  # tissue, which 3D Slicer gives to segments that nobody has coded
 
 
 @dataclass(frozen=True)
@@ -44,58 +42,38 @@ class Segment:
 
 
 def is_slicer_mask(path: Path) -> bool:
-    """Whether a file is an NRRD file that names its segments; another one has values only.
-
-    Raises:
-        ScanError: it may not be read.
-    """
+    """Whether a file is an NRRD file that names its segments; another one has values only."""
     return path.name.lower().endswith(".nrrd") and path.is_file() and bool(_named(_header(path)))
 
 
 def segment_names(path: Path) -> tuple[str, ...]:
-    """The names of a file's segments, in its order.
-
-    Raises:
-        ScanError: its header contradicts itself.
-    """
+    """The names of a file's segments, in its order."""
     return tuple(segment.name for segment in _segments(_header(path), None, path))
 
 
 def refuse_layers(path: Path) -> None:
-    """Refuse an NRRD file with several layers of a segmentation and no names, which nothing can be made of.
-
-    Raises:
-        SeveralVolumes: it is one.
-    """
+    """Refuse an NRRD file with several layers of a segmentation and no names, which nothing can be made of."""
     if not path.name.lower().endswith(".seg.nrrd") or _named(_header(path)):
         return
     reader = _reader(path)
     layers = reader.GetNumberOfComponents() if reader is not None else 1
     if layers > 1:
         what = f"has {layers} layers of segments, which may overlap, and names none of them"
-        raise SeveralVolumes(
-            "mask-layers", path, what, f"{AGAIN}, which names them, or save a mask with one value for each class"
-        )
+        remedy = f"{AGAIN}, which names them, or save a mask with one value for each class"
+        raise SeveralVolumes("mask-layers", path, what, remedy)
 
 
 def read_slicer_mask(
     path: Path, image: Scan, labels: Labels | None, *, direction: tuple[float, ...] | None = None
 ) -> tuple[Scan, list[Remark]]:
-    """Read a segmentation on the grid of its image.
+    """Read a segmentation on the grid of its image; for ``labels`` see `fedshift.data.structures.paint`.
 
-    Args:
-        path: the file.
-        image: the image that it belongs to.
-        labels: what is wanted, see `fedshift.data.structures.paint`.
-        direction: its geometry is not to be used, but that of the image with voxels in this direction, if both have
-            the same number of voxels.
-
-    Raises:
-        ScanError: it cannot be read, contradicts itself, or its segments are not the classes.
+    ``direction``: its geometry is not to be used, but that of the image with voxels in this direction, if both have the
+    same number of voxels.
     """
     require_text(path)
     with reading(path):
-        stored, said = open_file(path, trusted=direction is not None)
+        stored, header = file_of(path).open(trusted=direction is not None)
         named = _header(path)
     if stored.GetDimension() != 3:
         raise ScanError("mask-segments", path, f"is {stored.GetDimension()}D", AGAIN)
@@ -116,7 +94,7 @@ def read_slicer_mask(
 
         return Structure(segment.name, segment.code, segment.meaning, draw_it, value=segment.value)
 
-    record = said.model_copy(update={"format": FORMAT, "geometry": _geometry(layers, image, trusted=trusted)})
+    record = header.reading.model_copy(update={"format": FORMAT, "geometry": _geometry(layers, image, trusted=trusted)})
     return paint([structure(segment) for segment in segments], image, labels, path, record)
 
 
@@ -153,7 +131,6 @@ def _reader(path: Path) -> sitk.ImageFileReader | None:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """The fields of a header that are of segments."""
     require_text(path)
     with reading(path), path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -165,7 +142,6 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def _named(header: Mapping[str, str]) -> list[int]:
-    """The numbers of the segments that have a name, in order."""
     return sorted(
         int(found[1]) for key in header if (found := _SEGMENT.fullmatch(key)) is not None and found[2] == "Name"
     )
@@ -197,22 +173,19 @@ def _whole(text: str, name: str, path: Path) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ScanError(
-            "segment-number", path, f"has no whole number for the value or layer of its segment {name!r}", AGAIN
-        ) from None
+        what = f"has no whole number for the value or layer of its segment {name!r}"
+        raise ScanError("segment-number", path, what, AGAIN) from None
 
 
 def _refuse_unnamed(layers: np.ndarray, segments: list[Segment], path: Path) -> None:
-    """Refuse values that no segment has."""
     for layer in range(layers.shape[-1]):
         known = [0, *(segment.value for segment in segments if segment.layer == layer)]
         values = np.unique(layers[..., layer])
         unknown = values[~np.isin(values, known)]
         if unknown.size:
             shown = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise ScanError(
-                "mask-values", path, f"has voxels of the value(s) {shown}, which none of its segments has", AGAIN
-            )
+            what = f"has voxels of the value(s) {shown}, which none of its segments has"
+            raise ScanError("mask-values", path, what, AGAIN)
 
 
 def _code(tags: str) -> tuple[CodeKey | None, str]:

@@ -11,16 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-FEW_SLICES, SHORT = 3, 10.0
-"""A short gap: at most so many slices, or so many millimetres."""
-OVERLAP = 0.5
-"""Of the smaller of two slices: what the other one has of it, on both sides of a gap."""
-STRIPES = 3
-"""So many gaps along any axis are stripes; a single one counts along the axis of the slices only."""
-COLUMNS = 0.1
-"""Of a structure's voxels: so many in columns that are on and off again and again are stripes."""
-ENDS = ("left", "back", "feet")
-"""Where slices along x, y and z are counted from, in RAS."""
+FEW_SLICES, SHORT = 3, 10.0  # a short gap: at most so many slices, or so many millimetres
+OVERLAP = 0.5  # of the smaller of two slices: what the other one has of it, on both sides of a gap
+STRIPES = 3  # so many gaps along any axis are stripes; a single one counts along the axis of the slices only
+COLUMNS = 0.1  # of a structure's voxels: so many in columns that are on and off again and again are stripes
+ENDS = ("left", "back", "feet")  # where slices along x, y and z are counted from, in RAS
 SHOWN = 8
 
 
@@ -60,11 +55,8 @@ def gaps_along(mask: np.ndarray, axis: int) -> list[Gap]:
 def stripes(mask: np.ndarray, names: Sequence[str], spacing: Sequence[float], *, slices_along: int) -> Iterator[str]:
     """What is wrong with each class of a mask that lacks slices, as the rest of a sentence about its file.
 
-    Args:
-        mask: classes [z, y, x] in RAS, 0 outside.
-        names: of the classes, that of value 1 first.
-        spacing: millimetres along x, y, z.
-        slices_along: the axis (0 to 2 for x to z) along which the scan was made of slices.
+    ``mask`` has classes [z, y, x] in RAS, 0 outside; ``names`` that of value 1 first; ``spacing`` is mm along x, y, z;
+    ``slices_along`` the axis (0 to 2 for x to z) along which the scan was made of slices.
     """
     for value, (name, box) in enumerate(zip(names, ndimage.find_objects(mask, len(names)), strict=True), start=1):
         if box is None:

@@ -82,12 +82,8 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
     for points in outlines.contours:
         depth = float(points[:, axis].mean())
         if np.abs(points[:, axis] - depth).max() > OFF_SLICE:
-            raise ScanError(
-                "contours-between-slices",
-                path,
-                f"has a contour of {name!r} that does not lie in a slice of its image",
-                AGAIN,
-            )
+            what = f"has a contour of {name!r} that does not lie in a slice of its image"
+            raise ScanError("contours-between-slices", path, what, AGAIN)
         planes.setdefault(plane_of(depth), []).append(points[:, across])
     count, (columns, rows) = image.voxels.shape[2 - axis], (image.voxels.shape[2 - other] for other in across)
     spacing = image.spacing[axis], image.spacing[across[1]], image.spacing[across[0]]
@@ -112,7 +108,6 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
 
 
 def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _Outlines:
-    """Contours in voxels."""
     inverse = np.linalg.inv(matrix_of(image))
     drawn: list[np.ndarray] = []
     odd = False
@@ -157,7 +152,6 @@ def _beyond(
     path: Path,
     name: str,
 ) -> list[Remark]:
-    """A warning where contours reach beyond the image."""
     ml = float(np.prod(spacing)) * usual_distance(np.array(sorted(rasters))) / 1000
     outside = of = 0.0
     for place, (inside, beside) in rasters.items():
@@ -167,9 +161,8 @@ def _beyond(
     if not outside:
         return []
     if not placed.voxels.any():
-        raise ScanError(
-            "mask-elsewhere", path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on"
-        )
+        what = f"has {name!r} where its image has no voxels"
+        raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
     what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
     return [Remark(what, "look whether the image is the one that it was drawn on")]
 
@@ -191,5 +184,7 @@ def _gaps(
         return [], "; ".join(said) or None
     where = in_words(empty, count, axis)
     said.append(f"{name!r} has no contour on {where}")
-    mend = "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
-    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", mend)], "; ".join(said)
+    remedy = (
+        "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
+    )
+    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", remedy)], "; ".join(said)

@@ -20,8 +20,7 @@ from fedshift.data.scans import Scan
 from fedshift.schema.codes import plain_name
 from fedshift.schema.reading import Reading
 
-MOST_STRUCTURES = 255
-"""That are drawn where nobody says which are wanted: values of a mask without names go up to this."""
+MOST_STRUCTURES = 255  # that are drawn where nobody says which are wanted: values of a mask without names go up to this
 CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
 LOOK = "look whether it is the right mask of the case"
 _SAYS_NOTHING = re.compile(r"(?:(?:segment|segmentation|label|roi)?[ _-]*\d*)", re.IGNORECASE)
@@ -33,7 +32,7 @@ class Remark(NamedTuple):
     """A warning of a mask: what is there, as the rest of a sentence about its file, and what to do."""
 
     what: str
-    mend: str = LOOK
+    remedy: str = LOOK
 
 
 @dataclass(frozen=True)
@@ -82,21 +81,13 @@ def modern(value: str, scheme: str) -> tuple[str, str]:
 def paint(
     found: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
 ) -> tuple[Scan, list[Remark]]:
-    """A mask of the structures that are wanted.
+    """A mask of the structures of a file that are wanted, on its image's grid.
 
-    Args:
-        found: the file's structures.
-        image: the image that it belongs to.
-        labels: what is wanted; without them all structures that can be drawn are, with the values 1, 2 and so on in
-            the file's order, and where two overlap the later one has the voxel.
-        path: the file.
-        reading: what is known of the file so far.
+    Without ``labels`` all structures that can be drawn are, with the values 1, 2 and so on in the file's order, and
+    where two overlap the later one has the voxel. ``reading``: what is known of the file so far.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
-
-    Raises:
-        ScanError: structures that are not the classes, or that cannot be drawn, or two classes in one voxel.
     """
     chosen, remarks = _all_drawn(found) if labels is None else _wanted(found, labels, path)
     voxels = np.zeros(image.voxels.shape, np.uint16)
@@ -143,7 +134,6 @@ def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]
 
 
 def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
-    """The structures that are wanted with their values, and remarks on the others."""
     wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
     remarks: list[Remark] = []
     classes = _classes_of(found, labels, wanted, path, remarks)
@@ -155,12 +145,8 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
     if not chosen:
         named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
         first = repr(found[0].name) if found else "NAME"
-        raise ScanError(
-            "structure-missing",
-            path,
-            f"has {named}, none of which is {' or '.join(wanted)}",
-            f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
-        )
+        remedy = f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}"
+        raise ScanError("structure-missing", path, f"has {named}, none of which is {' or '.join(wanted)}", remedy)
     left = [structure.name for structure, name in zip(found, classes, strict=True) if name is None]
     if left:
         shown = ", ".join(map(repr, left[:8]))
@@ -171,7 +157,6 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
 def _classes_of(
     found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
 ) -> list[str | None]:
-    """The class of each structure, None for one that is no class."""
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
     seen: dict[str, str] = {}
@@ -184,24 +169,18 @@ def _classes_of(
         name = by_name.get(key)
         coded = None if structure.code is None else by_code.get(structure.code)
         if name is not None and coded not in (None, name):
-            raise ScanError(
-                "structure-code",
-                path,
-                f"has a structure called {structure.name!r} with the code of {coded}",
-                f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
-            )
+            what = f"has a structure called {structure.name!r} with the code of {coded}"
+            remedy = f"correct its code, or say what it is, as in --label {name}={structure.name!r}"
+            raise ScanError("structure-code", path, what, remedy)
         if name is not None and coded is None and structure.code is not None and name in labels.codes:
             meaning = labels.codes[name].type.meaning
             what = f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
             remarks.append(Remark(what))
         name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
         if name in seen and name != BACKGROUND:
-            raise ScanError(
-                "structure-twice",
-                path,
-                f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
-                f"keep one of them, or say which, as in --label {name}={structure.name!r}",
-            )
+            what = f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}"
+            remedy = f"keep one of them, or say which, as in --label {name}={structure.name!r}"
+            raise ScanError("structure-twice", path, what, remedy)
         if name is not None:
             seen[name] = structure.name
         classes.append(name)

@@ -1,17 +1,35 @@
-"""Numbers from the sums and tallies of a fingerprint: quantiles, means and variances."""
+"""Numbers from the sums and tallies of fingerprints, and the sum of several sites' fingerprints.
+
+The sum is what one folder with all their cases would say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import floor, log10, sqrt
+from typing import TypeVar
 
 import numpy as np
 
-from fedshift.schema.fingerprint import BINS, LOWEST, STEP, Fingerprint, Intensities, Tally
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.fingerprint import (
+    BINS,
+    LOWEST,
+    STEP,
+    Fingerprint,
+    Geometry,
+    Intensities,
+    Tally,
+    ThreeTallies,
+    Volumes,
+)
 
-MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)
-"""Middles of the bins of normalised intensities."""
+K = TypeVar("K")
+T = TypeVar("T")
+EVERYONE = "all_sites"  # name of the sum
+MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)  # middles of the bins of normalised intensities
 
 
 def quantile(tally: Tally, q: float) -> float:
@@ -40,13 +58,14 @@ class Spread:
     between: float
 
 
-def spread(of: Intensities) -> Spread:
+def spread(intensities: Intensities) -> Spread:
     """Exact, within and between cases and sites."""
-    mean = of.mean / of.cases
+    cases = intensities.cases
+    mean = intensities.mean / cases
     return Spread(
         mean=mean,
-        deviation=sqrt(max(of.square / of.cases - mean**2, 0.0)),
-        between=sqrt(max(of.squared_mean / of.cases - mean**2, 0.0)),
+        deviation=sqrt(max(intensities.square / cases - mean**2, 0.0)),
+        between=sqrt(max(intensities.squared_mean / cases - mean**2, 0.0)),
     )
 
 
@@ -59,9 +78,9 @@ def plain(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def normalised(of: Intensities) -> np.ndarray:
+def normalised(intensities: Intensities) -> np.ndarray:
     """The histogram of normalised intensities as a distribution; zeros if it is empty."""
-    histogram = np.array(of.normalised)
+    histogram = np.array(intensities.normalised)
     total = histogram.sum()
     return histogram / total if total else histogram
 
@@ -79,3 +98,136 @@ def row_of_site(site: Fingerprint) -> tuple[str, str, str]:
         size = f" {quantile(volume.values, 0.5):g} ml" if volume.values else ""
         labels.append(f"{name}{size}" + ("" if volume.cases == volume.of else f" (in {volume.cases} of {volume.of})"))
     return voxels, spacing, ", ".join(labels)
+
+
+# --- the sum of several sites -----------------------------------------------------------------------------------------
+
+
+def merge(fingerprints: Sequence[Fingerprint], *, name: str = EVERYONE) -> Fingerprint:
+    """Add up fingerprints. Sites that gave counts only add these; noise adds up too.
+
+    Raises:
+        ConfigError: there are none, or two have other classes, sequences, or kinds of data.
+    """
+    if not fingerprints:
+        raise ConfigError("no-site", "no site answered the survey: prepare their data, or ask them why")
+    check_alike(fingerprints)
+    first = fingerprints[0]
+    annotated = [site.classes[1:] if site.annotated is None else site.annotated for site in fingerprints]
+    outlined = {cls for classes in annotated for cls in classes}
+    all_outlined = outlined == set(first.classes[1:])
+    noises = [site.noise for site in fingerprints if site.noise is not None]
+    scanners = [site.scanners for site in fingerprints if site.scanners is not None]
+    answered = [site for site in fingerprints if not site.withheld]
+    geometries = [site.geometry for site in answered if site.geometry is not None]
+    return Fingerprint(
+        site=name,
+        dataset=first.dataset,
+        kind=first.kind,
+        simulated=next((site.simulated for site in fingerprints if site.simulated), None),
+        cases=_dicts([site.cases for site in fingerprints], _add),
+        classes=first.classes,
+        sequences=first.sequences,
+        annotated=None if all_outlined else tuple(cls for cls in first.classes if cls in outlined),
+        surveyed=sum(site.surveyed for site in fingerprints),
+        withheld="" if answered else first.withheld,
+        noise=sum(noise**2 for noise in noises) ** 0.5 if noises else None,
+        geometry=reduce(_geometries, geometries) if geometries else None,
+        volumes=_dicts([site.volumes for site in answered], _volumes),
+        intensities=_dicts([site.intensities for site in answered], lambda a, b: _dicts([a, b], add_intensities)),
+        scanners=_dicts(scanners, _add) if scanners else None,
+    )
+
+
+def check_alike(fingerprints: Sequence[Fingerprint]) -> None:
+    """See that sites can be compared."""
+    first = fingerprints[0]
+    for other in fingerprints[1:]:
+        for what, mine, theirs in (
+            ("classes", first.classes, other.classes),
+            ("sequences", first.channels, other.channels),
+        ):
+            if mine != theirs:
+                raise ConfigError(
+                    "other-classes",
+                    f"site {first.site} has the {what} {', '.join(mine)}, site {other.site} has {', '.join(theirs)}: "
+                    "prepare them with the same names in the same order, or survey one without the other (--sites)",
+                )
+        if (first.kind == "phantom") != (other.kind == "phantom"):
+            raise ConfigError(
+                "phantom-mixed",
+                f"site {first.site} has data of kind {first.kind}, site {other.site} of kind {other.kind}: a survey "
+                "does not mix simulated and real data",
+            )
+
+
+def require_every_class(fingerprints: Sequence[Fingerprint]) -> None:
+    """See that each class can be learnt at some site.
+
+    Raises:
+        ConfigError: the masks of no site outline a class, or no case of theirs has it.
+    """
+    for name in fingerprints[0].classes[1:]:
+        outlining = [site for site in fingerprints if site.annotated is None or name in site.annotated]
+        if all(name in site.volumes and not site.volumes[name].cases for site in outlining):
+            has = "has a case with" if outlining else "outlines"
+            raise ConfigError(
+                "class-missing",
+                f"no site {has} the class {name}, so none can learn it: prepare a site whose training cases have it, "
+                "or prepare all of them without this class (--label)",
+            )
+
+
+def _add(a: int, b: int) -> int:
+    return a + b
+
+
+def _dicts(parts: Iterable[Mapping[K, T]], add: Callable[[T, T], T]) -> dict[K, T]:
+    total: dict[K, T] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = add(total[key], value) if key in total else value
+    return total
+
+
+def _tallies(a: Tally, b: Tally) -> Tally:
+    total = dict(a)
+    for value, mass in b:
+        total[value] = total.get(value, 0.0) + mass
+    return tuple(sorted(total.items()))
+
+
+def _three(a: ThreeTallies, b: ThreeTallies) -> ThreeTallies:
+    return tuple(_tallies(mine, theirs) for mine, theirs in zip(a, b, strict=True))  # type: ignore[return-value]
+
+
+def _geometries(a: Geometry, b: Geometry) -> Geometry:
+    return Geometry(
+        cases=a.cases + b.cases,
+        spacing=_three(a.spacing, b.spacing),
+        extent=_three(a.extent, b.extent),
+        voxels=_three(a.voxels, b.voxels),
+    )
+
+
+def _volumes(a: Volumes, b: Volumes) -> Volumes:
+    return Volumes(
+        cases=a.cases + b.cases,
+        of=a.of + b.of,
+        ml=a.ml + b.ml,
+        square=a.square + b.square,
+        values=_tallies(a.values, b.values),
+    )
+
+
+def add_intensities(a: Intensities, b: Intensities) -> Intensities:
+    """The intensities of both together."""
+    return Intensities(
+        cases=a.cases + b.cases,
+        mean=a.mean + b.mean,
+        square=a.square + b.square,
+        squared_mean=a.squared_mean + b.squared_mean,
+        values=_tallies(a.values, b.values),
+        normalised_mean=a.normalised_mean + b.normalised_mean,
+        normalised=tuple(mine + theirs for mine, theirs in zip(a.normalised, b.normalised, strict=True)),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.data.counts import about_counts
+from fedshift.data.splits import about_counts
 from fedshift.schema.errors import TooLittleMemory
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedshift.data.counts import about_counts
+from fedshift.data.splits import about_counts
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 

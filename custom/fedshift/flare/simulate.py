@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedshift.data.local_sites import find_sites
+from fedshift.data.locate import find_sites
 from fedshift.federation.memory import choose_workers, needs_in_simulator
 from fedshift.federation.run_lock import lock_run
 from fedshift.flare.export import share_out

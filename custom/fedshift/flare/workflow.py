@@ -24,7 +24,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
-from fedshift.data.local_sites import find_sites
+from fedshift.data.locate import find_sites
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator

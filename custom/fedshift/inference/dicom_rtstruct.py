@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedshift.data.contours import outlines
-from fedshift.data.dicom_classes import STRUCTURE_SET
-from fedshift.data.dicom_masks import read_mask
+from fedshift.data.dicom_objects import STRUCTURE_SET
+from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan
 from fedshift.inference.dicom_source import EMPTY, Origin, Source, classes_in, making, slices_of
 from fedshift.schema.codes import Code

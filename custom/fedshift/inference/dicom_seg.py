@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.dicom_masks import read_mask
+from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan
 from fedshift.inference.dicom_source import Origin, Source, making, slices_of
 from fedshift.schema.codes import ClassCodes, Code

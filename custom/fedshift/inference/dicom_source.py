@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 import fedshift
-from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
-from fedshift.data.scans import Scan, dicom_source
+from fedshift.data.dicom_objects import UNREADABLE, need_highdicom, quiet
+from fedshift.data.dicom_scan import dicom_source
+from fedshift.data.scans import Scan
 from fedshift.inference.masks import stored_grid
 from fedshift.inference.model import Model
 from fedshift.schema.codes import ClassCodes

@@ -14,9 +14,9 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.case_check import odd_size
+from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
-from fedshift.data.series import NoSeries, first_file, is_dicom
-from fedshift.data.volume_file import unclear_positions
+from fedshift.data.series import first_file, is_dicom
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import Strict
@@ -64,7 +64,7 @@ def read_tags(path: Path) -> dict[str, str]:
         return {}
     try:
         file = first_file(path)
-    except NoSeries:
+    except ScanError:
         return {}
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(file))
@@ -75,10 +75,10 @@ def read_tags(path: Path) -> dict[str, str]:
     }
 
 
-def check_positions(path: Path) -> Iterator[str]:
-    """Warn if the header of a NIfTI file says two places of its voxels, or no orientation."""
-    for unclear in unclear_positions(path):
-        remedy = ", and the mask gets both" if unclear.is_twofold else f": {unclear.mend}"
+def check_positions(scan: Scan) -> Iterator[str]:
+    """Warn if the header of a scan's file says two places of its voxels, or no orientation."""
+    for unclear in scan.unclear:
+        remedy = ", and the mask gets both" if unclear.is_twofold else f": {unclear.remedy}"
         yield f"{unclear.what}{':' if unclear.is_twofold else ','} {unclear.used}{remedy}"
 
 

@@ -271,7 +271,7 @@ def _segment_case(
     remarks = [] if spacing is not None else [without_spacing(by_matrix=segmenter.resamples_by_matrix)]
     remarks += check_scan(scan, read_tags(case.image), target=segmenter.classes[0], signed=segmenter.signed)
     remarks += [said for name, result in classes.items() for said in check_volume(result.volume_ml, target=name)]
-    remarks += scan.reading.remarks if case.is_dicom else check_positions(case.image)
+    remarks += scan.reading.remarks if case.is_dicom else check_positions(scan)
     if not mask.any() and (dicom := [each for each in ("seg", "rtstruct", "sr") if each in wanted]):
         remarks.append(f"nothing was found, so no DICOM ({', '.join(dicom)}) was written")
         wanted = {each: path for each, path in wanted.items() if each not in dicom}

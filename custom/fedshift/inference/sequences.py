@@ -19,10 +19,9 @@ import numpy as np
 from fedshift.data.case_check import ORIGIN_TOLERANCE
 from fedshift.data.cases import UNNAMED
 from fedshift.data.layouts.dataset_json import FILE
-from fedshift.data.layouts.files import scan_files, visible
 from fedshift.data.layouts.names import NUMBERED
 from fedshift.data.scan_file import SeveralVolumes, as_compared, reading, suffix_of
-from fedshift.data.scan_folders import MASK
+from fedshift.data.scan_folders import MASK, scan_files, visible
 from fedshift.data.scans import Scan, read_scan, read_volumes, stem_of, volumes_in
 from fedshift.data.series import is_dicom, is_series
 from fedshift.schema.errors import ConfigError, DataError

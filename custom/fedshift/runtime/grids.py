@@ -30,7 +30,7 @@ def normalised(
     Args:
         voxels: any shape, as stored.
         normalise: ``volume`` subtracts the volume's mean and divides by its standard deviation; ``percentile`` clips to
-            `QUANTILES` and scales to 0 … 1; ``fixed`` see `fedshift.data.voxels.Fixed`; ``none`` leaves them.
+            `QUANTILES` and scales to 0 … 1; ``fixed`` see `fedshift.data.resampled.Fixed`; ``none`` leaves them.
         nonzero: leave out voxels that are 0 when measuring, and leave them 0.
         fixed: for ``normalise: fixed``: low, high, mean and standard deviation.
 

@@ -1,7 +1,7 @@
 """What a site tells of its data when it is surveyed, and the record of a survey (``survey.json``, schema 1).
 
 Everything is a sum over cases: those of two sites add up to what both would tell if their cases were in one folder
-(`fedshift.data.merged_fingerprint`). Every case counts the same in a sum, however many voxels it has.
+(`fedshift.data.tallies`). Every case counts the same in a sum, however many voxels it has.
 """
 
 from __future__ import annotations

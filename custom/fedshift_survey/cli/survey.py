@@ -190,7 +190,7 @@ def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
 
 def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None, path: Path) -> Path | None:
     """Write the planned task file; None if no site tells enough."""
-    from fedshift.data.merged_fingerprint import merge, require_every_class
+    from fedshift.data.tallies import merge, require_every_class
     from fedshift.schema.files import write_text
     from fedshift_survey.planning.plan import make_plan
     from fedshift_survey.planning.task_file import ct_note, task_file

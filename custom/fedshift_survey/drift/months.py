@@ -6,8 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from fedshift.data.layouts.files import visible
-from fedshift.data.scan_folders import scans_in
+from fedshift.data.scan_folders import scans_in, visible
 from fedshift.schema.errors import ConfigError, DataError
 
 _DATED = re.compile(r"(\d{4})-?(\d{2})(?:-?(\d{2}))?(?!\d)")

@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedshift.data.merged_fingerprint import add_intensities, merge
-from fedshift.data.tallies import plain, quantile, spread
+from fedshift.data.tallies import add_intensities, merge, plain, quantile, spread
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
 from fedshift.schema.job import TaskSpec
 from fedshift_survey.planning.plan import Plan

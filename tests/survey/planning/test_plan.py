@@ -15,7 +15,7 @@ from monai.networks.nets import DynUNet
 from surveysites import survey_site, voxels
 
 from fedshift.data.fingerprint import counts_only, fingerprint
-from fedshift.data.merged_fingerprint import merge
+from fedshift.data.tallies import merge
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import INSIDE, Fingerprint, Geometry, SurveySpec, Tally

@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseTable, Finding
-from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.layouts.files import mask_files, scan_files, visible
+from fedshift.data.cases import CaseTable
+from fedshift.data.dicom import is_dicom_mask, looks_like_dicom
 from fedshift.data.layouts.names import MASK_WORD, NamedImage, match
 from fedshift.data.layouts.studies import pair_studies
-from fedshift.data.scan_file import as_compared, same_form, suffix_of
+from fedshift.data.scan_file import Finding, as_compared, same_form, suffix_of
+from fedshift.data.scan_folders import mask_files, scan_files, visible
 from fedshift.data.scans import stem_of
 
 _ENDS = re.compile(rf"(?:(.*?)[ _.-])?{MASK_WORD}", re.IGNORECASE)
@@ -24,8 +23,7 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
     """The cases of a folder of case folders; None of another layout.
 
     A folder with ``Case00`` and ``Case00_segmentation`` is a site with one case, unless it is called Case00. Folders
-    that hold nothing but DICOM are studies, of which a mask says its series; unless several sequences are wanted, or
-    folders are called like the one that is.
+    that hold nothing but DICOM are studies, unless several sequences are wanted or folders are called like the one.
     """
     cases = [entry for entry in visible(folder) if entry.is_dir()]
     if scan_files(folder) or not any(map(is_case, cases)):
@@ -75,8 +73,8 @@ def _pair(folder: Path, cases: Sequence[Path], sequences: Sequence[str]) -> Case
         series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
         entries = sorted([*(file for file in scan_files(case) if file not in of_case), *series])
         if of_case and not entries and _has_slices(case, of_case):
-            mend = "put them into a folder with the sequence's name, such as T2"
-            findings.append(Finding("error", "loose-slices", case, "holds loose DICOM slices", mend, case.name))
+            remedy = "put them into a folder with the sequence's name, such as T2"
+            findings.append(Finding("error", "loose-slices", case, "holds loose DICOM slices", remedy, case.name))
             continue
         masks += [(case.name, file) for file in of_case]
         for entry in entries:
@@ -88,7 +86,6 @@ def _pair(folder: Path, cases: Sequence[Path], sequences: Sequence[str]) -> Case
 
 
 def _have_series(cases: Sequence[Path], sequences: Sequence[str]) -> bool:
-    """Whether a case folder has a folder for one of the sequences."""
     wanted = set(map(as_compared, sequences))
     return any(
         as_compared(_sequence(entry, case)) in wanted for case in cases for entry in visible(case) if entry.is_dir()
@@ -96,7 +93,6 @@ def _have_series(cases: Sequence[Path], sequences: Sequence[str]) -> bool:
 
 
 def _has_slices(folder: Path, masks: Collection[Path]) -> bool:
-    """Whether DICOM slices lie directly in a folder."""
     return any(looks_like_dicom(entry) for entry in visible(folder) if entry.is_file() and entry not in masks)
 
 

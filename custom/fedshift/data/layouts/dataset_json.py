@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift.data.cases import Finding
 from fedshift.data.labels import BACKGROUND, Labels
-from fedshift.data.scan_file import ScanError, reading
+from fedshift.data.scan_file import Finding, ScanError, reading
 from fedshift.schema.errors import ConfigError
 
 FILE = "dataset.json"
@@ -34,16 +33,11 @@ class Description:
     """What ``dataset.json`` says.
 
     Attributes:
-        name: of the set.
-        licence: of the set.
-        sequences: names of the sequences, in their order.
-        labels: what the masks' values mean.
         pairs: the cases that it lists for training; empty if it lists none.
         elsewhere: key of another list -> the images in it, such as ``test``.
-        training: the number of cases that it says; None if it says none.
+        training: the number of cases that it says.
         ending: how the files' names end, in nnU-Net's layout.
-        unusable_labels: why its labels cannot be used.
-        unusable_names: why its names of sequences cannot be used.
+        unusable_labels: why its labels cannot be used; ``unusable_names`` the same of its names of sequences.
     """
 
     name: str = ""
@@ -59,11 +53,7 @@ class Description:
 
 
 def read_description(folder: Path) -> Description:
-    """What the ``dataset.json`` in a folder says; nothing if there is none.
-
-    Raises:
-        ScanError: it cannot be read.
-    """
+    """What the ``dataset.json`` in a folder says; nothing if there is none."""
     path = folder / FILE
     if not path.is_file():
         return Description()
@@ -90,9 +80,8 @@ def read_description(folder: Path) -> Description:
             unusable_names=sequences if isinstance(sequences, Finding) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ScanError(
-            "description-broken", path, f"cannot be parsed ({error})", "download it again or remove it"
-        ) from None
+        what = f"cannot be parsed ({error})"
+        raise ScanError("description-broken", path, what, "download it again or remove it") from None
 
 
 def numbers(count: int) -> tuple[str, ...]:
@@ -130,8 +119,8 @@ def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
     if twice is None:
         return names
     example = ",".join(f"NAME{number}" for number in range(1, len(names) + 1))
-    mend = f"name all {len(names)} in their order, as in --sequence {example}"
-    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", mend)
+    remedy = f"name all {len(names)} in their order, as in --sequence {example}"
+    return Finding("error", "sequence-twice", path, f"names several sequences {twice}", remedy)
 
 
 def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
@@ -142,16 +131,16 @@ def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
     for name, number in pairs:
         if isinstance(number, list):
             what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
-            mend = "give each voxel one class: say which values are which with --label"
-            return Finding("error", "labels-unusable", path, what, mend)
+            remedy = "give each voxel one class: say which values are which with --label"
+            return Finding("error", "labels-unusable", path, what, remedy)
         if name == "ignore" and not numbered:
-            mend = "relabel it, or say which values are which with --label, and merge it with one of them"
-            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", mend)
+            remedy = "relabel it, or say which values are which with --label, and merge it with one of them"
+            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", remedy)
         values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
     ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
     try:
         return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
     except ConfigError as error:
-        what, _, mend = str(error).partition(": ")
-        mend += ", or say which values are which with --label"
-        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", mend)
+        what, _, remedy = str(error).partition(": ")
+        remedy += ", or say which values are which with --label"
+        return Finding("error", "labels-unusable", path, f"has labels that cannot be used ({what})", remedy)

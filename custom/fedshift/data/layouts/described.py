@@ -14,25 +14,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
+from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.layouts.dataset_json import FILE, Description, Pair, numbers, read_description
-from fedshift.data.layouts.files import scan_files
 from fedshift.data.layouts.names import NUMBERED, pair_folders
-from fedshift.data.scan_file import as_compared, is_broken_link, same_form, suffix_of
+from fedshift.data.scan_file import Finding, as_compared, is_broken_link, same_form, suffix_of
+from fedshift.data.scan_folders import scan_files
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.series import is_series
 from fedshift.schema.names import few_names
 
-LABELS = "labelsTr"
-"""Where the label is of an image that is listed without one, under the image's name."""
+LABELS = "labelsTr"  # where the label is of an image that is listed without one, under the image's name
 
 
 def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
-    """The scans of ``imagesTr`` and ``labelsTr``, or of a list, with what ``dataset.json`` says where it is there.
-
-    Raises:
-        ScanError: a description that cannot be read.
-    """
+    """The scans of ``imagesTr`` and ``labelsTr``, or of a list, with what ``dataset.json`` says where it is there."""
     said = read_description(folder)
     images, masks = folder / "imagesTr", folder / "labelsTr"
     if not images.is_dir() and not said.pairs:
@@ -67,9 +62,8 @@ def _contradictions(folder: Path, said: Description, cases: Sequence[CaseFiles],
     other = sorted({file.name for case in cases for file in case.images if not file.name.endswith(said.ending)})
     if said.ending and other:
         what = f"says file_ending {said.ending}, and there are other files, such as {other[0]}, which are taken too"
-        yield Finding(
-            "warning", "file-ending", path, what, "look whether they belong to the set, and correct file_ending"
-        )
+        remedy = "look whether they belong to the set, and correct file_ending"
+        yield Finding("warning", "file-ending", path, what, remedy)
 
 
 def _is_suffixed(images: Path, masks: Path) -> bool:
@@ -90,21 +84,20 @@ def _split_volumes(table: CaseTable, names: Sequence[str], path: Path) -> CaseTa
     sequences = tuple(names) or (numbers(several) if several > 1 else ())
     channels = tuple(range(several)) if several > 1 else ()
     named = f"names {several} sequence(s) ({', '.join(names)})"
-    mend = f"name every volume in {FILE}, or save those that are used without the others"
+    remedy = f"name every volume in {FILE}, or save those that are used without the others"
     cases, findings = [], list(table.findings)
     for case in table.cases:
         there = volumes_in(case.image)
         if there > several:
             wanted = f"{FILE} {named}" if names else f"{table.cases[0].image.name} has {several}"
-            findings.append(
-                Finding("error", "volumes-extra", case.image, f"has {there} volumes, and {wanted}", mend, case.id)
-            )
+            what = f"has {there} volumes, and {wanted}"
+            findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
             continue
         cases.append(replace(case, images=case.images * several, channels=channels, sequences=sequences))
     if table.cases and not cases:  # the description is wrong, and not every file
         first = table.cases[0].image
         wrong = Finding(
-            "error", "volumes-extra", path, f"{named}, and {first.name} has {volumes_in(first)} volumes", mend
+            "error", "volumes-extra", path, f"{named}, and {first.name} has {volumes_in(first)} volumes", remedy
         )
         findings = [*table.findings, wrong]
     return replace(table, cases=tuple(cases), findings=tuple(findings), sequences=sequences)
@@ -120,7 +113,6 @@ class _Listed:
 
 
 def _pair_listed(folder: Path, said: Description) -> CaseTable:
-    """The cases of the list in the folder's ``dataset.json``, with what contradicts it."""
     listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]
     listed = [_renamed(entry, folder) for entry in listed] if _same_names(listed) else listed
     findings = [*_left_out(folder, listed, said), *_crossed(folder, listed)]
@@ -131,9 +123,9 @@ def _pair_listed(folder: Path, said: Description) -> CaseTable:
         first, mask = entry.images[0].resolve(), entry.label.resolve()
         other = seen.setdefault(first, entry)
         if other is not entry and other.label.resolve() == mask:
-            mend = "remove one of the two"
+            remedy = "remove one of the two"
             what = f"lists {entry.images[0].name} twice"
-            findings.append(Finding("warning", "list-twice", folder / FILE, what, mend))
+            findings.append(Finding("warning", "list-twice", folder / FILE, what, remedy))
             continue
         wrong = list(_faults(entry, sequences))
         if other is not entry:
@@ -143,9 +135,8 @@ def _pair_listed(folder: Path, said: Description) -> CaseTable:
         of_label = labels.setdefault(mask, entry)
         if of_label is not entry and other is entry:
             what = f"is listed in {FILE} as the label of {of_label.images[0].name} and of {entry.images[0].name}"
-            wrong.append(
-                Finding("error", "list-shared-label", entry.label, what, "give each image its own label", entry.case)
-            )
+            remedy = "give each image its own label"
+            wrong.append(Finding("error", "list-shared-label", entry.label, what, remedy, entry.case))
             broken.add(of_label.case)
         findings += wrong
         if not wrong:
@@ -200,13 +191,11 @@ def _by_name(folder: Path, stem: str) -> Path:
 
 
 def _same_names(listed: Iterable[_Listed]) -> bool:
-    """Whether two cases would have one name, as of ``sub-01/T1`` and ``sub-02/T1``."""
     image_of: dict[str, Path] = {}
     return any(image_of.setdefault(as_compared(entry.case), entry.images[0]) != entry.images[0] for entry in listed)
 
 
 def _renamed(entry: _Listed, folder: Path) -> _Listed:
-    """The case under the name of its path."""
     path = entry.images[0]
     inside = path.parent.relative_to(folder) if path.is_relative_to(folder) else Path(path.parent.name)
     return _Listed("_".join([*inside.parts, entry.case]), entry.images, entry.label)
@@ -229,14 +218,14 @@ def _faults(entry: _Listed, sequences: Sequence[str]) -> Iterator[Finding]:
                 yield Finding("error", "sequence-unknown", file, what, "name it there, or leave it out", entry.case)
             elif file in absent and NUMBERED.fullmatch(stem_of(file)):
                 what = f"is of case {entry.case}, which has no sequence {named[k]} ({stem_of(file)})"
-                mend = "add the file, or take the case from the list"
+                remedy = "add the file, or take the case from the list"
                 there = next((other for other in entry.images if other not in absent), file)
-                yield Finding("error", "sequence-missing", there, what, mend, entry.case)
+                yield Finding("error", "sequence-missing", there, what, remedy, entry.case)
                 absent.remove(file)
         if len(entry.images) < len(sequences):
             what = f"is of case {entry.case}, which has no sequence {sequences[len(entry.images)]}"
-            mend = "add the file, or take the case from the list"
-            yield Finding("error", "sequence-missing", entry.images[0], what, mend, entry.case)
+            remedy = "add the file, or take the case from the list"
+            yield Finding("error", "sequence-missing", entry.images[0], what, remedy, entry.case)
     for file in absent:
         yield Finding("error", "file-missing", file, f"is listed in {FILE} but not there", again, entry.case)
     if entry.label in entry.images:
@@ -267,12 +256,12 @@ def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Ite
     for key, files in elsewhere.items():
         if times := len(files & used):
             what = f"lists {times} image(s) for training and under {key}, which are taken for training"
-            mend = f"take them from {key}, if they are not to be tested with"
-            yield Finding("warning", "list-elsewhere", folder / FILE, what, mend)
+            remedy = f"take them from {key}, if they are not to be tested with"
+            yield Finding("warning", "list-elsewhere", folder / FILE, what, remedy)
     if more := len(elsewhere.get("validation", set()) - used):
         what = f"lists {more} case(s) under validation, which are left out"
-        mend = "list them for training: a site divides its cases itself"
-        yield Finding("warning", "list-elsewhere", folder / FILE, what, mend)
+        remedy = "list them for training: a site divides its cases itself"
+        yield Finding("warning", "list-elsewhere", folder / FILE, what, remedy)
     used |= {file for files in elsewhere.values() for file in files}
     places = sorted({file.parent for entry in listed for file in entry.images if file.parent.is_dir()})
     beside = [file for place in places for file in scan_files(place) if file.resolve() not in used]
@@ -300,9 +289,9 @@ def against_list(table: CaseTable, masks: Path) -> Iterator[Finding]:
             unlisted.append(case.image.name)
         elif label.resolve() != case.mask.resolve() and label.parent.resolve() == masks.resolve():
             what = f"goes with {case.mask.name} by its name, and {folder / FILE} lists {label.name} for it"
-            mend = f"follow the list with --source {folder}, or remove it"
-            yield Finding("error", "list-differs", case.image, what, mend, case.id)
+            remedy = f"follow the list with --source {folder}, or remove it"
+            yield Finding("error", "list-differs", case.image, what, remedy, case.id)
     if unlisted:
         what = f"does not list {len(unlisted)} image(s) of {table.folder.name} ({few_names(unlisted, most=3)}), "
-        mend = f"follow the list with --source {folder}, or correct it"
-        yield Finding("warning", "list-incomplete", folder / FILE, f"{what}which are taken all the same", mend)
+        remedy = f"follow the list with --source {folder}, or correct it"
+        yield Finding("warning", "list-incomplete", folder / FILE, f"{what}which are taken all the same", remedy)

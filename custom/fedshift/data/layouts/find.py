@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
+from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.cases_csv import is_table, read_cases
 from fedshift.data.layouts import case_folders, described, studies
 from fedshift.data.layouts.described import against_list
-from fedshift.data.layouts.files import contents, not_read, scan_files, visible
 from fedshift.data.layouts.names import doubled, pair_beside, pair_folders
 from fedshift.data.layouts.patterns import is_pattern, pair_patterns
 from fedshift.data.other_formats import how_to_convert, passed_over
-from fedshift.data.scan_file import ScanError, as_compared, reading
+from fedshift.data.scan_file import Finding, ScanError, as_compared, reading
+from fedshift.data.scan_folders import contents, scan_files, visible, warn_of_formats
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import few_names
@@ -40,13 +40,9 @@ def gather(
 ) -> list[CaseTable]:
     """The scans that a command line names.
 
-    Args:
-        source: a folder in any known layout, or a table of cases (`fedshift.data.cases_csv`); or what relative patterns
-            begin at.
-        images: the folder of the images, or a pattern.
-        masks: the folder of the masks, or a pattern.
-        sequences: names of the sequences, each with a pattern or with "".
-        volume: which volume to take of images that have several, from 1.
+    ``source`` is a folder in any known layout, a table of cases (`fedshift.data.cases_csv`), or what relative patterns
+    begin at; ``images`` and ``masks`` are folders or patterns; ``sequences`` are names, each with a pattern or "";
+    ``volume``: which volume to take of images that have several, from 1.
 
     Raises:
         ConfigError: arguments that do not go together.
@@ -86,31 +82,25 @@ def _named(
     patterns = {name: pattern for name, pattern in sequences.items() if pattern}
     if source is not None and is_table(source):
         if images or masks or patterns:
-            raise ConfigError(
-                "options-clash", f"{source} names images and masks: leave out --images, --masks, patterns"
-            )
+            what = f"{source} names images and masks: leave out --images, --masks, patterns"
+            raise ConfigError("options-clash", what)
         return [table.with_sequences(names) for table in read_cases(source)]
     if patterns:
         if len(patterns) < len(sequences) or images is not None or masks is None:
-            raise ConfigError(
-                "options-clash",
-                "--sequence NAME=PATTERN takes the place of --images: give a pattern for every sequence, and --masks",
-            )
+            what = "--sequence NAME=PATTERN takes the place of --images: give a pattern for every sequence, and --masks"
+            raise ConfigError("options-clash", what)
         return [pair_patterns(patterns, str(masks), base=source or Path())]
     if images is None and masks is None:
         if source is None:
-            raise ConfigError(
-                "scans-missing", "no scans are named: give --images and --masks, or --source for a folder with both"
-            )
+            what = "no scans are named: give --images and --masks, or --source for a folder with both"
+            raise ConfigError("scans-missing", what)
         return [table.with_sequences(names) for table in find_sets(source, names)]
     if images is None or masks is None:
         raise ConfigError("options-clash", "--images and --masks go together: name both folders, or both patterns")
     if is_pattern(images) or is_pattern(masks):
         if len(sequences) > 1:
-            raise ConfigError(
-                "options-clash",
-                "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images",
-            )
+            what = "several sequences by pattern: give --sequence NAME=PATTERN for each, without --images"
+            raise ConfigError("options-clash", what)
         return [pair_patterns({next(iter(sequences), ""): str(images)}, str(masks), base=source or Path())]
     if source is not None:
         images, masks = source / images, source / masks
@@ -169,14 +159,13 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> CaseTable:
 def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[CaseTable]:
     """Warn about ``others``, scans in formats that are not read: with the table that they lie in, or else the first."""
     warnings: list[list[Finding]] = [[] for _ in tables]
-    for finding in not_read(others):
+    for finding in warn_of_formats(others):
         places = {finding.file, *finding.file.parents}
         warnings[next((k for k, table in enumerate(tables) if table.folder in places), 0)].append(finding)
     return [replace(table, findings=(*table.findings, *more)) for table, more in zip(tables, warnings, strict=True)]
 
 
 def _refuse_two_of_one_kind(path: Path, tables: Sequence[CaseTable]) -> None:
-    """Refuse images and masks in two folders whose names do not say which is which."""
     if len(tables) != 2 or any(table.cases or table.layout != "beside" for table in tables):
         return
     names = [{as_compared(stem_of(file)) for file in scan_files(table.folder)} for table in tables]
@@ -184,8 +173,8 @@ def _refuse_two_of_one_kind(path: Path, tables: Sequence[CaseTable]) -> None:
         first, second = (table.folder for table in tables)
         same = f"{first.name} and {second.name}"
         what = f"holds two folders with the same names, {same}, and nothing says which has the masks"
-        mend = f"name them, as in --images {first} --masks {second}, or call them images and masks"
-        raise ScanError("masks-unclear", path, what, mend)
+        remedy = f"name them, as in --images {first} --masks {second}, or call them images and masks"
+        raise ScanError("masks-unclear", path, what, remedy)
 
 
 def _merge_parts(tables: Sequence[CaseTable]) -> list[CaseTable]:

@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Finding, Layout
-from fedshift.data.layouts.files import scan_files, visible
-from fedshift.data.scan_file import ScanError, as_compared, same_form
+from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Layout
+from fedshift.data.scan_file import Finding, ScanError, as_compared, same_form
+from fedshift.data.scan_folders import scan_files, visible
 from fedshift.data.scans import stem_of
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""
 _ENDS = re.compile(rf"(.*)[_.-]{MASK_WORD}", re.IGNORECASE)
 _BEGINS = re.compile(rf"{MASK_WORD}[_.-](.+)", re.IGNORECASE)
-NUMBERED = re.compile(r"(.+)_(\d{4})")
-"""Stem of nnU-Net's image files: the case and the number of the sequence."""
+NUMBERED = re.compile(r"(.+)_(\d{4})")  # stem of nnU-Net's image files: the case and the number of the sequence
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ def pair_folders(
     """Images (files, or one DICOM series in each sub-folder) and masks of the same names in another folder.
 
     Images that are called ``<case>_0000``, ``<case>_0001`` and so on are the sequences of a case; ``names`` are theirs.
-
-    Raises:
-        ScanError: one of the folders does not exist, or DICOM files lie loose in it.
     """
     for folder, held in ((images, "scans"), (masks, "masks")):
         if not folder.is_dir():
@@ -102,15 +98,8 @@ def match(
     """Match images and masks by case, ignoring upper and lower case, and in which form a letter with an accent is.
 
     Of a case with two images of one sequence, or two masks, nothing says which is the right one: it is left out.
-
-    Args:
-        images: what was found, in any order.
-        masks: case and file.
-        name: the set's name.
-        folder: the set's folder.
-        layout: the set's layout.
-        keys: the sequences that each case must have, in their order; by default all that any case has, sorted.
-        names: key -> name of a sequence, by default the key.
+    ``keys``: the sequences that each case must have, in their order; by default all that any case has, sorted.
+    ``names``: key -> name of a sequence, by default the key.
     """
     findings: list[Finding] = []
     unclear: set[str] = set()
@@ -136,8 +125,8 @@ def match(
         first = next(iter(found.values()))
         if case_key not in of_mask:
             wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
-            mend = f"add {wanted}, or remove the image"
-            findings.append(Finding("error", "mask-missing", first.file, "has no mask", mend, first.case))
+            remedy = f"add {wanted}, or remove the image"
+            findings.append(Finding("error", "mask-missing", first.file, "has no mask", remedy, first.case))
             continue
         lacking = [key for key in keys if key not in found]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
@@ -204,14 +193,14 @@ def _numbered(
 def _lacks(image: NamedImage, key: str, name: str, sequences: Sequence[str]) -> Finding:
     numbered = f" ({image.case}_{key})" if UNNAMED.fullmatch(key) and name != key else ""
     what = f"is of case {image.case}, which has no sequence {name}{numbered}"
-    mend = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
+    remedy = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
     if not sequences:
-        what, mend = f"is of case {image.case}, which has no image", "add the file or leave the case out"
+        what, remedy = f"is of case {image.case}, which has no image", "add the file or leave the case out"
     code = "sequence-missing" if sequences else "image-missing"
-    return Finding("error", code, image.file, what, mend, image.case)
+    return Finding("error", code, image.file, what, remedy, image.case)
 
 
 def _unknown(image: NamedImage, sequences: Sequence[str]) -> Finding:
     what = f"is sequence {image.key or 'without a name'} of case {image.case}, the set has {', '.join(sequences)}"
-    mend = "remove the file, or name it among the sequences"
-    return Finding("error", "sequence-unknown", image.file, what, mend, image.case)
+    remedy = "remove the file, or name it among the sequences"
+    return Finding("error", "sequence-unknown", image.file, what, remedy, image.case)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.cases import CaseTable, Finding
+from fedshift.data.cases import CaseTable
 from fedshift.data.dicom import identify
-from fedshift.data.layouts.files import contents, not_read
 from fedshift.data.layouts.names import NamedImage, match
 from fedshift.data.other_formats import how_to_convert, in_other_formats
-from fedshift.data.scan_file import suffix_of
+from fedshift.data.scan_file import Finding, suffix_of
+from fedshift.data.scan_folders import contents, warn_of_formats
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
@@ -30,28 +30,20 @@ def is_pattern(path: Path) -> bool:
 
 
 def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> CaseTable:
-    """The files that patterns find.
+    """The files that patterns find, of the images of each sequence ("" for one unnamed) and of the masks.
 
     A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions) in the part of its
     path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for. A subject may have
-    letters of any language, and number after ``_``: ``sub-NORTH_01``.
-
-    Args:
-        images: sequence -> pattern; one sequence may be unnamed ("").
-        masks: pattern of the masks.
-        base: the folder that relative patterns begin at.
-
-    Raises:
-        DataError: a pattern that finds nothing, or that names no case.
+    letters of any language, and number after ``_``: ``sub-NORTH_01``. Relative patterns begin at ``base``.
     """
     found: list[NamedImage] = []
     findings: list[Finding] = []
     for name, pattern in images.items():
         files, others = _files(pattern, base)
-        findings += not_read(others)
+        findings += warn_of_formats(others)
         found += [NamedImage(case, file, name) for case, file in files]
     wanted, others = _files(masks, base)
-    findings += not_read(others)
+    findings += warn_of_formats(others)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
     return replace(paired, findings=(*findings, *paired.findings))
 
@@ -75,12 +67,12 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
     others = in_other_formats(found)
     scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
     if not scans:
-        mend = "correct the pattern"
+        remedy = "correct the pattern"
         if others:
             shown = few_names([file.name for file in others])
-            mend = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
+            remedy = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
         what = f"{pattern!r} finds no scan below {start} ({_there(start, rest)})"
-        raise DataError("pattern-empty", f"{what}: {mend}")
+        raise DataError("pattern-empty", f"{what}: {remedy}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 
@@ -100,7 +92,6 @@ def _there(start: Path, rest: str) -> str:
 
 
 def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
-    """The case of a file, by its path below the pattern's fixed folders."""
     text = inside.as_posix()
     matched = stars.fullmatch(text)
     if entities := _ENTITIES.search(text):
@@ -117,13 +108,11 @@ def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
 
 
 def _names_no_case(pattern: str) -> DataError:
-    return DataError(
-        "pattern-form", f"{pattern!r} has no * that tells one case from another: put one in place of the case's name"
-    )
+    what = f"{pattern!r} has no * that tells one case from another: put one in place of the case's name"
+    return DataError("pattern-form", what)
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """The pattern with a group for each ``*``."""
     parts = []
     for part in Path(pattern).parts:
         if part == "**":

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedshift.data.cases import CaseFiles, CaseTable, Finding
-from fedshift.data.dicom import identify, looks_like_dicom
-from fedshift.data.dicom_masks import References, frame_of, is_dicom_mask, references
-from fedshift.data.layouts.files import visible
-from fedshift.data.scan_file import ScanError, same_form
+from fedshift.data.cases import CaseFiles, CaseTable
+from fedshift.data.dicom import identify, is_dicom_mask, looks_like_dicom
+from fedshift.data.named_masks import References, frame_of, references
+from fedshift.data.scan_file import Finding, ScanError, same_form
+from fedshift.data.scan_folders import visible
 from fedshift.data.series import series_by_uid
 
-DEEPEST = 5
-"""Levels of folders below the one that is named: patient, study, series, and some to spare."""
+DEEPEST = 5  # levels of folders below the one that is named: patient, study, series, and some to spare
 
 
 def has_dicom_masks(folder: Path) -> bool:
-    """Whether there is a DICOM SEG or RT Structure Set somewhere below a folder.
-
-    Raises:
-        ScanError: there is none, and a file that may be one may not be read.
-    """
+    """Whether there is a DICOM SEG or RT Structure Set somewhere below a folder."""
     faults: list[ScanError] = []
     for file in (file for inside in _folders(folder) for file in visible(inside)):
         try:
@@ -40,19 +35,11 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
 
 
 def pair_studies(images: Path, masks: Path | None = None, name: str | None = None) -> CaseTable:
-    """The series that DICOM masks refer to.
+    """The series that DICOM masks refer to; the masks lie among the images, or in a folder of their own.
 
     A case is called as the folder directly in ``images`` that its series lies in, or as ``images`` itself where the
     series lies there without one. Series without a mask are passed over, since a study has many; a case without any
     mask is an error.
-
-    Args:
-        images: a folder with a folder for each patient or study.
-        masks: the folder of the masks; by default they lie among the images.
-        name: the set's name.
-
-    Raises:
-        ConfigError: highdicom is not installed.
     """
     series, findings = _series_below(images)
     scans = _Scans(series)
@@ -68,17 +55,17 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
             continue
         if len(meant) != 1:
             what = f"refers to {len(meant)} series{how}" if meant else "refers to a series that is not there"
-            mend = f"put the series of its image below {images}, once, or remove the mask"
-            findings.append(Finding("error", "image-unknown", mask, what, mend))
+            remedy = f"put the series of its image below {images}, once, or remove the mask"
+            findings.append(Finding("error", "image-unknown", mask, what, remedy))
             continue
         of_case.setdefault(_case(meant[0], images), []).append((meant[0], mask))
     cases = []
     for case, pairs in sorted(of_case.items()):
         if len(pairs) > 1:
             shown = ", ".join(sorted(mask.name for _, mask in pairs)[:5])
-            mend = "keep one, and give each patient a folder"
+            remedy = "keep one, and give each patient a folder"
             what = f"holds {len(pairs)} DICOM masks ({shown})"
-            findings.append(Finding("error", "masks-several", images / case, what, mend, case))
+            findings.append(Finding("error", "masks-several", images / case, what, remedy, case))
         else:
             cases.append(CaseFiles(case, (pairs[0][0],), pairs[0][1]))
     bare = {_case(path, images): path for paths in series.values() for path in paths}
@@ -89,12 +76,7 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
 
 
 def image_of(mask: Path, folder: Path) -> Path | None:
-    """The scan below a folder that a DICOM mask refers to; None if it is not there, or not one.
-
-    Raises:
-        ScanError: the mask cannot be read.
-        ConfigError: highdicom is not installed.
-    """
+    """The scan below a folder that a DICOM mask refers to; None if it is not there, or not one."""
     meant, _ = _Scans(_series_below(folder)[0]).meant_by(references(mask))
     return meant[0] if len(meant) == 1 else None
 
@@ -114,8 +96,6 @@ def _series_below(images: Path) -> tuple[dict[str, list[Path]], list[Finding]]:
 
 
 class _Scans:
-    """The scans below a folder, and which of them a mask means."""
-
     def __init__(self, series: Mapping[str, Sequence[Path]]) -> None:
         self._series = series
         self._by_image: dict[str, Path] = {}
@@ -171,7 +151,6 @@ def _case(path: Path, images: Path) -> str:
 
 
 def _folders(folder: Path, levels: int = DEEPEST) -> Iterator[Path]:
-    """A folder and those below it."""
     yield folder
     for entry in visible(folder):
         if levels and entry.is_dir():

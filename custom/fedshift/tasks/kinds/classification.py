@@ -13,9 +13,8 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.data.counts import used_pictures
-from fedshift.data.images import open_images
-from fedshift.data.splits import split_by_content
+from fedshift.data.arrays import open_images
+from fedshift.data.splits import split_by_content, used_pictures
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec

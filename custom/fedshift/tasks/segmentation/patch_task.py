@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.data.counts import STEP
-from fedshift.data.resampled import FORMAT
-from fedshift.data.splits import subject_of
-from fedshift.data.voxels import intensity_range
+from fedshift.data.resampled import FORMAT, intensity_range
+from fedshift.data.splits import STEP, subject_of
 from fedshift.runtime.segmentation import PatchSpec, as_volume, classes_of
 from fedshift.runtime.windows import sliding
 from fedshift.schema.errors import ConfigError, DataError

@@ -12,12 +12,10 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
-from fedshift.data.counts import SAMPLES_PER_CASE
 from fedshift.data.prepared import read_labels
-from fedshift.data.resampled import Preparation, open_volumes
+from fedshift.data.resampled import Fixed, Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
-from fedshift.data.splits import FOLDS, case_splits, split_rule
-from fedshift.data.voxels import Fixed
+from fedshift.data.splits import FOLDS, SAMPLES_PER_CASE, case_splits, split_rule
 from fedshift.runtime.grids import Normalise
 from fedshift.runtime.segmentation import as_images, neighbours
 from fedshift.schema.manifest import Split

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.data.local_sites import find_sites
+from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import SITE_STATE
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.reporting.report.images.volumes import Volume, volumes
