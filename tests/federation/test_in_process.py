@@ -22,7 +22,7 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.rules import Selection
+from fedshift.federation.server.run_record import Selection
 from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.reporting.table import scores_table

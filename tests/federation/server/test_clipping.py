@@ -12,12 +12,13 @@ from conftest import small_image_job
 from threadpoolctl import threadpool_limits
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians
+from fedshift.federation.server.robust import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.federation.site.state import StateStore
+from fedshift.schema.job import FederationSpec
 from fedshift.schema.messages import SiteInfo, Update
 from fedshift.tasks.kinds import build_task
 
@@ -33,16 +34,9 @@ def limited(
     samples: float | None = 10,
     by_clock: bool = False,
 ) -> Limits | None:
-    return usual_limits(
-        updates,
-        usual,
-        norm_ratio=norm,
-        opposed_ratio=opposed,
-        sample_ratio=samples,
-        weights=RECEIVED,
-        trainable=TRAINABLE,
-        by_clock=by_clock,
-    )
+    ratios = {"clip_norm_ratio": norm, "clip_opposed_ratio": opposed, "clip_sample_ratio": samples}
+    federation = FederationSpec.model_validate({"min_sites": 1, **ratios})
+    return usual_limits(updates, usual, federation, weights=RECEIVED, trainable=TRAINABLE, by_clock=by_clock)
 
 
 def test_limits_are_the_ratio_times_the_largest_median_so_far(tmp_path: Path) -> None:

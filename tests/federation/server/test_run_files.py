@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -257,11 +257,15 @@ def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path, monkeyp
         with pytest.raises(OSError) as raised:
             write_text(tmp_path / "results.json", "x")
     assert raised.value.errno == errno.ENOSPC
-    update = Update("A", 1, 1, 1, {"w": np.zeros(3, np.float32), "x": np.zeros((2, 2), object)})
-    with monkeypatch.context() as patch:
-        patch.setattr("fedshift.federation.server.spool._bytes", lambda array: Disk(1).write())
-        with pytest.raises(OSError) as raised:
-            SpooledUpdate(update, tmp_path / "A.arrays", Change())
+
+    class Full:
+        def __array__(self, *_: object, **options: object) -> None:
+            Disk(1).write()
+
+    weights: dict[str, Any] = {"w": np.zeros(3, np.float32), "x": Full()}
+    update = Update("A", 1, 1, 1, weights)
+    with pytest.raises(OSError) as raised:
+        SpooledUpdate(update, tmp_path / "A.arrays", Change())
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
 

@@ -12,9 +12,9 @@ import numpy as np
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.vector import COUNTS, PREFIX, Layout
 from fedshift.federation.refusals import ENCRYPTION
-from fedshift.federation.server.clipping import Limits
 from fedshift.federation.server.coordinator import Callbacks, Coordinator
 from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.robust import Limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet

@@ -31,9 +31,9 @@ from fedshift.federation.encryption.masks.protocol import (
 )
 from fedshift.federation.encryption.masks.site_keys import Checker, Pair, SiteKey, new_private_key
 from fedshift.federation.encryption.vector import VectorLayout, summed_updates
-from fedshift.federation.server.clipping import Limits
 from fedshift.federation.server.coordinator import Callbacks, Coordinator, payload_bytes
 from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.robust import Limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
