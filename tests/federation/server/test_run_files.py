@@ -129,7 +129,7 @@ def test_a_lost_best_model_costs_the_best_and_not_the_run(tmp_path: Path, caplog
     (tmp_path / BEST).write_bytes(b"")
     server = coordinator(tmp_path)
     assert server.resume() == 2
-    assert "the model of round 1, the best so far, is lost" in caplog.text
+    assert "model of round 1" in caplog.text
     run_round(server, 3)
     run_round(server, 4)
     evaluate(server)
@@ -146,7 +146,7 @@ def test_a_best_model_that_is_lost_at_the_end_gives_way_to_the_last(
     assert 1 <= server.best_round < ROUNDS
     (tmp_path / BEST).unlink()
     evaluate(server)
-    assert f"the best model is lost, that of round {ROUNDS} is taken" in caplog.text and BEST in caplog.text
+    assert f"round {ROUNDS} is taken" in caplog.text and BEST in caplog.text
     assert server.results.selected is not None and server.results.selected.round == ROUNDS
     assert read_model_file(tmp_path / BEST)["round"] == ROUNDS
     assert server.results.final is not None and server.results.final.best == server.results.final.last
@@ -275,7 +275,7 @@ def test_the_last_moment_of_a_run_has_room_in_reserve(tmp_path: Path) -> None:
     progress = ProgressFile(tmp_path)
     progress.update(coordinator)
     assert (tmp_path / RESERVE).stat().st_size > 10_000
-    progress.fail("the disk is full")
+    progress.fail("full")
     assert not (tmp_path / RESERVE).exists()
     progress_file = read_progress(tmp_path)
-    assert progress_file is not None and (progress_file.state, progress_file.reason) == ("failed", "the disk is full")
+    assert progress_file is not None and (progress_file.state, progress_file.reason) == ("failed", "full")

@@ -53,7 +53,6 @@ class EncryptedModel(GlobalModel):
     """A global model whose weights are sums of ciphertexts from round 1 on."""
 
     def __init__(self, methods: MethodSet, *, keys: Keys, layout: Layout) -> None:
-        """``keys`` are the server's, ``layout`` is the job's; the rest as for `GlobalModel`."""
         self._keys, self._layout = keys, layout
         super().__init__(methods)
 
@@ -84,7 +83,6 @@ class EncryptedUpdateCheck(UpdateCheck):
     """Checks what can be checked of ciphertexts without the secret key."""
 
     def __init__(self, methods: MethodSet, task: Task, model: GlobalModel, *, keys: Keys, layout: Layout) -> None:
-        """``keys`` are the server's, ``layout`` is the job's; the rest as for `UpdateCheck`."""
         self._keys, self._layout = keys, layout
         super().__init__(methods, task, model)
 

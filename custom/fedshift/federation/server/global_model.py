@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import nn
@@ -12,7 +13,7 @@ from fedshift.federation.refusals import server_context
 from fedshift.federation.server.robust import Limits, present
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.tensors import read_weights
-from fedshift.methods.base import ServerContext
+from fedshift.methods.base import ServerContext, SiteUpdate
 from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
@@ -37,15 +38,14 @@ class Outgoing:
 class GlobalModel:
     """Weights and method state, replaced by `combine` once a round."""
 
+    _outgoing: Outgoing | None = None
+
     def __init__(self, methods: MethodSet) -> None:
         """Take the initial weights from the network of ``methods``."""
-        self._job, self._specs = methods.job, methods.up
+        self._job, self._specs, self._training_only = methods.job, methods.up, methods.training_only
         self.weights, self.trainable = read_weights(methods.net), methods.trainable
         self.halves = [(m.name, m.server()) for m in methods]
-        self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
-        self._training_only = methods.training_only
-        self._outgoing: Outgoing | None = None
-        decay = self._job.federation.model_average
+        decay = methods.job.federation.model_average
         self._average = None if decay is None else ModelAverage(decay)
         self._start(methods.net)
 
@@ -69,6 +69,11 @@ class GlobalModel:
             half.state = methods.get(name, {})
         if self._average is not None:
             self._average.state = methods.get(AVERAGE_STATE, {})
+
+    @cached_property
+    def packed_keys(self) -> frozenset[str]:
+        """Keys of the weights that travel in fewer bytes."""
+        return packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
 
     @property
     def method_state(self) -> MethodArrays:
@@ -149,8 +154,10 @@ class GlobalModel:
 
     def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
         context = self._context(round_)
+        updates: Sequence[SiteUpdate] = stored
         rule, weights, trainable = self._job.federation.robust, self.weights, self.trainable
-        updates = present(stored, rule, limits=limits, weights=weights, trainable=trainable, specs=self._specs)
+        if rule is not None or limits is not None:
+            updates = present(stored, rule, limits=limits, weights=weights, trainable=trainable, specs=self._specs)
         for _, half in self.halves:
             half.receive(updates, context)
         if round_:

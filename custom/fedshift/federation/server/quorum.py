@@ -30,11 +30,12 @@ class Quorum:
 
     def invited(self, round_: int) -> tuple[str, ...]:
         """Sites asked in a round: all training sites, or those drawn for it; held-out sites in the final evaluation."""
-        sites = self._job.task.sites
         if round_ > self.last_round:
             return self._job.task.everyone
-        if not round_ or not self.samples_sites:
-            return sites
+        return self._drawn(round_) if round_ and self.samples_sites else self._job.task.sites
+
+    def _drawn(self, round_: int) -> tuple[str, ...]:
+        sites = self._job.task.sites
         rng = generator(self._job.seed, "server", round_, "sites")
         drawn = sorted(torch.randperm(len(sites), generator=rng)[: self._asked].tolist())
         return tuple(sites[number] for number in drawn)

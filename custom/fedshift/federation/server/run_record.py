@@ -75,25 +75,21 @@ class Selection:
         common = [site for site in self._sites if site in new and site in old]
         # With none in common a first round that one site scored, which then left, would else stay the best.
         higher = sum(new[s] for s in common) > sum(old[s] for s in common) if common else len(new) > len(old)
-        if self._last or higher:
-            self.best = round_
+        self.best = round_ if self._last or higher else self.best
         return self._last or higher
 
 
 class RunRecord:
     """Collects what sites report. ``current`` is the open round, ``results`` everything before it."""
 
+    _reported_precisions = ""
+
     def __init__(self, job: JobSpec, *, metric: str, select_last: bool = False) -> None:
         """``metric`` is the task's score that selects the best round; with ``select_last`` it is the newest one."""
-        self._job = job
-        self.results = new_results(job, metric=metric)
+        self._job, self.results = job, new_results(job, metric=metric)
         self.selection = Selection(job.task.sites, metric, last=select_last)
-        self.current = RoundRecord(round=0)
-        self.answered: list[str] = []
-        """Sites whose answer to the open round was accepted, in order of arrival."""
-        self._opened = time.monotonic()
         self._final_scores: list[Scores] = []
-        self._reported_precisions = ""
+        self.open_round(0)
 
     def restore(self, results: str) -> None:
         """Go on from a saved ``results.json``. The final evaluation of an unfinished run is repeated.
@@ -117,9 +113,9 @@ class RunRecord:
 
     def open_round(self, round_: int) -> None:
         """Start the entry of a round and its clock."""
-        self.answered = []
-        self.current = RoundRecord(round=round_)
-        self._opened = time.monotonic()
+        self.current, self._opened = RoundRecord(round=round_), time.monotonic()
+        self.answered: list[str] = []
+        """Sites whose answer to the open round was accepted, in order of arrival."""
 
     def stop_clock(self) -> None:
         """The open round has taken the time until now."""
@@ -171,9 +167,11 @@ class RunRecord:
         """
         data = self.results.data
         simulated = [site for site, record in data.items() if record.kind == "phantom"]
+        return self._smaller_part(simulated) if 0 < len(simulated) < len(data) else []
+
+    def _smaller_part(self, simulated: Sequence[str]) -> list[tuple[str, Rejected]]:
+        data = self.results.data
         real = [site for site in data if site not in simulated]
-        if not simulated or not real:
-            return []
         wrong, right = (simulated, real) if len(simulated) <= len(real) else (real, simulated)
         return [(site, _mixed(data[site].kind, [data[other] for other in right])) for site in wrong]
 

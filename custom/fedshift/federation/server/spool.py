@@ -69,9 +69,12 @@ class ArraysOnDisk(Mapping[str, np.ndarray]):
         offset, dtype, shape = self._places[key]
         start, stop, _ = numbers.indices(prod(shape))
         array = np.fromfile(self._path, dtype, stop - start, offset=offset + start * dtype.itemsize)
-        if array.size < stop - start:
-            raise OSError(f"{self._path} has become shorter since it was written: the disk is full or broken")
+        self._require(array.size == stop - start)
         return array
+
+    def _require(self, whole: bool) -> None:
+        if not whole:
+            raise OSError(f"{self._path} has become shorter since it was written: the disk is full or broken")
 
 
 class SpooledUpdate:
