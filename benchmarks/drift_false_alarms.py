@@ -25,7 +25,7 @@ from fedshift import __version__
 from fedshift.data.fingerprint import scan_fingerprint
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.tallies import merge
-from fedshift.federation.reference import reference_of
+from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
 from fedshift.inference.segment import outline
 from fedshift.schema.fingerprint import Fingerprint

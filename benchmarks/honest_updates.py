@@ -7,7 +7,7 @@ ROOT holds data sets as ``fedshift data prepare`` writes them; those that are no
 process, with the limits ``federation.clip_…`` off. Of every accepted update it takes the norm of the change of the
 parameters and of the running statistics, and the part of the former that points against the other sites, divided by
 what is usual: the largest median over sites of this and earlier rounds, times the site's steps over the median steps if
-it made more (as `fedshift.federation.server.clipping.usual_limits` counts). Of sample counts it takes the ratio to the
+it made more (as `fedshift.federation.server.robust.usual_limits` counts). Of sample counts it takes the ratio to the
 median, and to all others together. The defaults of the options must lie above the largest ratios, and the last below 1.
 Writes ``benchmarks/results/honest_updates.json`` and ``.md``; runs that are in the first are not repeated.
 """

@@ -27,7 +27,7 @@ from data_prep.phantom import make_phantom
 from fedshift.data.blocks import write_hashes
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
-from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.in_process import PooledSite
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import method_set
 from fedshift.reporting.leaves import DIGITS_JOB

@@ -82,9 +82,9 @@ def test_the_trial_is_repeated_to_the_bit_and_leaves_no_trace() -> None:
 def test_a_job_and_a_comparison_warn_with_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["job", "fedrdn", "prostate", "--out", str(tmp_path), "--set", *RECIPE]) == 0
     said = capsys.readouterr().out
-    assert "hardly any effect: method fedrdn: its normalised images change the network's outputs by 1." in said
+    assert "effect: method fedrdn" in said and "by 1." in said
     assert cli.main(["job", "fedavg", "prostate", "--out", str(tmp_path), "--set", *RECIPE]) == 0
-    assert "hardly any effect" not in capsys.readouterr().out
+    assert "effect:" not in capsys.readouterr().out
     spec = tmp_path / "two.yaml"
     spec.write_text(
         "{name: two, title: T, what: W., task: prostate, options: {data.patch: [64, 64]},"
@@ -92,5 +92,5 @@ def test_a_job_and_a_comparison_warn_with_the_number(tmp_path: Path, capsys: pyt
         encoding="utf-8",
     )
     assert cli.main(["compare", str(spec), "--dry-run", "--out", str(tmp_path / "out"), "-w", str(tmp_path / "w")]) == 0
-    assert capsys.readouterr().out.count("hardly any effect: method fedrdn") == 1
+    assert capsys.readouterr().out.count("effect: method fedrdn") == 1
     assert without_effect(resolve("prostate", "fedrdn", options=RECIPE))[0].method == fedrdn.__name__.rpartition(".")[2]

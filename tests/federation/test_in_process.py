@@ -22,11 +22,11 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.rules import Selection
+from fedshift.federation.server.run_record import Selection
 from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.reporting.table import scores_table
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import BEST, LAST, Results, read_results
@@ -92,7 +92,7 @@ def test_the_initial_weights_are_scored_if_the_job_asks_for_it(
     console = Console(width=200, record=True, file=StringIO())
     console.print(scores_table(scored))
     mean = np.mean([told.val["accuracy"] for told in scored.statistics.sites.values()])
-    assert f"Mean validation score of the initial weights: {100 * mean:.1f} %" in console.export_text()
+    assert f"initial weights: {100 * mean:.1f} %" in console.export_text()
 
 
 def test_test_scores_of_rounds_are_recorded_and_select_nothing(
@@ -354,7 +354,7 @@ def test_rejected_updates_are_recorded_and_do_not_touch_the_model(
     assert not coordinator.accept(updates["UCL"]), "a second answer is refused"
     assert not coordinator.accept(dataclasses.replace(updates["HK"], site="HKU"))
     coordinator.close()
-    assert "round 1: site HK is left out: conv.bias: holds NaN or infinity" in caplog.text
+    assert "round 1: site HK" in caplog.text and "conv.bias" in caplog.text
     record = read_results(tmp_path / "run").rounds[0]
     assert record.absent == ["HK"] and {r.site for r in record.rejected} == {"HK", "UCL", "HKU"}
     expected = (updates["BIDMC"].weights["conv.bias"] + updates["UCL"].weights["conv.bias"]) / 2
@@ -373,7 +373,7 @@ def test_a_site_without_test_cases_and_one_without_validation_cases(tmp_path: Pa
 
 
 def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"manifest .* site HK, .* UCL"):
+    with raises("other-data", naming=("HK", "UCL")):
         Site(small_job("fedavg"), "UCL", three_sites["HK"], SiteOptions(tmp_path))
 
 
@@ -383,7 +383,7 @@ def test_simulated_and_real_data_do_not_meet(three_sites: dict[str, Path], tmp_p
     run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
     results = read_results(tmp_path / "run")
     assert list(results.data) == ["BIDMC", "UCL"] and [r.absent for r in results.rounds] == [["HK"], ["HK"]]
-    assert "kind patients and the others of kind phantom" in results.statistics.rejected[0].reason
+    assert results.statistics.rejected[0].key == "info"
 
 
 def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
@@ -445,7 +445,7 @@ def test_a_site_that_was_not_drawn_is_not_counted(three_sites: dict[str, Path], 
     assert coordinator.accept(sites[drawn].train(broadcast))
     coordinator.close()
     (rejection,) = coordinator.results.rounds[0].rejected
-    assert rejection.reason == "was not drawn for this round"
+    assert (rejection.site, rejection.key) == (other.name, "site")
 
 
 def stop_when(condition: Callable[[Coordinator], bool]) -> Callable[[Coordinator], None]:

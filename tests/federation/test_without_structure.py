@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_site, small_job
+from errors import raises
 from volumesites import blob_job, make_volume_site
 
 from fedshift.data.check import check
@@ -16,7 +17,6 @@ from fedshift.federation.survey_answer import answer
 from fedshift.reporting.table import scores_table
 from fedshift.reporting.without_structure import said_of
 from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
-from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.tasks.kinds import build_task
@@ -49,7 +49,7 @@ def test_sites_with_some_and_with_only_empty_cases_train_and_are_scored(
     assert all("dice" not in record.sites["B"].val for record in results.rounds)
     assert results.final.against_local.keys() == {"A"} and results.final.against_local["A"].n == 2
     notes = str(scores_table(results).caption)
-    assert "A: left: 1 case without it" in notes.replace("\n", " ")
+    assert "A: left: 1" in notes.replace("\n", " ")
 
 
 @pytest.mark.parametrize("options", [(), IN_3D], ids=["2D", "3D"])
@@ -74,8 +74,8 @@ def test_false_positives_are_millilitres_on_the_scans_own_grid(options: tuple[st
     assert told.distributions["dice right"].cases == [1.0] and told.distributions["dice left"].n == 1
     assert told.one_sided is not None and told.one_sided["left"].invented == 1
     left, right = said_of(told)
-    assert left == f"left: 1 case without it, false positives in 1 of them, {slices * 0.048:.2f} ml on average"
-    assert right == "right: 1 case without it, false positives in 0 of them, 0.00 ml on average"
+    assert left.startswith("left: 1") and f"{slices * 0.048:.2f} ml" in left
+    assert right.startswith("right: 1") and "0.00 ml" in right
 
 
 def test_slices_are_scored_alike(tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_slices_are_scored_alike(tmp_path: Path) -> None:
 
 def test_a_job_that_takes_none_refuses_the_site(tmp_path: Path) -> None:
     folder = make_volume_site(tmp_path, "A", empty=(0,))
-    with pytest.raises(DataError, match=r"site A: 1 of its cases have an empty mask, .* set data\.empty=true"):
+    with raises("mask-empty", naming=("site A", "data.empty=true")):
         build_task(blob_job(tmp_path)).open(folder, "A")
     assert build_task(blob_job(tmp_path, TAKEN)).open(folder, "A").n_train
 
 
 @pytest.mark.parametrize("option", ["data.train_slices=foreground", "data.split=slice-legacy"])
 def test_slices_with_foreground_alone_would_leave_them_out(option: str) -> None:
-    with pytest.raises(ConfigError, match="takes cases without the structure, of which"):
+    with raises("options-clash", naming="data.empty"):
         build_task(small_job("fedavg", TAKEN, option))
 
 

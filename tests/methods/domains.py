@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.data.samples import Samples
-from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.in_process import PooledSite
 from fedshift.methods import all as erm
 from fedshift.methods import base
 

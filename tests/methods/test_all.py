@@ -10,8 +10,7 @@ import torch
 from conftest import small_image_job, train_batches
 from errors import raises
 
-from fedshift.federation.in_process import run_pooled
-from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.in_process import PooledSite, run_pooled
 from fedshift.federation.site.site import SiteOptions
 from fedshift.flare.export import write_job
 

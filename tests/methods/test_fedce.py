@@ -12,13 +12,12 @@ from errors import raises
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.server.clipping import clip, usual_limits
-from fedshift.federation.server.robust import present
-from fedshift.federation.server.rules import Selection
+from fedshift.federation.server.robust import clip, present, usual_limits
+from fedshift.federation.server.run_record import Selection
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.methods import base, fedce
-from fedshift.schema.job import RobustSpec
+from fedshift.schema.job import FederationSpec, RobustSpec
 from fedshift.schema.messages import Update
 
 
@@ -204,15 +203,8 @@ def test_a_site_whose_change_was_scaled_down_takes_out_what_is_left_of_it(
         spec = RobustSpec(rule="norm_clipping", clip=2)
         seen = present(updates, spec, weights=w, trainable=trainable, specs={})
     else:
-        limits = usual_limits(
-            updates,
-            {"weights": 1.1, "buffers": 1.1},
-            norm_ratio=5,
-            opposed_ratio=None,
-            sample_ratio=5,
-            weights=w,
-            trainable=trainable,
-        )
+        federation = FederationSpec(min_sites=1, clip_norm_ratio=5, clip_opposed_ratio=None, clip_sample_ratio=5)
+        limits = usual_limits(updates, {"weights": 1.1, "buffers": 1.1}, federation, weights=w, trainable=trainable)
         assert limits is not None
         seen = clip(updates, limits, weights=w, trainable=trainable, specs={})
     server, ctx = started(), server_context(*trainable)

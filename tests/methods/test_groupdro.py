@@ -10,10 +10,9 @@ import torch
 from conftest import golden, make_context, small_image_job, train_batches
 from torch.nn import functional
 
-from fedshift.federation.in_process import run_pooled
+from fedshift.federation.in_process import PooledSite, run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.pooled import PooledSite
 from fedshift.federation.site.site import SiteOptions
 from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, groupdro

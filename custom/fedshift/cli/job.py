@@ -166,7 +166,7 @@ def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.previous_run import require_no_run_inside
     from fedshift.federation.effect import without_effect
-    from fedshift.federation.prepared_here import misfits
+    from fedshift.federation.resolve import misfits
     from fedshift.flare.export import write_job
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names

@@ -15,8 +15,8 @@ or less: ``benchmarks/perturbations.py`` compares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
+from fedshift.federation.encryption.vector import SummedUpdate
 from fedshift.federation.refusals import server_context
 from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Batch, Client, Run, TrainingSamples
@@ -32,7 +33,7 @@ from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet, load
 from fedshift.runtime.grids import normalised
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Arrays, MethodArrays
+from fedshift.schema.messages import MethodArrays
 from fedshift.schema.seeding import generator
 from fedshift.tasks import trial
 from fedshift.tasks.base import Task
@@ -92,7 +93,7 @@ def effects(
         states: list[dict[str, dict[str, Tensor]]] = [{} for _ in data]
         tried = [m for m in methods if m.name in {name for name, _ in parts}]  # others may want more images than these
         arrays = _statistics(job, methods, tried, data, states)
-        found, without = [], dict[str, Tensor]()
+        measured, without = [], dict[str, Tensor]()
         for (name, what), half in parts.items():
             if name not in without:
                 others = [m for m in tried if m.name != name]
@@ -100,8 +101,8 @@ def effects(
             alone = [_Part(m.name, half) if m.name == name else m for m in tried]
             before, after = without[name], _outputs(job, task, methods, alone, data[0], states[0], arrays)
             variation = before - before.mean([0, *range(2, before.dim())], keepdim=True)
-            found.append(Effect(name, what, float((after - before).norm() / variation.norm().clamp_min(1e-12))))
-    return found
+            measured.append(Effect(name, what, float((after - before).norm() / variation.norm().clamp_min(1e-12))))
+    return measured
 
 
 def without_effect(job: JobSpec) -> list[Effect]:
@@ -121,19 +122,6 @@ class _Part:
 
     def client(self) -> Client[Any]:
         return self.half
-
-
-@dataclass
-class _Told:
-    """What a site sends in the statistics round."""
-
-    site: str
-    n_samples: int
-    arrays: MethodArrays
-    weights: Arrays = field(default_factory=dict)
-    n_steps: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    scaled: Mapping[str, float] = field(default_factory=dict)
 
 
 def _run(job: JobSpec, task: Task, net: nn.Module, site: str, round_: int) -> Run:
@@ -161,16 +149,15 @@ def _statistics(
     states: list[dict[str, dict[str, Tensor]]],
 ) -> MethodArrays:
     """The round before the first: what the server then sends."""
-    told = []
-    task = build_task(job)
+    answers, task = [], build_task(job)
     for site, samples, state in zip(job.task.sites, data, states, strict=False):
         arrays = ClientChain(tried, _run(job, task, methods.net, site, 0), state).statistics(samples)
-        told.append(_Told(site, samples.n_train, arrays))
+        answers.append(SummedUpdate(site, samples.n_train, n_steps=0, arrays=arrays))
     sent: MethodArrays = {}
     for method in tried:
         half, context = method.server(), server_context(methods.job, methods.trainable, 0)
         half.start(methods.net, context)
-        half.receive(told, context)
+        half.receive(answers, context)
         sent[method.name] = dict(half.broadcast(server_context(methods.job, methods.trainable, 1)))
     return {name: named for name, named in sent.items() if named}
 
@@ -187,7 +174,7 @@ def _outputs(
     """Logits (n, K, …) of the same batches of one site, with these methods."""
     net = methods.net
     run = _run(job, task, net, job.task.sites[0], 1)
-    chain = ClientChain(cast("list[Method]", list(chosen)), run, {name: dict(own) for name, own in state.items()})
+    chain = ClientChain(cast("list[Method]", list(chosen)), run, {name: dict(kept) for name, kept in state.items()})
     was = net.training
     kept = {key: value.clone() for key, value in net.state_dict().items()}
     net.train()
@@ -195,19 +182,19 @@ def _outputs(
     try:
         chain.receive(arrays)
         chain.begin(data)
-        found = []
+        outputs = []
         for number, (x, y) in enumerate(_batches(data)):
             batch = chain.batch(Batch(x, y))  # some methods take gradients for it
             torch.manual_seed(number)  # dropout is the same with and without
             with torch.no_grad():
                 output = net(batch.x)
-            found.append(output if isinstance(output, Tensor) else output[0])
+            outputs.append(output if isinstance(output, Tensor) else output[0])
     finally:
         for handle in handles:
             handle.remove()
         net.train(was)
         net.load_state_dict(kept)
-    return torch.cat(found).float()
+    return torch.cat(outputs).float()
 
 
 def _batches(data: TrainingSamples) -> Iterable[tuple[Tensor, Tensor]]:
@@ -252,8 +239,8 @@ def made_up(job: JobSpec, task: Task, net: nn.Module) -> list[MadeUp]:
     """The job's sites, at most `SITES`: smooth shapes, of another gain, offset and gamma at each."""
     spatial = task.spatial
     while task.dense and prod(spatial) > VOXELS[len(spatial)]:
-        units = (tuple(unit * ceil(side / 2 / unit) for side in spatial) for unit in UNITS)
-        smaller = next((one for one in units if prod(one) < prod(spatial) and trial.fits(net, one)), None)
+        sizes = (tuple(unit * ceil(side / 2 / unit) for side in spatial) for unit in UNITS)
+        smaller = next((size for size in sizes if prod(size) < prod(spatial) and trial.fits(net, size)), None)
         if smaller is None:
             break
         spatial = smaller
@@ -311,9 +298,8 @@ def _prepared(raw: np.ndarray, task: Task) -> np.ndarray:
         scale = (fixed["low"], fixed["high"] - fixed["low"])
     else:
         numbers, scale = None, (0.0, 1.0 if how["normalise"] == "none" else BRIGHTEST)
-    return np.stack(
-        [normalised(scale[0] + scale[1] * one, how["normalise"], nonzero=how["nonzero"], fixed=numbers) for one in raw]
-    )
+    scaled = scale[0] + scale[1] * raw
+    return np.stack([normalised(x, how["normalise"], nonzero=how["nonzero"], fixed=numbers) for x in scaled])
 
 
 def _corners(spatial: tuple[int, ...]) -> list[tuple[slice, ...]]:

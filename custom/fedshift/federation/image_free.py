@@ -26,38 +26,28 @@ def can_guess(job: JobSpec) -> bool:
 
 
 def record_guess(job: JobSpec, data: Mapping[str, Path], folder: Path) -> None:
-    """Add the guess's scores to the record of a finished run in ``folder``, if its job segments.
+    """Add the guess's scores to ``results.json`` of a finished run in ``folder``, if its job segments.
 
-    Args:
-        job: the run's.
-        data: each site's prepared folder.
-        folder: where its ``results.json`` is.
-
-    Raises:
-        DataError: a site's folder is damaged.
+    ``data``: each site's prepared folder; DataError if one is damaged.
     """
     results = read_results(folder)
     if results.final is None or not can_guess(job):
         return
     task = job.task
     scored: list[tuple[str, Subset]] = [*((site, "test") for site in task.sites), *((s, "all") for s in task.held_out)]
-    found: dict[str, dict[str, Metrics]] = {}
+    scores: dict[str, dict[str, Metrics]] = {}
     for (site, subset), evaluation in score_guess(job, data, trained=task.sites, scored=scored).items():
-        found.setdefault(site, {})[subset] = dict(evaluation.scores)
-    results.final.image_free = found
+        scores.setdefault(site, {})[subset] = dict(evaluation.scores)
+    results.final.image_free = scores
     results.write(folder)
 
 
 def score_guess(
     job: JobSpec, data: Mapping[str, Path], *, trained: Sequence[str], scored: Sequence[tuple[str, Subset]]
 ) -> dict[tuple[str, Subset], Evaluation]:
-    """Evaluate the guess from the training masks of some sites as a final model is evaluated.
+    """Evaluate the guess from the training masks of the sites ``trained`` as a final model is evaluated.
 
-    Args:
-        job: a job that segments.
-        data: each site's prepared folder.
-        trained: the sites whose training masks are known, as much as to a model that trains there.
-        scored: sites and subsets to score; those without samples are left out.
+    ``scored``: sites and subsets to score; those without samples are left out. The job segments.
 
     Raises:
         DataError: a folder is damaged or not what the job expects.
@@ -83,8 +73,8 @@ def score_guess(
     def probabilities(site: ScanData, subset: Subset) -> Iterator[Tensor]:
         for index in site.eval_index(subset):
             labels = site.labels(index)
-            found = torch.from_numpy(guess.classes(site.heights(index)[0], labels.shape[-2:])).view_as(labels)
-            yield torch.nn.functional.one_hot(found, n_classes).movedim(-1, 1).float()
+            classes = torch.from_numpy(guess.classes(site.heights(index)[0], labels.shape[-2:])).view_as(labels)
+            yield torch.nn.functional.one_hot(classes, n_classes).movedim(-1, 1).float()
 
     return {
         (name, subset): task.at(site).evaluate(probabilities(site, subset), site, subset, seed=0, share_cases=True)

@@ -9,22 +9,27 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from fedshift.federation.domain_gradients import DomainGradients
-from fedshift.federation.reference import site_reference
+import torch
+from torch import Tensor
+
+from fedshift.data.samples import EverySite, Union
 from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.job_network import JobNetwork
-from fedshift.federation.site.outbound import Encryption
-from fedshift.federation.site.pooled import PooledSite
+from fedshift.federation.site.outbound import Encryption, Outbound
 from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.survey_answer import site_reference
 from fedshift.methods import method_set
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.chain import ClientChain
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
+from fedshift.tasks.kinds import build_task
 
 log = logging.getLogger("fedshift")
 
@@ -52,8 +57,7 @@ def run_in_process(
         device: where to train, as torch names it; ``auto`` is a GPU if there is one.
         resume: go on after the last closed round of an interrupted run in ``folder``.
         on_progress: called whenever there is something new to show.
-        on_update: called with every accepted update of a training round and the message it answers, as they were
-            sent.
+        on_update: called with every accepted update of a training round and the message that it answers, as sent.
         privacy: the policies of sites that have one.
 
     Raises:
@@ -67,13 +71,13 @@ def run_in_process(
             method_set.require_federation(job)
         _begin(coordinator, resume=resume)
         sites = _Sites(job, data, folder / SITE_STATE, device, privacy or {})
-        gradients = DomainGradients.of_job(job, own_models=coordinator.own_models)
+        gradients = DomainGradients(coordinator)
         for request in coordinator.requests():
             for name in coordinator.invited:
                 try:
-                    site = sites.open(name)
+                    site = sites[name]
                     answer = site.answer(request.task, request.broadcast)
-                    if gradients.wanted and request.task == "validate":
+                    if gradients.domains and request.task == "validate":
                         gradients.add(site, request.broadcast)
                 except Exception as error:  # a site that fails is recorded and left out, as under FLARE
                     log.debug("site %s", name, exc_info=True)
@@ -83,8 +87,8 @@ def run_in_process(
                 if accepted and request.task == "train" and isinstance(answer, Update):
                     on_update(request.broadcast, answer)
             del request  # the message need not stay in memory while the round is closed
-        if gradients.wanted:
-            gradients.record(coordinator)
+        if gradients.domains:
+            gradients.record()
         return coordinator
 
 
@@ -124,40 +128,107 @@ def run_pooled(
         return coordinator
 
 
-@dataclass
-class _Sites:
+class _Sites(dict[str, Site]):
     """The sites of a run, each opened when it is first asked. They use one network."""
 
-    job: JobSpec
-    data: Mapping[str, Path]
-    state: Path
-    device: str
-    policies: Mapping[str, Policy]
-    opened: dict[str, Site] = field(default_factory=dict)
-    network: JobNetwork | None = None
+    def __init__(
+        self, job: JobSpec, data: Mapping[str, Path], state: Path, device: str, policies: Mapping[str, Policy]
+    ) -> None:
+        super().__init__()
+        self._job, self._data, self._state, self._device, self._policies = job, data, state, device, policies
+        self._network: JobNetwork | None = None
 
-    def open(self, name: str) -> Site:
-        if name not in self.opened:
-            policy, masked = self.policies.get(name), self.job.federation.encryption == "masks"
-            self.network = self.network or JobNetwork.load(self.job, name, device=self.device)
-            options = SiteOptions(
-                self.state,
-                job_network=self.network,
-                policy=policy,
-                share_cases=policy is None or policy.case_scores,
-                describe_scans=site_reference,
-                encryption=self._masks(name, policy) if masked and name in self.job.task.sites else None,
-                keep_answers=masked,
-            )
-            self.opened[name] = Site(self.job, name, self.data[name], options)
-        return self.opened[name]
+    def __missing__(self, name: str) -> Site:
+        job, policy, masked = self._job, self._policies.get(name), self._job.federation.encryption == "masks"
+        self._network = self._network or JobNetwork.load(job, name, device=self._device)
+        options = SiteOptions(
+            self._state,
+            job_network=self._network,
+            policy=policy,
+            share_cases=policy is None or policy.case_scores,
+            describe_scans=site_reference,
+            encryption=self._masks(name, policy) if masked and name in job.task.sites else None,
+            keep_answers=masked,
+        )
+        self[name] = Site(job, name, self._data[name], options)
+        return self[name]
 
     def _masks(self, name: str, policy: Policy | None) -> Encryption:
         from fedshift.federation.encryption.masks.protocol import FEWEST
         from fedshift.federation.encryption.masks.site import SiteMasks
 
         least = FEWEST if policy is None else policy.min_sites_in_sum
-        return SiteMasks(self.job, name, folder=self.state / name, run=self.job.name, identity=None, least=least)
+        return SiteMasks(self._job, name, folder=self._state / name, run=self._job.name, identity=None, least=least)
+
+
+class PooledSite(Site):
+    """A site that trains on the images of all. It has no data to score on."""
+
+    def __init__(self, job: JobSpec, data: Mapping[str, Path], options: SiteOptions) -> None:
+        """``data``: each site's prepared folder; the rest as for `Site`."""
+        task = build_task(job)
+        opened = {site: task.open(data[site], site) for site in job.task.sites}
+        if len({site_data.manifest.annotated for site_data in opened.values()}) > 1:
+            raise DataError(
+                "other-classes",
+                "sites that outline different classes cannot be pooled: choose sites that outline the same",
+            )
+        domains = [Union([opened[site] for site in sites]) for sites in job.task.groups]
+        reference = method_set.pooled_reference(job.methods)
+        mixed = reference is not None and reference.client().trains_on == "union"
+        self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
+        task = task.at(next(iter(opened.values())))
+        self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), options)
+        self._outbound = Outbound(self._methods)
+
+    def require_training(self) -> None:
+        """It stands for all sites that train."""
+
+    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
+        return {}
+
+
+class DomainGradients:
+    """Gradient norms of the final models in domains that are divided among several sites (``domains`` of a task).
+
+    "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" trains with twelve clients, parts of
+    three domains, and prints one gradient norm a domain (Tables 8 and 9). With g_k the gradient of the mean loss over
+    the n_k validation samples of site k, that of domain D is ::
+
+        ‖Σ_{k ∈ D} n_k g_k‖ / Σ_{k ∈ D} n_k
+
+    which the norms ‖g_k‖ do not tell. Sites of a federation do not send gradients of the final models, so only a run in
+    one process has it; and none if the job does not ask for gradient norms, or sites score models of their own.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        wanted = coordinator.job.evaluation.gradient_norm and not coordinator.own_models
+        self._coordinator, self.domains = coordinator, coordinator.job.task.domains if wanted else {}
+        self._sums: dict[tuple[int, str], list[Tensor]] = {}
+        self._samples: dict[tuple[int, str], dict[str, int]] = {}
+
+    def add(self, site: Site, broadcast: Broadcast) -> None:
+        """Add a site's gradient of a final model over its validation samples, if it is in a domain."""
+        for domain in [name for name, sites in self.domains.items() if site.name in sites][:1]:
+            key, n = (broadcast.round - 1, domain), site.info().n_val
+            self._samples.setdefault(key, {})[site.name] = n
+            if n:
+                with site.loaded(broadcast) as model:
+                    parts = [n * part.cpu() for part in model.gradient("val")]
+                before = self._sums.get(key)
+                self._sums[key] = parts if before is None else [a + b for a, b in zip(before, parts, strict=True)]
+
+    def record(self) -> None:
+        """Write the norm of each domain of which every site was added into the record of the run."""
+        final = self._coordinator.results.final
+        assert final is not None
+        for scores in (final.best, final.last):
+            for domain, sites in self.domains.items():
+                parts, samples = self._sums.get((scores.round, domain)), self._samples.get((scores.round, domain), {})
+                if parts is not None and samples.keys() == {*sites}:
+                    length = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
+                    scores.domain_gradient_norms[domain] = float(length) / sum(samples.values())
+        self._coordinator.files.write_results()
 
 
 def _coordinator_class(job: JobSpec) -> type[Coordinator]:

@@ -28,14 +28,7 @@ GIGA = 1e9
 
 
 def training_bytes(network: int, activations: int, *, images: int, evaluation: int) -> int:
-    """Bytes that a process needs to train, beside what it has imported.
-
-    Args:
-        network: bytes of the network's arrays.
-        activations: bytes that one image leaves for the backward pass.
-        images: in a batch.
-        evaluation: bytes of images that evaluation holds at once.
-    """
+    """Bytes that a process needs to train a batch of ``images``, beside what it has imported; the rest: `Measured`."""
     return COPIES * network + int(1.3 * images * activations) + evaluation
 
 
@@ -125,10 +118,7 @@ def most_images(needs: Sequence[Need], workers: int) -> int:
 def choose_workers(needs: Sequence[Need], *, wanted: int, asked: bool) -> tuple[int, str]:
     """How many processes may work side by side, and what there is to say about it.
 
-    Args:
-        needs: of each kind of memory.
-        wanted: by the number of cores, or by the user.
-        asked: whether the user named it: then it is kept, or refused.
+    ``wanted`` is by the number of cores, or by the user; if ``asked`` says that, it is kept, or refused.
 
     Raises:
         TooLittleMemory: it does not fit; the sentence has a smaller suggestion that does.

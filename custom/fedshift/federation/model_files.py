@@ -78,11 +78,7 @@ def write_model_file(
     initial_weights: str,
     encrypted: bool = False,
 ) -> None:
-    """Write a model (whole or not at all).
-
-    ``methods`` holds the arrays of each method that go with the weights, such as FedRDN's pairs. For the rest see
-    `Header`.
-    """
+    """Write a model (whole or not at all), with the ``methods``' arrays such as FedRDN's pairs. The rest: `Header`."""
     content = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -105,11 +101,7 @@ def write_model_file(
 
 
 def add_references(path: Path, references: Mapping[str, Reference]) -> None:
-    """Add what sites tell of their scans to a model file, whose other content stays the same.
-
-    Raises:
-        ConfigError: as `read_model_file`.
-    """
+    """Add what sites tell of their scans to a model file, whose other content stays the same."""
     content = {site: reference.model_dump(mode="json") for site, reference in references.items()}
     write_tensors({**read_model_file(path), "references": content}, path)
 
@@ -157,10 +149,7 @@ def read_model_file(path: Path) -> dict[str, Any]:
 
 
 def did_you_mean(folder: Path, name: str = "best_global_model.pt") -> str:
-    """The end of a sentence about a model that is not in a folder: the first that lies in it or up to two levels below.
-
-    The simulator writes a run's models two levels below the run's folder.
-    """
+    """The end of a sentence about a missing model: the first in a folder or, as of the simulator, two levels below."""
     below = [path for depth in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{depth}{name}")) if path.is_file()]
     return f": did you mean {below[0]}?" if below else ""
 
@@ -182,21 +171,18 @@ def _check_fits(job: JobSpec, weights: dict[str, Tensor], *, where: str) -> None
             wanted = build_task(job).network().state_dict()
     except FedshiftError as error:
         raise ConfigError("file-damaged", f"{unfit} ({error})") from None
-    odd = sorted(wanted.keys() ^ weights.keys())
-    if odd:
-        what = "is missing" if odd[0] in wanted else "has no place in the network"
-        raise ConfigError("file-damaged", f"{unfit}: {odd[0]} {what}; copy it again from the server")
-    for key, value in wanted.items():
-        if weights[key].shape != value.shape or weights[key].dtype != value.dtype:
-            raise ConfigError(
-                "file-damaged",
-                f"{unfit}: {key} is {_described(weights[key])}, the network's {_described(value)}; copy it again from "
-                "the server",
-            )
-        if not torch.isfinite(weights[key]).all():
-            raise ConfigError(
-                "file-damaged", f"{unfit}: {key} has numbers that are not finite; copy it again from the server"
-            )
+    fault = next(filter(None, (_fault(key, weights.get(key), wanted.get(key)) for key in {**wanted, **weights})), "")
+    if fault:
+        raise ConfigError("file-damaged", f"{unfit}: {fault}; copy it again from the server")
+
+
+def _fault(key: str, value: Tensor | None, wanted: Tensor | None) -> str:
+    """What is wrong with an array of a model file; empty if nothing is."""
+    if value is None or wanted is None:
+        return f"{key} is missing" if value is None else f"{key} has no place in the network"
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
+        return f"{key} is {_described(value)}, the network's {_described(wanted)}"
+    return "" if torch.isfinite(value).all() else f"{key} has numbers that are not finite"
 
 
 def _described(tensor: Tensor) -> str:

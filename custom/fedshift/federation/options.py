@@ -67,11 +67,7 @@ def apply_options(
 
 
 def parse_option(text: str) -> Option:
-    """Parse ``path=value``; the value is YAML.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Parse ``path=value``, of which the value is YAML; ConfigError if it is something else."""
     path, sign, value = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):

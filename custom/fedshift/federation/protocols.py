@@ -105,15 +105,8 @@ def cross_site(
 
     A site's own model is what its local training made of the model of the last round, before it is combined; with the
     method ``single`` it was never combined. A site normalises its images with its own statistics, as it would a model
-    that it has received.
-
-    Args:
-        job: the resolved job.
-        data: each site's prepared folder.
-        folder: where the run and ``cross_site.json`` go.
-        device: as in `run_in_process`.
-        keep_models: leave each site's own model as a model file ``own_models/<site>.pt``.
-        on_progress: as in `run_in_process`.
+    that it has received. The run and ``cross_site.json`` go to ``folder``, with ``keep_models`` also each site's model
+    (``own_models/<site>.pt``); the other arguments are those of `run_in_process`.
     """
     newest: dict[str, tuple[Broadcast, Update]] = {}
 
@@ -182,11 +175,7 @@ def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str,
 
 
 def claim(folder: Path, job: JobSpec) -> None:
-    """Make ``folder`` the job's, or see that it is.
-
-    Raises:
-        ConfigError: it holds another job, or something else.
-    """
+    """Make ``folder`` the job's, or see that it is; ConfigError if it holds another one, or something else."""
     path = folder / FILE_NAME
     if path.is_file():
         if read_yaml(path) != job.dump():
@@ -199,14 +188,7 @@ def claim(folder: Path, job: JobSpec) -> None:
 
 
 def require_training_samples(data: Mapping[str, Path]) -> None:
-    """Refuse sites that can only be held out.
-
-    Args:
-        data: each site's prepared folder.
-
-    Raises:
-        ConfigError: a site has nothing to train on.
-    """
+    """Refuse sites that have nothing to train on, and so can only be held out. ``data``: their prepared folders."""
     without = [site for site, folder in data.items() if not read_manifest(folder).by_split("train")]
     if without:
         raise ConfigError(

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from fedshift.data.locate import PHANTOM
+from fedshift.data.locate import PHANTOM, find_site
+from fedshift.data.resampled import Preparation
 from fedshift.federation import refusals
 from fedshift.federation.options import APART, apply_options
 from fedshift.methods import method_set
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.errors import ConfigError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import (
     EvaluationSpec,
     FederationSpec,
@@ -25,6 +26,7 @@ from fedshift.schema.job import (
     WeightsSpec,
     read_yaml,
 )
+from fedshift.schema.manifest import Manifest, read_manifest
 from fedshift.schema.policy import USUAL_SITES_IN_SUM
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
@@ -55,10 +57,8 @@ def resolve(
         method_names: method names joined by ``+``, in upper or lower case.
         protocol: one of the task's protocols.
         sites: a part of the sites that train.
-        held_out: these of the task's sites only score the final models, all others train. By default the task says
-            who is held out.
-        options: ``path=value`` pairs in any order; a path begins with a method's name, ``federation``,
-            ``evaluation``, or a key of the task.
+        held_out: these of the task's sites only score the final models, all others train. By default as the task says.
+        options: ``path=value`` in any order; a path begins with a method, ``federation``, ``evaluation``, a task key.
         seed: the seed of the whole job.
         name: the job's name; by default methods and task joined by ``_``.
         weights: the file to start from; in place of one that the task names.
@@ -139,11 +139,7 @@ def _refuse_idle(methods: MethodSet, named: Collection[tuple[str, str]]) -> None
 
 
 def split_methods(text: str) -> list[str]:
-    """Method names joined by ``+``, in any case (``FedFA``), as the names of their files.
-
-    Raises:
-        ConfigError: a name is empty or given twice. Whether there are such methods is not checked here.
-    """
+    """Names joined by ``+``, in any case (``FedFA``), as those of methods' files; refuses an empty or a second one."""
     names = [part.strip().lower() for part in text.split("+")]
     if not all(names):
         raise ConfigError(
@@ -274,3 +270,33 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         inner = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "network"
         merged[key] = _merge(merged[key], value) if inner else value
     return merged
+
+
+def misfits(job: JobSpec) -> list[str]:
+    """How the job's sites that are prepared on this machine do not fit it, before anything is sent, a sentence each.
+
+    Other classes, a missing sequence, or a class that no training site outlines. Sites that are not prepared here are
+    not asked; each site checks its own data when the job comes.
+    """
+    manifests: dict[str, Manifest] = {}
+    sentences = []
+    for site in job.task.everyone:
+        try:
+            folder = find_site(job.task.dataset, site, local=None, simulator=True)
+        except DataError:
+            continue  # it is elsewhere
+        try:
+            manifests[site] = read_manifest(folder)
+            manifests[site].check_is(folder, dataset=job.task.dataset, site=site, classes=job.task.classes)
+            if manifests[site].cases:
+                Preparation(sequences=getattr(build_task(job), "sequences", ())).numbers(manifests[site], folder)
+        except DataError as error:
+            sentences.append(str(error))
+    outlined = [manifests[site].annotated if site in manifests else None for site in job.task.sites]
+    missing = [c for c in job.task.classes[1:] if all(names is not None and c not in names for names in outlined)]
+    if missing and not sentences:
+        sentences.append(
+            f"the masks of no site outline {', '.join(missing)}: prepare a site whose masks do, or leave it out of the "
+            "task's classes and prepare the sites with these"
+        )
+    return sentences

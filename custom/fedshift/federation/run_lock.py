@@ -50,11 +50,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def require_unlocked(folder: Path) -> None:
-    """See that no run is using a folder now.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """See that no run is using a folder now; ConfigError if one is."""
     if _is_held(folder):
         raise _in_use(folder)
 

@@ -27,13 +27,10 @@ def require_weights(net: nn.Module, weights: Weights, who: str) -> None:
     Raises:
         DataError: a key is missing, unknown or of another shape; it is named.
     """
-    sent, expected = _shapes(weights), _shapes(net.state_dict())
+    sent = {key: tuple(value.shape) for key, value in weights.items()}
+    expected = {key: tuple(value.shape) for key, value in net.state_dict().items()}
     if sent != expected:
         raise _other_weights(sent, expected, who)
-
-
-def _shapes(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape) for key, value in arrays.items()}
 
 
 def _other_weights(sent: Mapping[str, object], expected: Mapping[str, object], who: str) -> DataError:
@@ -47,7 +44,7 @@ def _other_weights(sent: Mapping[str, object], expected: Mapping[str, object], w
 
 def load_weights(net: nn.Module, weights: Weights) -> None:
     """Load weights into a network. PyTorch raises RuntimeError for missing or extra keys and wrong shapes."""
-    net.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()})
+    net.load_state_dict(to_tensors(weights))
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -56,8 +53,8 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def to_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Numpy arrays as tensors that share their memory, for `torch.save`."""
-    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
+    """Numpy arrays as tensors that share their memory; read-only ones, as of a message, are copied."""
+    return {key: torch.from_numpy(np.require(value, requirements="W")) for key, value in arrays.items()}
 
 
 def copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

@@ -19,8 +19,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
-from fedshift.federation.reference import site_reference
 from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.federation.survey_answer import site_reference
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.ledger_heads import SiteLedger

@@ -185,7 +185,7 @@ class FinalScores(_Model):
     Those of sites that are held out are apart: ``all`` is over all samples of such a site, ``test`` over its test part.
     ``evaluations`` say more of both kinds of sites, for every split but ``val``: site -> split -> evaluation.
     ``domain_gradient_norms``: norm of the gradient over the validation samples of each domain that is divided among
-    sites, of runs in one process (`fedshift.federation.domain_gradients`).
+    sites, of runs in one process (`fedshift.federation.in_process.DomainGradients`).
     """
 
     round: int

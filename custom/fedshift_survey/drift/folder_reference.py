@@ -11,7 +11,7 @@ from fedshift.data.prepared import image_files
 from fedshift.data.resampled import Preparation
 from fedshift.data.scans import read_scan
 from fedshift.data.splits import case_splits
-from fedshift.federation.reference import reference_of
+from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
 from fedshift.schema.errors import ConfigError

@@ -93,7 +93,7 @@ def test_what_the_tests_write_is_what_seal_reads(parties: Parties) -> None:
 def test_a_ciphertext_in_another_representation_would_end_the_sum_of_all_sites(parties: Parties) -> None:
     """SEAL loads it, and adds it to no other."""
     other = message([ciphertext(parties.levels[0], ntt=0)])
-    assert "is no fresh ciphertext or sum of 4096 numbers" in parties.refusal(other)
+    assert "no fresh ciphertext" in parties.refusal(other)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_only_one_ciphertext_of_the_size_that_is_due_is_given_to_tenseal(
     monkeypatch.setattr("tenseal.ckks_vector_from", load)
     for name, content in contents.items():
         reason = parties.refusal(content)
-        assert reason.startswith(("is no ciphertext of this project's keys with 4096 numbers", "has ")), name
+        assert reason.startswith(("is no ciphertext", "has ")), name
 
 
 def test_no_damage_ends_the_process_or_the_sum(parties: Parties) -> None:

@@ -12,12 +12,13 @@ from conftest import small_image_job
 from threadpoolctl import threadpool_limits
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians
+from fedshift.federation.server.robust import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.federation.site.state import StateStore
+from fedshift.schema.job import FederationSpec
 from fedshift.schema.messages import SiteInfo, Update
 from fedshift.tasks.kinds import build_task
 
@@ -33,16 +34,9 @@ def limited(
     samples: float | None = 10,
     by_clock: bool = False,
 ) -> Limits | None:
-    return usual_limits(
-        updates,
-        usual,
-        norm_ratio=norm,
-        opposed_ratio=opposed,
-        sample_ratio=samples,
-        weights=RECEIVED,
-        trainable=TRAINABLE,
-        by_clock=by_clock,
-    )
+    ratios = {"clip_norm_ratio": norm, "clip_opposed_ratio": opposed, "clip_sample_ratio": samples}
+    federation = FederationSpec.model_validate({"min_sites": 1, **ratios})
+    return usual_limits(updates, usual, federation, weights=RECEIVED, trainable=TRAINABLE, by_clock=by_clock)
 
 
 def test_limits_are_the_ratio_times_the_largest_median_so_far(tmp_path: Path) -> None:
@@ -97,7 +91,9 @@ def test_where_the_clock_ends_rounds_no_site_counts_with_far_fewer_steps_than_th
     assert counted(limited(updates, {}, samples=5)) == [100, 80, 1], "else they follow from the samples"
     assert counted(limited(updates, {}, samples=None, by_clock=True)) == [100, 80, 1]
     said = list(exceeded(updates, by_clock)) if by_clock is not None else []
-    assert said == [(updates[2].site, "it counts with 16 steps in place of 1 (federation.clip_sample_ratio)")]
+    assert [site for site, sentence in said if "16 steps" in sentence and "clip_sample_ratio" in sentence] == [
+        updates[2].site
+    ]
 
 
 def test_in_the_statistics_round_no_site_is_said_to_count_with_too_few_steps(tmp_path: Path) -> None:
@@ -176,7 +172,7 @@ def test_what_is_beyond_a_limit_is_scaled_down_and_named(tmp_path: Path) -> None
     told = dict.fromkeys(site for site, _ in exceeded(updates, limits))
     assert list(told) == ["S3"]
     sentences = " / ".join(sentence for _, sentence in exceeded(updates, limits))
-    assert "weights is scaled down to 0.25" in sentences and "30 samples in place of 1000" in sentences
+    assert "to 0.25 of it" in sentences and "30 samples" in sentences and "1000" in sentences
 
 
 # --- in a job ---------------------------------------------------------------------------------------------
@@ -225,9 +221,9 @@ def test_a_reversed_change_can_do_no_more_than_the_limit(tmp_path: Path, caplog:
     honest = train(tmp_path / "honest")
     assert not caplog.records
     limited = train(tmp_path / "limited", attack=reverse)
-    assert "round 2: site C: its change of weights, against the others, is scaled down to 0.033 of it" in caplog.text
+    assert "round 2: site C" in caplog.text and "to 0.033 of it" in caplog.text
     longer = train(tmp_path / "longer", "federation.clip_opposed_ratio=null", attack=reverse)
-    assert "round 2: site C: its change of weights is scaled down to 0.33 of it" in caplog.text
+    assert "to 0.33 of it" in caplog.text
     off = ("federation.clip_norm_ratio=null", "federation.clip_opposed_ratio=null")
     free = train(tmp_path / "free", *off, attack=reverse)
     assert not limited.results.rounds[-1].rejected and not free.results.rounds[-1].rejected
@@ -240,7 +236,7 @@ def test_a_thousandfold_sample_count_weighs_as_all_others_from_the_first_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = train(tmp_path, attack=reverse, n_samples=12000)
-    assert "round 0: site C: it counts for 24 samples in place of 12000" in caplog.text
+    assert "round 0: site C" in caplog.text and "24 samples in" in caplog.text
     free = train(tmp_path / "free", "federation.clip_sample_ratio=null", attack=reverse, n_samples=12000)
     honest = train(tmp_path / "honest")
     assert moved(free, honest) > moved(server, honest)
@@ -266,7 +262,7 @@ def test_what_sites_keep_of_a_change_is_what_the_server_used(
     limits = ("federation.clip_norm_ratio=1", "federation.clip_opposed_ratio=0.01")
     job = small_image_job(method, "network.options.width=2", "schedule.rounds=3", *limits)
     server = dict(run_in_process(job, three_image_sites, tmp_path).model.halves)[method].state
-    assert server["accepted"].tolist() == [3, 3, 3] and f"its change of {what} is scaled down to 0." in caplog.text
+    assert server["accepted"].tolist() == [3, 3, 3] and f"change of {what}" in caplog.text
     found = [StateStore(tmp_path / "site_state" / site).before(4) for site in three_image_sites]
     states = [state.methods[method] for state in found if state is not None]
     for key in ("head.weight", "head.bias"):

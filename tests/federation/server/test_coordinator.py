@@ -167,7 +167,7 @@ def test_too_few_answers_end_the_run_at_the_next_request(at: int, what: str, tmp
         next(requests)
     said = str(raised.value)
     assert said.startswith(f"{what}: 1 usable answers, 3 needed")
-    assert "B (train: the disk is full)" in said and "C (no answer yet)" in said
+    assert "B (train:" in said and "C (no answer yet)" in said
     assert all(np.array_equal(value, before[key]) for key, value in server.model.weights.items())
 
 
@@ -217,7 +217,7 @@ def test_a_site_whose_data_are_of_another_kind_is_left_out(tmp_path: Path) -> No
         assert server.accept(Update(site, 0, 8, 0))
     request = next(requests)
     (rejection,) = server.results.statistics.rejected
-    assert rejection.site == "A" and "data of kind phantom and the others of kind patients" in rejection.reason
+    assert (rejection.site, rejection.key) == ("A", "info") and "kind phantom" in rejection.reason
     assert sorted(server.results.data) == sorted(server.results.machines) == ["B", "C"]
     with pytest.raises(Rejected) as caught:
         server.register(SiteInfo("A", "phantom", 8, 2, 2, "0" * 64, "by hand"))
@@ -315,7 +315,7 @@ def test_a_resumed_run_says_with_which_versions_it_was_made(tmp_path: Path, capl
     assert go_on(None) == first and not caplog.text
     present = first["torch"]
     assert go_on("9.9.9") == go_on("9.9.9") == first | {"torch": f"{present}, then 9.9.9"}
-    assert caplog.text.count("other versions than before") == 1
+    assert caplog.text.count("other versions") == 1
     assert f"torch 9.9.9 (before: {present})" in caplog.text
     assert go_on(None)["torch"] == f"{present}, then 9.9.9, then {present}"
 

@@ -142,7 +142,7 @@ def test_an_own_model_that_diverges_does_not_disturb_the_federation(
         value.mul_(float("nan") if value.is_floating_point() else 1)
     StateStore(tmp_path / SITE_STATE / "A").write(1, state, best_round=0)
     assert site.train(Broadcast(2, 0, initial)).n_steps > 0
-    assert "training its own model diverged" in caplog.text
+    assert "model diverged" in caplog.text
 
 
 @pytest.mark.parametrize("optimizer", [("optimizer.name=sgd", "optimizer.momentum=0.9"), ("optimizer.name=adam",)])

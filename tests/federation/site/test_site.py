@@ -10,8 +10,8 @@ import torch
 from conftest import first_round, make_image_site, small_image_job
 from errors import raises
 
+from fedshift.federation.in_process import PooledSite
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.pooled import PooledSite
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore
 from fedshift.federation.tensors import read_weights

@@ -21,11 +21,7 @@ class Keys:
     """A TenSEAL context: what one party of a project can do with ciphertexts."""
 
     def __init__(self, content: bytes, *, where: str) -> None:
-        """Load a context that FLARE's provisioning wrote.
-
-        Args:
-            content: bytes of ``client_context.tenseal`` or ``server_context.tenseal``.
-            where: name of the file for error messages.
+        """Load a context that FLARE's provisioning wrote: a ``*_context.tenseal``, which errors name as ``where``.
 
         Raises:
             ConfigError: TenSEAL is not installed, or the content is not a CKKS context.
@@ -57,19 +53,11 @@ class Keys:
         return np.frombuffer(bytearray(vector.serialize()), np.uint8)  # a writable copy
 
     def decrypt(self, ciphertext: np.ndarray, size: int) -> np.ndarray:
-        """Decrypt the ``size`` numbers of a ciphertext, float64.
-
-        Raises:
-            ValueError: it is not a ciphertext of this context.
-        """
+        """Decrypt the ``size`` numbers of a ciphertext, float64; ValueError if it is none of this context."""
         return np.array(self._read(ciphertext, size).decrypt(), np.float64)
 
     def add(self, ciphertexts: Iterable[np.ndarray], size: int) -> np.ndarray:
-        """Add ciphertexts of ``size`` numbers each, in order.
-
-        Raises:
-            ValueError: one of them is not a ciphertext of this context.
-        """
+        """Add ciphertexts of ``size`` numbers each, in order; ValueError if one is none of this context."""
         total: Any = None
         for ciphertext in ciphertexts:
             vector = self._read(ciphertext, size)
@@ -77,11 +65,7 @@ class Keys:
         return np.frombuffer(bytearray(total.serialize()), np.uint8)
 
     def check(self, ciphertext: np.ndarray, size: int) -> None:
-        """Check that a ciphertext can be added to others.
-
-        Raises:
-            ValueError: it cannot, and why.
-        """
+        """Check that a ciphertext can be added to others; ValueError if not, and why."""
         self._read(ciphertext, size)
 
     def _read(self, ciphertext: np.ndarray, size: int) -> Any:

@@ -12,9 +12,9 @@ import numpy as np
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.vector import COUNTS, PREFIX, Layout
 from fedshift.federation.refusals import ENCRYPTION
-from fedshift.federation.server.clipping import Limits
 from fedshift.federation.server.coordinator import Callbacks, Coordinator
 from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.robust import Limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
@@ -53,7 +53,6 @@ class EncryptedModel(GlobalModel):
     """A global model whose weights are sums of ciphertexts from round 1 on."""
 
     def __init__(self, methods: MethodSet, *, keys: Keys, layout: Layout) -> None:
-        """``keys`` are the server's, ``layout`` is the job's; the rest as for `GlobalModel`."""
         self._keys, self._layout = keys, layout
         super().__init__(methods)
 
@@ -84,7 +83,6 @@ class EncryptedUpdateCheck(UpdateCheck):
     """Checks what can be checked of ciphertexts without the secret key."""
 
     def __init__(self, methods: MethodSet, task: Task, model: GlobalModel, *, keys: Keys, layout: Layout) -> None:
-        """``keys`` are the server's, ``layout`` is the job's; the rest as for `UpdateCheck`."""
         self._keys, self._layout = keys, layout
         super().__init__(methods, task, model)
 

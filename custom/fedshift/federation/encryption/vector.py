@@ -48,10 +48,9 @@ class VectorLayout:
     """The order of tensors in the vector of a job; the same at every site and at the server."""
 
     def __init__(self, job: JobSpec, *, received: bool) -> None:
-        """Lay out the vector. ``received``: whether it also holds what sites received of the arrays that they send.
+        """Lay out the vector, or refuse a job that cannot be encrypted.
 
-        Raises:
-            ConfigError: the job cannot be encrypted.
+        ``received``: whether it also holds what sites received of the arrays that they send.
         """
         self.net = build_task(job).network()
         self.methods = MethodSet(job, self.net)
@@ -67,12 +66,9 @@ class VectorLayout:
         ]
         for method in self.methods.names:
             sent, down = self.methods.up[method], self.methods.down[method]
-            origins: tuple[tuple[Literal["sent", "received"], Mapping[str, ArraySpec]], ...]
-            origins = (("sent", sent), ("received", down if sent and received else {}))
-            for origin, specs in origins:
-                for name, spec in specs.items():
-                    shape = tuple(int(length) for length in spec.shape)
-                    segments.append(Segment(origin, method, name, shape, spec.dtype))
+            segments += [_segment("sent", method, name, spec) for name, spec in sent.items()]
+            if sent and received:
+                segments += [_segment("received", method, name, spec) for name, spec in down.items()]
         self.segments = tuple(segments)
         self.size = sum(segment.size for segment in segments)
         """Numbers in the vector."""
@@ -99,15 +95,15 @@ class VectorLayout:
         return {s: values.reshape(s.shape) for s, values in zip(self.segments, np.split(vector, ends), strict=True)}
 
 
+def _segment(origin: Literal["sent", "received"], method: str, name: str, spec: ArraySpec) -> Segment:
+    return Segment(origin, method, name, tuple(int(length) for length in spec.shape), spec.dtype)
+
+
 class Layout(VectorLayout):
     """A vector cut into pieces, each of which is a ciphertext."""
 
     def __init__(self, job: JobSpec, slots: int) -> None:
-        """Lay out the vector. ``slots`` is the capacity of one ciphertext.
-
-        Raises:
-            ConfigError: the job cannot be encrypted.
-        """
+        """Lay out the vector. ``slots`` is the capacity of one ciphertext."""
         super().__init__(job, received=True)
         self.chunks = {
             f"{PREFIX}{number:05d}": min(slots, self.size - number * slots) for number in range(ceil(self.size / slots))
@@ -140,11 +136,8 @@ def summed_updates(
 ) -> list[SummedUpdate]:
     """Updates for the server halves: as many as sites, each with the mean network; their arrays add up to the sums.
 
-    Args:
-        sums: of each tensor over the sites, float64; the network's with each site's factor.
-        factors: the sum of the sites' factors.
-        n_sites: the number of sites.
-        clear: tensors of the network that are not in ``sums``.
+    ``sums`` are float64, the network's with each site's factor, of which ``factors`` is the sum. ``clear``: tensors of
+    the network that are not in ``sums``.
     """
     mean: Weights = {}
     for segment, total in sums.items():

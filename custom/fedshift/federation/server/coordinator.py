@@ -1,10 +1,8 @@
 """The server's side of a job: its sequence of rounds, and what happens when one opens, gets answers and closes.
 
-Nothing here sends messages. Whoever does (one process, FLARE's workflow) takes each request of
-`Coordinator.requests` to the invited sites and hands in their answers.
-
-Accepted updates wait on disk and are combined tensor by tensor in site order. So memory doesn't grow with the number of
-sites, and the sum doesn't depend on the order of arrival.
+Nothing here sends messages. Whoever does (one process, FLARE's workflow) takes each request of `Coordinator.requests`
+to the invited sites and hands in their answers. Accepted updates wait on disk and are combined tensor by tensor in site
+order, so memory doesn't grow with the number of sites, and the sum doesn't depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from fedshift.federation import refusals
-from fedshift.federation.server.clipping import limits_of_job
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.outliers import medians, outliers
-from fedshift.federation.server.rules import Quorum
-from fedshift.federation.server.run_files import NEXT_BEST, FreeDisk, RunFiles
+from fedshift.federation.server.quorum import Quorum
+from fedshift.federation.server.robust import limits_of_job
+from fedshift.federation.server.run_files import NEXT_BEST, FreeDisk, RunFiles, ServerState
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
@@ -79,7 +77,7 @@ class Coordinator:
         self.is_pooled, self.own_models = methods.pooled is not None, methods.scores_own_model
         self._fine_tunes = methods.fine_tune_epochs > 0
         self.quorum = Quorum(job)
-        self.record = RunRecord(job, metric=self.metric)
+        self.record = RunRecord(job, metric=self.metric, select_last=self.quorum.samples_sites)
         stopped = callbacks.get("stopped", lambda: False)
         disk = FreeDisk(folder, patience=job.federation.round_timeout, stopped=stopped)
         self.files = RunFiles(methods, folder, self.record, disk)
@@ -161,12 +159,11 @@ class Coordinator:
             self._load_starting_weights()
         self.round, self._updates, self._scored_round = round_, {}, round_ - 1
         self.record.open_round(round_)
+        sites, final = self.invited, round_ > self.rounds
         if round_ == 0:
-            broadcast = Broadcast(round=0, best_round=0, weights={}, sites=self.invited)
+            broadcast = Broadcast(round=0, best_round=0, weights={}, sites=sites)
         else:
-            broadcast = self.model.broadcast(
-                round_, best_round=self.best_round, sites=self.invited, is_final=round_ > self.rounds
-            )
+            broadcast = self.model.broadcast(round_, best_round=self.best_round, sites=sites, is_final=final)
         self.update_check.forget_model()
         self._down_bytes = payload_bytes(broadcast)
         self._on_progress(self)
@@ -207,8 +204,7 @@ class Coordinator:
                 raise Rejected("site", "has answered this round already")
             if update.site not in self.results.data:
                 raise Rejected("info", "the site has not said what its data are")
-            n_samples = self.results.data[update.site].n["train"]
-            bytes_up = payload_bytes(update)
+            n_samples, bytes_up = self.results.data[update.site].n["train"], payload_bytes(update)
             update, change = self.update_check.check(update, round_=self.round, n_samples=n_samples)
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
@@ -231,15 +227,9 @@ class Coordinator:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.everyone)}")
             if scores.site in self.answered:
                 raise Rejected("site", "has answered already")
-            known = self.results.data.get(scores.site)
-            check_scores(
-                scores,
-                job=self.job,
-                task=self._task,
-                round_=self._scored_round,
-                counts={} if known is None else known.n,
-                fine_tunes=self._fine_tunes,
-            )
+            known, round_ = self.results.data.get(scores.site), self._scored_round
+            counts = {} if known is None else known.n
+            check_scores(scores, self.job, self._task, round_=round_, counts=counts, fine_tunes=self._fine_tunes)
         except Rejected as fault:
             self.reject(scores.site, fault.key, fault.reason)
             return False
@@ -254,10 +244,7 @@ class Coordinator:
         self._on_progress(self)
 
     def take_out(self, site: str, key: str, reason: str) -> None:
-        """Leave a site out of the open round that may not take part, with the update that it has sent.
-
-        Scores of the final evaluation that it has sent stay.
-        """
+        """Leave a site out that may not take part, with its update of the open round; scores that it has sent stay."""
         if site in self._updates:
             self._reject_accepted(site, Rejected(key, reason))
         elif site not in self.answered:
@@ -272,14 +259,18 @@ class Coordinator:
         """
         round_ = self.round
         self.record.stop_clock()
-        if round_ == 0:
-            self._reject_mixed_data()
+        for site, fault in self.record.mixed_data() if round_ == 0 else ():
+            self.record.forget_site(site)
+            if site in self._updates:
+                self._reject_accepted(site, fault)
         self._reject_outliers()
         stored = self._stored()
         self.record.close_round(self.invited, {update.site: update.metrics for update in stored})
         self._require(len(stored), f"round {round_}" if round_ else "the statistics round")
-        if round_ == 0:
-            self._require_validation_data()
+        if round_ == 0 and not any(record.n["val"] for record in self.results.data.values()):
+            raise ConfigError(
+                "no-validation-data", "no site has validation data, so no round could be selected: prepare more cases"
+            )
         if round_ > 1:
             self._select(round_ - 1)
             self._end_if_patience_is_over()
@@ -292,8 +283,6 @@ class Coordinator:
         if round_:
             self.record.current.contributions = model.contributions(round_)
             self.files.save_model(LAST, round_, *model.as_sent(round_ + 1))
-        for update in stored:
-            update.close()
         self.discard_waiting()
         self.files.write_results()
         self._save_state(round_)
@@ -324,7 +313,7 @@ class Coordinator:
         self._record_selection()
 
     def open_best(self) -> Broadcast | None:
-        """The message that has the best model scored on the test split; None if it is the last one, scored already."""
+        """The message that has the best model scored on the test split; None if it is the last, scored already."""
         if self.best_round == self.rounds:
             return None
         try:
@@ -342,11 +331,7 @@ class Coordinator:
         )
 
     def finish(self) -> None:
-        """End the run: write the final scores.
-
-        Raises:
-            QuorumError: too few sites answered.
-        """
+        """End the run: write the final scores. Raises as `close_last` if too few sites answered."""
         if self.best_round != self.rounds:
             self._close_evaluation("the evaluation of the best model")
         self.record.set_final(last_round=self.rounds, own_models=self.own_models)
@@ -431,45 +416,25 @@ class Coordinator:
         """The open round's accepted updates, in site order."""
         return [self._updates[site] for site in self.job.task.sites if site in self._updates]
 
-    def _reject_mixed_data(self) -> None:
-        """Reject sites with simulated data if the others have real data, or the other way round."""
-        for site, fault in self.record.mixed_data():
-            self.record.forget_site(site)
-            if site in self._updates:
-                self._reject_accepted(site, fault)
-
     def _reject_outliers(self) -> None:
         """Reject updates that are far from the others."""
         federation, stored = self.job.federation, self._stored()
         usual = medians(stored, self.medians)
         if self.round:  # the statistics round has other arrays
             self.medians = usual
-        far = outliers(
-            stored,
-            usual=usual,
-            specs=self.update_check.specs,
-            max_norm_ratio=federation.max_norm_ratio,
-            max_sample_ratio=federation.max_sample_ratio,
-        )
-        for site, fault in list(far):
+        ratios = {"max_norm_ratio": federation.max_norm_ratio, "max_sample_ratio": federation.max_sample_ratio}
+        for site, fault in list(outliers(stored, usual=usual, specs=self.update_check.specs, **ratios)):
             self._reject_accepted(site, fault)
 
     def _reject_accepted(self, site: str, fault: Rejected) -> None:
         """Reject an update that had been accepted, now that those of the other sites are known."""
-        self._updates.pop(site).close()
+        del self._updates[site]
         self.record.remove_update(site)
         self.reject(site, fault.key, fault.reason)
 
     def _require(self, n_usable: int, what: str) -> None:
         if n_usable < self.quorum.needed(self.round):
             raise self.quorum.shortage(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
-
-    def _require_validation_data(self) -> None:
-        """Without it no round could be selected, which would else be found after the last round."""
-        if not any(record.n["val"] for record in self.results.data.values()):
-            raise ConfigError(
-                "no-validation-data", "no site has validation data, so no round could be selected: prepare more cases"
-            )
 
     def _close_evaluation(self, what: str) -> None:
         self.record.close_evaluation(self.invited)
@@ -501,7 +466,7 @@ class Coordinator:
 
     def _save_state(self, round_: int) -> None:
         model = self.model
-        self.files.save_state(round_, model.weights, model.method_state, self.medians, ended=self._ended)
+        self.files.save_state(ServerState(round_, model.weights, model.method_state, self.medians, self._ended))
 
 
 def payload_bytes(message: Broadcast | Update) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import nn
 
 from fedshift.federation.refusals import server_context
-from fedshift.federation.server import robust
-from fedshift.federation.server.clipping import Limits, clip
+from fedshift.federation.server.robust import Limits, present
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import ServerContext, SiteUpdate
@@ -38,24 +38,19 @@ class Outgoing:
 class GlobalModel:
     """Weights and method state, replaced by `combine` once a round."""
 
+    _outgoing: Outgoing | None = None
+
     def __init__(self, methods: MethodSet) -> None:
         """Take the initial weights from the network of ``methods``."""
-        self._job, self._specs = methods.job, methods.up
-        self.weights = read_weights(methods.net)
+        self._job, self._specs, self._training_only = methods.job, methods.up, methods.training_only
+        self.weights, self.trainable = read_weights(methods.net), methods.trainable
         self.halves = [(m.name, m.server()) for m in methods]
-        self.trainable = methods.trainable
-        self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
-        self._training_only = methods.training_only
-        self._outgoing: Outgoing | None = None
-        decay = self._job.federation.model_average
+        decay = methods.job.federation.model_average
         self._average = None if decay is None else ModelAverage(decay)
         self._start(methods.net)
 
     def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage]:
-        """Load the job's file of starting weights into ``net`` and start from it.
-
-        Returns:
-            What was loaded, and the sites that trained it, for the record.
+        """Start from the job's file, loaded into ``net``. Returns what was loaded, and the sites that trained it.
 
         Raises:
             ConfigError: the file is not here or does not fit the network.
@@ -74,6 +69,11 @@ class GlobalModel:
             half.state = methods.get(name, {})
         if self._average is not None:
             self._average.state = methods.get(AVERAGE_STATE, {})
+
+    @cached_property
+    def packed_keys(self) -> frozenset[str]:
+        """Keys of the weights that travel in fewer bytes."""
+        return packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
 
     @property
     def method_state(self) -> MethodArrays:
@@ -154,20 +154,15 @@ class GlobalModel:
 
     def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
         context = self._context(round_)
-        updates = self._within_limits(stored, limits)
+        updates: Sequence[SiteUpdate] = stored
+        rule, weights, trainable = self._job.federation.robust, self.weights, self.trainable
+        if rule is not None or limits is not None:
+            updates = present(stored, rule, limits=limits, weights=weights, trainable=trainable, specs=self._specs)
         for _, half in self.halves:
             half.receive(updates, context)
         if round_:
             owner = next(half for _, half in self.halves if "combine" in half.owns)
             self.weights = owner.combine(self.weights, updates, context)
-
-    def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:
-        rule, trainable, specs = self._job.federation.robust, self.trainable, self._specs
-        if rule is not None:
-            return robust.present(stored, rule, weights=self.weights, trainable=trainable, specs=specs)
-        if limits is not None:
-            return clip(stored, limits, weights=self.weights, trainable=trainable, specs=specs)
-        return stored
 
     def _check_weights(self, round_: int) -> None:
         """Refuse weights that no round could go on from, whichever rule made them."""

@@ -33,15 +33,10 @@ class Measured(Protocol):
 
 
 def medians(updates: Sequence[Measured], earlier: Mapping[str, float]) -> dict[str, float]:
-    """The reference sizes for `outliers`: by name the largest median of this and earlier rounds.
+    """The reference sizes for `outliers`: by name the largest median of this and the ``earlier`` rounds.
 
-    The largest median is kept because sites that have fitted their data hardly move any more. One difficult batch may
-    then move a site far beyond the median of its round, but not beyond what was common before.
-
-    Args:
-        updates: a round's updates, which passed `fedshift.federation.server.update_check.check_update`. Fewer than
-            three change nothing.
-        earlier: the result for the round before; empty for the first.
+    The largest is kept because sites that have fitted their data hardly move any more: one difficult batch may then
+    move a site far beyond the median of its round. Fewer than three updates change nothing.
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return dict(earlier)
@@ -67,12 +62,11 @@ def outliers(
     not compared either. A site that made more steps than the median may move that many times further.
 
     Args:
-        updates: a round's updates, which passed `fedshift.federation.server.update_check.check_update`.
+        updates: a round's updates, which have passed their check.
         usual: the result of `medians` for them.
         specs: arrays by method; only those with ``ArraySpec.alike`` are compared.
-        max_norm_ratio: largest allowed ratio of a norm to its reference size, and of a statistic to the round's median
-            (or of the median to it); None: any.
-        max_sample_ratio: largest allowed ratio of a sample count to the median; None: any.
+        max_norm_ratio: of a norm to its reference size, and of a statistic to the round's median or back; None: any.
+        max_sample_ratio: of a sample count to the median; None: any.
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return

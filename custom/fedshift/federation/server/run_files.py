@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,15 +51,7 @@ class FreeDisk:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            folder: the run's folder, for messages.
-            patience: seconds to wait for space before the run ends.
-            stopped: whether the run was stopped from outside, so that waiting makes no sense.
-            clock: returns seconds.
-            sleep: waits so many seconds.
-        """
+        """``patience``: seconds to wait before the run ends; no longer once ``stopped`` says that it was stopped."""
         self._folder, self._patience, self._stopped = folder, patience, stopped
         self._clock, self._sleep, self.waited = clock, sleep, 0.0
         """``waited``: seconds that the run has waited so far."""
@@ -73,9 +66,13 @@ class FreeDisk:
         try:
             return write()
         except OSError as error:
-            if error.errno not in FULL:
-                raise
+            return self._wait(what, write, error)
+
+    def _wait(self, what: str, write: Callable[[], T], error: OSError) -> T:
+        """Try again until there is space, after the ``error`` of the first attempt."""
         since = self._clock()
+        if error.errno not in FULL:
+            raise error
         log.warning(
             "the disk of %s is full, so that %s cannot be written: the run waits for up to %.0f s until there is room",
             *(self._folder, what, self._patience),
@@ -84,8 +81,8 @@ class FreeDisk:
             self._sleep(INTERVAL)
             try:
                 written = write()
-            except OSError as error:
-                if error.errno not in FULL:
+            except OSError as again:
+                if again.errno not in FULL:
                     raise
                 continue
             self.waited += self._clock() - since
@@ -101,21 +98,21 @@ class FreeDisk:
 class ServerState:
     """The server's state after a closed round."""
 
-    job: dict[str, Any]
     round: int
-    best_round: int
     weights: Weights
     methods: MethodArrays
-    results: str
-    """Content of ``results.json`` after this round."""
     medians: dict[str, float] = field(default_factory=dict)
     """`fedshift.federation.server.outliers.medians` of the rounds so far."""
     ended: int | None = None
     """The round after which the run ends, once patience is over."""
+    job: dict[str, Any] = field(default_factory=dict)
+    best_round: int = 0
+    results: str = ""
+    """Content of ``results.json`` after this round."""
 
 
 class RunFiles:
-    """Writes and reads the files of a run. Every method that writes raises as `FreeDisk.write`."""
+    """Writes and reads the files of a run. What writes raises as `FreeDisk.write`, what reads ConfigError."""
 
     def __init__(self, methods: MethodSet, folder: Path, record: RunRecord, disk: FreeDisk) -> None:
         """``folder`` is made if it does not exist; ``record`` is for the models' headers and the state."""
@@ -145,23 +142,13 @@ class RunFiles:
 
     # --- state ------------------------------------------------------------------------------------
 
-    def save_state(
-        self, round_: int, weights: Weights, methods: MethodArrays, medians: dict[str, float], *, ended: int | None
-    ) -> None:
+    def save_state(self, state: ServerState) -> None:
         """Save everything up to the end of a round. A new best model that the state names then replaces the former.
 
-        The previous file is kept in case this one is damaged later.
+        Job, best round and results are filled in. The previous file is kept in case this one is damaged later.
         """
-        state = ServerState(
-            job=self._job.dump(),
-            round=round_,
-            best_round=self._record.selection.best,
-            weights=weights,
-            methods=methods,
-            results=self._record.results.model_dump_json(by_alias=True),
-            medians=medians,
-            ended=ended,
-        )
+        state.job, state.best_round = self._job.dump(), self._record.selection.best
+        state.results = self._record.results.model_dump_json(by_alias=True)
         self.disk.write("the state", lambda: self._write_state(state))
 
     def _write_state(self, state: ServerState) -> None:
@@ -174,11 +161,7 @@ class RunFiles:
             next_best.replace(self._folder / BEST)
 
     def load_state(self) -> ServerState | None:
-        """The state after the last closed round, if there is one.
-
-        Raises:
-            ConfigError: it is another job's, or can't be read.
-        """
+        """The state after the last closed round of this job, if there is one."""
         state = load_state(self._folder)
         if state is not None and _without_hosts(state.job) != _without_hosts(self._job.dump()):
             raise ConfigError(
@@ -193,37 +176,32 @@ class RunFiles:
         record, results, sites = self._record, self._record.results, self._job.task.sites
         score, statistics = record.selection.mean(round_), results.statistics
         kinds = {results.data[site].kind for site in sites if site in results.data}
-        header: dict[str, Any] = {
-            "job": self._job,
-            "round_": round_,
-            "personal": sorted(self._personal),
-            "scores": {} if score is None else {f"val_{results.job.metric}": score},
-            "kind": next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
-            "sites": [site for site in sites if site in record.trained_sites(round_)],
-            "lineage": results.job.lineage,
-            "statistics": [] if statistics is None else [s for s in sites if s not in statistics.absent],
-            "initial_weights": results.job.initial_weights,
-            "encrypted": self._job.federation.encryption == "ckks",
-        }
-        path, arrays = self._folder / name, without(arrays, self._training_only)
-        self.disk.write(name, lambda: write_model_file(path, weights=weights, methods=arrays, **header))
+        write = partial(
+            write_model_file,
+            self._folder / name,
+            job=self._job,
+            round_=round_,
+            weights=weights,
+            methods=without(arrays, self._training_only),
+            personal=sorted(self._personal),
+            scores={} if score is None else {f"val_{results.job.metric}": score},
+            kind="phantom" if "phantom" in kinds else "patients" if "patients" in kinds else "images",
+            sites=[site for site in sites if site in record.trained_sites(round_)],
+            lineage=results.job.lineage,
+            statistics=[] if statistics is None else [site for site in sites if site not in statistics.absent],
+            initial_weights=results.job.initial_weights,
+            encrypted=self._job.federation.encryption == "ckks",
+        )
+        self.disk.write(name, write)
 
     def add_references(self, name: str, round_: int) -> None:
-        """Add what sites have reported of their scans to the model file of a round; leave it as it is if none has.
-
-        Raises:
-            ConfigError: the file is lost or damaged.
-        """
+        """Add what sites have reported of their scans to the model file of a round; leave it as it is if none has."""
         references = self._record.references(round_)
         if references:
             self.disk.write(name, lambda: add_references(self._folder / name, references))
 
     def read_best(self, round_: int) -> tuple[Weights, MethodArrays]:
-        """Weights and methods' arrays of the best model, which is that of ``round_``.
-
-        Raises:
-            ConfigError: the file is lost, damaged or another round's.
-        """
+        """Weights and methods' arrays of the best model, which is that of ``round_``."""
         return read_model(self._folder / BEST, round_=round_)
 
     def recover_best(self, round_: int) -> bool:
@@ -231,20 +209,21 @@ class RunFiles:
 
         A candidate of the round that was interrupted is deleted.
         """
-        recovered = False
-        for name in (NEXT_BEST, BEST) if round_ else ():
-            try:
-                read_model(self._folder / name, round_=round_)
-            except ConfigError as error:
-                log.debug("%s", error)
-                continue
-            (self._folder / name).replace(self._folder / BEST)
-            recovered = True
-            break
-        (self._folder / NEXT_BEST).unlink(missing_ok=True)
-        if round_ and not recovered:
+        whole = next((name for name in (NEXT_BEST, BEST) if round_ and self._holds(name, round_)), None)
+        if whole is not None:
+            (self._folder / whole).replace(self._folder / BEST)
+        elif round_:
             log.error("the model of round %d, the best so far, is lost: the best is chosen from later rounds", round_)
-        return recovered
+        (self._folder / NEXT_BEST).unlink(missing_ok=True)
+        return whole is not None
+
+    def _holds(self, name: str, round_: int) -> bool:
+        try:
+            read_model(self._folder / name, round_=round_)
+        except ConfigError as error:
+            log.debug("%s", error)
+            return False
+        return True
 
 
 def load_state(folder: Path) -> ServerState | None:

@@ -1,4 +1,4 @@
-"""The record of a run: everything that goes into ``results.json``, and which round's model is the best so far."""
+"""The record of a run: all that goes into ``results.json``, and which round's model is the best so far."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from fedshift.federation.server.rules import Quorum, Selection
 from fedshift.federation.server.update_check import TRAINING, Rejected
-from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.names import one_line
-from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
 from fedshift.schema.results import (
     DataRecord,
@@ -34,28 +31,65 @@ log = logging.getLogger("fedshift")
 T = TypeVar("T")
 THEN = ", then "
 """Between the versions of one thing with which a run was made, one part after another."""
+RULE = (
+    "highest mean over sites of the aggregated model's validation {metric}; two rounds are compared over the sites "
+    "that scored both, and of equals the earlier one is kept; if no site scored both, the one that more sites scored"
+)
+RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
+
+
+class Selection:
+    """Validation scores of every aggregate, by round and site, and the best round by them. Sums run in site order."""
+
+    def __init__(self, sites: tuple[str, ...], metric: str, *, last: bool = False) -> None:
+        """Start without scores of these sites; with ``last`` the newest round is always selected."""
+        self._sites, self._metric, self._last, self.best = sites, metric, last, 0
+        self.rule = RULE_LAST if last else RULE.format(metric=metric)
+        self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
+
+    def note(self, scores: Scores) -> None:
+        """Add a site's scores of an aggregate."""
+        self._scores.setdefault(scores.round, {}).setdefault(scores.site, {}).update(scores.values)
+
+    def scores(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
+        """Site -> split -> metrics of a round's aggregate, in site order."""
+        known = self._scores.get(round_, {})
+        return {site: known[site] for site in self._sites if site in known}
+
+    def validation(self, round_: int) -> dict[str, float]:
+        """Site -> validation score of a round's aggregate, of the sites that have reported one, in site order."""
+        splits = {site: splits.get("val", {}) for site, splits in self.scores(round_).items()}
+        return {site: val[self._metric] for site, val in splits.items() if self._metric in val}
+
+    def mean(self, round_: int) -> float | None:
+        """Mean validation score of a round over the sites that reported one; None if no site did."""
+        values = list(self.validation(round_).values())
+        return sum(values) / len(values) if values else None
+
+    def consider(self, round_: int) -> bool:
+        """Compare a round with the best so far. Returns True if the round is selected in its place.
+
+        Only sites that scored both rounds count: otherwise a round without the score of a difficult site would win.
+        """
+        new, old = self.validation(round_), self.validation(self.best) if self.best else {}
+        common = [site for site in self._sites if site in new and site in old]
+        # With none in common a first round that one site scored, which then left, would else stay the best.
+        higher = sum(new[s] for s in common) > sum(old[s] for s in common) if common else len(new) > len(old)
+        self.best = round_ if self._last or higher else self.best
+        return self._last or higher
 
 
 class RunRecord:
     """Collects what sites report. ``current`` is the open round, ``results`` everything before it."""
 
-    def __init__(self, job: JobSpec, *, metric: str) -> None:
-        """``metric`` is the task's score that selects the best round."""
-        self._job = job
-        self.results = new_results(job, metric=metric)
-        self.selection = Selection(job.task.sites, metric, last=Quorum(job).samples_sites)
-        self.current = RoundRecord(round=0)
-        self.answered: list[str] = []
-        """Sites whose answer to the open round was accepted, in order of arrival."""
-        self._opened = time.monotonic()
-        # What sites report of final models, by round and site.
-        self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
-        self._evaluations: dict[tuple[int, str], dict[str, Evaluation]] = {}
-        self._personal_evaluations: dict[tuple[int, str], Evaluation] = {}
-        self._against_local: dict[tuple[int, str], LocalComparison] = {}
-        self._references: dict[tuple[int, str], Reference] = {}
-        self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
-        self._reported_precisions = ""
+    _reported_precisions = ""
+
+    def __init__(self, job: JobSpec, *, metric: str, select_last: bool = False) -> None:
+        """``metric`` is the task's score that selects the best round; with ``select_last`` it is the newest one."""
+        self._job, self.results = job, new_results(job, metric=metric)
+        self.selection = Selection(job.task.sites, metric, last=select_last)
+        self._final_scores: list[Scores] = []
+        self.open_round(0)
 
     def restore(self, results: str) -> None:
         """Go on from a saved ``results.json``. The final evaluation of an unfinished run is repeated.
@@ -79,9 +113,9 @@ class RunRecord:
 
     def open_round(self, round_: int) -> None:
         """Start the entry of a round and its clock."""
-        self.answered = []
-        self.current = RoundRecord(round=round_)
-        self._opened = time.monotonic()
+        self.current, self._opened = RoundRecord(round=round_), time.monotonic()
+        self.answered: list[str] = []
+        """Sites whose answer to the open round was accepted, in order of arrival."""
 
     def stop_clock(self) -> None:
         """The open round has taken the time until now."""
@@ -96,7 +130,7 @@ class RunRecord:
             self.results.rounds.append(self.current)
         else:
             self.results.statistics = self.current
-        for site, values in (metrics or {}).items():
+        for site, values in metrics.items():
             self._note_validation(site, values)
 
     def close_evaluation(self, invited: tuple[str, ...]) -> None:
@@ -111,19 +145,9 @@ class RunRecord:
             Rejected: the site reported other data before; or its data are simulated and those of the job are real, or
                 the other way round. In the statistics round `mixed_data` decides that for all sites together.
         """
-        record = DataRecord.model_validate(
-            {
-                "kind": info.kind,
-                "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
-                "manifest_sha256": info.manifest_sha256,
-                "split_rule": info.split_rule,
-                "unknown_spacing": info.unknown_spacing,
-                "simulated": info.simulated,
-                "phantom": info.phantom,
-                "cases": info.cases,
-            }
-        )
-        machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]
+        said = vars(info) | {"n": {"train": info.n_train, "val": info.n_val, "test": info.n_test}}
+        record = DataRecord.model_validate({name: said[name] for name in DataRecord.model_fields})
+        machine = MachineRecord.model_validate({name: said[name] for name in MachineRecord.model_fields})
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
         if self.current.round or info.site in self._job.task.held_out:
@@ -141,8 +165,9 @@ class RunRecord:
         They are the smaller part of those that said what their data are; if both parts are equally large, those with
         simulated data.
         """
-        simulated = [site for site, record in self.results.data.items() if record.kind == "phantom"]
-        return self._smaller_part(simulated) if 0 < len(simulated) < len(self.results.data) else []
+        data = self.results.data
+        simulated = [site for site, record in data.items() if record.kind == "phantom"]
+        return self._smaller_part(simulated) if 0 < len(simulated) < len(data) else []
 
     def _smaller_part(self, simulated: Sequence[str]) -> list[tuple[str, Rejected]]:
         data = self.results.data
@@ -186,25 +211,14 @@ class RunRecord:
 
     def add_scores(self, scores: Scores) -> None:
         """Record a site's scores from the final evaluation."""
-        key = scores.round, scores.site
-        if scores.site in self._job.task.held_out:
-            self._held_out_scores[key] = scores.values
-        else:
+        self._final_scores.append(scores)
+        if scores.site not in self._job.task.held_out:
             self._note(scores)
-        self._evaluations[key] = dict(scores.evaluations)
-        if scores.personal:
-            self._fine_tuned[key] = scores.personal
-        if scores.personal_evaluation is not None:
-            self._personal_evaluations[key] = scores.personal_evaluation
-        if scores.against_local is not None:
-            self._against_local[key] = scores.against_local
-        if scores.reference is not None:
-            self._references[key] = scores.reference
         self.answered.append(scores.site)
 
     def references(self, round_: int) -> dict[str, Reference]:
         """What sites have reported of their scans with their scores of a round's model. It is not in the results."""
-        return self._of_round(self._references, round_)
+        return {site: scores.reference for site, scores in self._answers_of(round_).items() if scores.reference}
 
     def select(self) -> None:
         """Record the best round."""
@@ -219,23 +233,25 @@ class RunRecord:
         """Record the final scores; with ``own_models`` each site's scores are those of a model of its own."""
         best_round = self.selection.best
         best, last = self._scores(best_round), self._scores(last_round)
+        answers = self._answers_of(best_round)
         personal = dict(best.sites) if own_models else {}
-        personal |= self._of_round(self._fine_tuned, best_round)
+        personal |= {site: scores.personal for site, scores in answers.items() if scores.personal}
+        tuned = {site: scores.personal_evaluation for site, scores in answers.items() if scores.personal_evaluation}
         trained = self.trained_sites(best_round)
         self.results.final = Final(
             best=best,
             last=last,
             personal=self._in_order({site: v["test"] for site, v in personal.items() if v.get("test")}),
             own_best=self._best_by_site(),
-            personal_evaluations=self._of_round(self._personal_evaluations, best_round),
-            fine_tuned=bool(self._fine_tuned),
-            against_local=self._of_round(self._against_local, best_round),
+            personal_evaluations=tuned,
+            fine_tuned=any(scores.personal for scores in self._final_scores),
+            against_local={site: scores.against_local for site, scores in answers.items() if scores.against_local},
             newcomers=[site for site in self._job.task.sites if site in best.sites and site not in trained],
         )
 
-    def _of_round(self, values: Mapping[tuple[int, str], T], round_: int) -> dict[str, T]:
-        """Of what is known by round and site, one round's, in site order."""
-        return self._in_order({site: value for (number, site), value in values.items() if number == round_})
+    def _answers_of(self, round_: int) -> dict[str, Scores]:
+        """What sites have reported of a round's model in a final evaluation, in site order."""
+        return self._in_order({scores.site: scores for scores in self._final_scores if scores.round == round_})
 
     def _in_order(self, values: Mapping[str, T]) -> dict[str, T]:
         return {site: values[site] for site in self._job.task.everyone if site in values}
@@ -291,12 +307,12 @@ class RunRecord:
                     site.test = values.get("test")
 
     def _scores(self, round_: int) -> FinalScores:
-        evaluations = {site: parts for site, parts in self._of_round(self._evaluations, round_).items() if parts}
+        answers = self._answers_of(round_)
         return FinalScores(
             round=round_,
             sites=self.selection.scores(round_),
-            held_out=self._of_round(self._held_out_scores, round_),
-            evaluations=evaluations,
+            held_out={site: scores.values for site, scores in answers.items() if site in self._job.task.held_out},
+            evaluations={site: dict(scores.evaluations) for site, scores in answers.items() if scores.evaluations},
         )
 
 

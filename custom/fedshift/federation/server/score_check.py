@@ -15,20 +15,12 @@ from fedshift.tasks.base import Task
 
 
 def check_scores(
-    scores: Scores, *, job: JobSpec, task: Task, round_: int, counts: Mapping[str, int], fine_tunes: bool = False
+    scores: Scores, job: JobSpec, task: Task, *, round_: int, counts: Mapping[str, int], fine_tunes: bool = False
 ) -> None:
-    """Check a site's scores of an aggregate.
+    """Check a site's scores of the aggregate of ``round_``; raises `Rejected` with the first fault.
 
-    Args:
-        scores: a site's answer.
-        job: the resolved job.
-        task: its task.
-        round_: the round whose aggregate is being scored.
-        counts: the number of samples that the site has registered for each split.
-        fine_tunes: whether sites that train fine-tune the model and score it again.
-
-    Raises:
-        Rejected: the first fault found.
+    ``counts``: the samples that the site has registered for each split. ``fine_tunes``: whether sites that train
+    fine-tune the model and score it again.
     """
     held_out = scores.site in job.task.held_out
     metrics, parts = task.metrics, SCORED_IF_HELD_OUT if held_out else SCORED

@@ -29,10 +29,8 @@ PASSES_PER_STEP = 16
 
 Ranges = Mapping[str, tuple[float, float]]
 """Metric name -> smallest and largest value, inclusive."""
-
 Fault = Callable[[Arrays, int], tuple[str, str] | None]
 """A server half's own check of a site's arrays: `fedshift.methods.base.Server.fault`."""
-
 TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9)}
 """Metrics of local training, beside the task's scores."""
 
@@ -48,10 +46,8 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """How far a site's update is from what the site received.
-
-    ``parameters`` and ``buffers`` are the L2 norms of the change over all parameters and all floating buffers.
-    ``arrays`` has for each method the norm of its arrays with ``ArraySpec.alike``.
+    """How far an update is from what its site received: L2 norms of the change over all parameters and all floating
+    buffers, and for each method that of its arrays with ``ArraySpec.alike``.
     """
 
     parameters: float = 0.0
@@ -86,10 +82,7 @@ class UpdateCheck:
         self._received = None
 
     def check(self, update: Update, *, round_: int, n_samples: int) -> tuple[Update, Change]:
-        """Unpack and check an update of a site with ``n_samples`` training samples.
-
-        Returns:
-            The update with all its weights as arrays, and how far it is from what the site received.
+        """Unpack and check an update of a site with ``n_samples`` training samples. Returns it with all its weights.
 
         Raises:
             Rejected: something in it is not as it must be.
@@ -137,19 +130,7 @@ class UpdateCheck:
 
 
 def check_packed(update: Update, weights: Weights, keys: frozenset[str], weights_as: WeightsAs) -> None:
-    """Check the packed weights of an update before they are added to the server's weights.
-
-    `check_update` then checks the result.
-
-    Args:
-        update: a site's answer.
-        weights: what the packed changes will be added to.
-        keys: keys of ``weights`` that must be packed; none in the statistics round.
-        weights_as: the packing that the job uses.
-
-    Raises:
-        Rejected: the first fault found.
-    """
+    """Check packed weights, which must have these ``keys``, before they are added to ``weights``; else `Rejected`."""
     _check_keys(update.packed, dict.fromkeys(keys), "the packed weights")
     for key in sorted(keys):
         packed = update.packed[key]
@@ -182,14 +163,14 @@ def check_update(
         received: what the site received in that round.
         specs: arrays by method: `fedshift.methods.method_set.MethodSet.up`.
         metrics: the task's scores and their ranges.
-        n_samples: the number of training samples that the site has registered.
+        n_samples: training samples that the site has registered.
         max_norm: largest distance of the parameters from the received ones, in multiples of max(1, their norm).
-        n_steps: optimiser steps that the job's schedule makes with so many samples; None if a method decides.
+        n_steps: steps that the schedule makes with so many samples; None if a method decides.
         fewer_steps: whether the schedule lets a site stop earlier.
-        faults: the methods' own checks, `fedshift.methods.base.Server.fault`.
+        faults: the methods' own checks.
 
     Raises:
-        Rejected: the first fault found.
+        Rejected: the first fault.
     """
     for name in ("round", "n_samples", "n_steps"):
         if not _is_whole(getattr(update, name)):
@@ -212,15 +193,15 @@ def check_update(
         moved, buffers = _check_weights(update, received, max_norm)
     check_metrics(update.metrics, {**metrics, **TRAINING})
     when = "once" if round_ == 0 else "round"
-    wanted = {
-        method: {name: spec for name, spec in named.items() if spec.when == when} for method, named in specs.items()
-    }
-    wanted = {method: named for method, named in wanted.items() if named}
+    due = {m: {name: spec for name, spec in named.items() if spec.when == when} for m, named in specs.items()}
+    wanted = {method: named for method, named in due.items() if named}
     _check_keys(update.arrays, wanted, "methods")
     for method, named in wanted.items():
         _check_keys(update.arrays[method], named, method)
         for name, spec in named.items():
-            _check_array(f"{method}/{name}", update.arrays[method][name], spec)
+            key, array = f"{method}/{name}", update.arrays[method][name]
+            _check_form(key, array, spec.shape, np.dtype(spec.dtype))
+            _check_range(key, array, spec.low, spec.high)
         _check_free_sizes(method, update.arrays[method], named, n_samples)
         check_method = (faults or {}).get(method)
         fault = check_method(update.arrays[method], n_samples) if check_method else None
@@ -238,11 +219,7 @@ def _is_whole(value: object) -> bool:
 
 
 def check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
-    """Check that all metrics are known numbers in their ranges.
-
-    Raises:
-        Rejected: one is not.
-    """
+    """Check that all metrics are known numbers in their ranges; raises `Rejected` if one is not."""
     for name, value in got.items():
         if name not in allowed:
             raise Rejected(f"metrics.{name}", "is not expected")
@@ -253,13 +230,6 @@ def check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
             raise Rejected(f"metrics.{name}", f"is {value:g}, allowed is {low:g} to {high:g}")
 
 
-def _check_counter(key: str, new: np.ndarray, old: np.ndarray, most: int) -> None:
-    # Compare Python integers: the difference of extreme int64 values would overflow.
-    pairs = zip(new.ravel().tolist(), old.ravel().tolist(), strict=True)
-    if not all(before <= now <= before + most for now, before in pairs):
-        raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
-
-
 def _check_weights(update: Update, received: Received, max_norm: float) -> tuple[float, float]:
     """Check the weights. Returns the norms of the change of parameters and of buffers."""
     _check_keys(update.weights, received.weights, "weights")
@@ -267,16 +237,18 @@ def _check_weights(update: Update, received: Received, max_norm: float) -> tuple
         array = update.weights[key]
         _check_form(key, array, reference.shape, reference.dtype)
         if key in received.counters:
-            _check_counter(key, array, reference, PASSES_PER_STEP * update.n_steps)
+            # Compare Python integers: the difference of extreme int64 values would overflow.
+            pairs, most = zip(array.flat, reference.flat, strict=True), PASSES_PER_STEP * update.n_steps
+            if not all(int(before) <= int(now) <= int(before) + most for now, before in pairs):
+                raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
         elif key in received.most:
-            most = received.most[key]
-            _check_range(key, array, -most, most)
+            _check_range(key, array, -received.most[key], received.most[key])
             if key.endswith("running_var") and array.min(initial=0) < 0:
                 raise Rejected(key, "a variance is negative")
     moved = _distance(update.weights, received.parameters)
     if not np.isfinite(moved):  # only now is it worth looking for the key
         for key in received.parameters:
-            _check_finite(key, update.weights[key])
+            _check_range(key, update.weights[key], -np.inf, np.inf)
     limit = max_norm * max(1.0, received.norm)
     if not moved <= limit:
         raise Rejected("weights", f"moved by {moved:.3g} in one round, allowed is {limit:.3g}")
@@ -289,13 +261,6 @@ def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what:
         raise Rejected(missing[0], f"is missing from {what} ({len(missing)} of {len(expected)} are)")
     if extra:
         raise Rejected(extra[0], f"is not expected in {what}")
-
-
-def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
-    _check_form(key, array, spec.shape, np.dtype(spec.dtype))
-    _check_finite(key, array)
-    if spec.low > -np.inf or spec.high < np.inf:
-        _check_range(key, array, spec.low, spec.high)
 
 
 def _check_form(key: str, array: np.ndarray, shape: Sequence[int | str], dtype: np.dtype) -> None:
@@ -311,16 +276,11 @@ def _check_form(key: str, array: np.ndarray, shape: Sequence[int | str], dtype: 
         raise Rejected(key, f"has type {array.dtype}, expected {dtype}")
 
 
-def _check_finite(key: str, array: np.ndarray) -> None:
-    if not np.isfinite(array).all():
-        raise Rejected(key, "holds NaN or infinity")
-
-
 def _check_range(key: str, array: np.ndarray, low: float, high: float) -> None:
     if not array.size:
         return
     least, most = array.min(), array.max()
-    if not (np.isfinite(least) and np.isfinite(most)):
+    if not (np.isfinite(least) and np.isfinite(most)):  # both are NaN if any number is
         raise Rejected(key, "holds NaN or infinity")
     if least < low or most > high:
         raise Rejected(key, f"goes from {least:g} to {most:g}, allowed is {low:g} to {high:g}")
@@ -340,16 +300,13 @@ def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec
 
 
 def _distance(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray]) -> float:
-    return _root(_squares(new[key], less=value) for key, value in old.items())
+    with np.errstate(over="ignore"):  # infinite is too large for every limit
+        return float(np.sqrt(sum(_squares(new[key], less=value) for key, value in old.items())))
 
 
 def _norm(arrays: Iterable[np.ndarray]) -> float:
-    return _root(_squares(array) for array in arrays)
-
-
-def _root(squares: Iterable[float]) -> float:
-    with np.errstate(over="ignore"):  # infinite is too large for every limit
-        return float(np.sqrt(sum(squares)))
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(sum(map(_squares, arrays))))
 
 
 def _squares(array: np.ndarray, *, less: np.ndarray | None = None) -> float:

@@ -36,19 +36,12 @@ Content = dict[str, Any]
 """Tensors and plain values by name."""
 
 
-def forget(folder: Path) -> None:
-    """Remove what an interrupted round has left in a site's folder: the rounds are over."""
-    (folder / FILE).unlink(missing_ok=True)
-
-
 @dataclass
 class Checkpoint:
     """The file of one site in one round, with what an interrupted process has left of this task, if anything.
 
-    Attributes:
-        folder: the site's folder for the job's state; it is created at the first write.
-        ask_task: gives the task's fingerprint. Asked if there is such a file, or one is to be written.
-        minutes: between two checkpoints; None for none.
+    ``folder`` is created at the first write; ``ask_task`` gives the task's fingerprint, if there is such a file or one
+    is to be written; ``minutes`` are between two checkpoints, None for none.
     """
 
     folder: Path
@@ -88,7 +81,7 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Remove the file, if there is one."""
-        forget(self.folder)
+        self._path.unlink(missing_ok=True)
 
     @property
     def _path(self) -> Path:
@@ -103,13 +96,13 @@ class Checkpoint:
         return self._read() if self._path.is_file() else {}
 
     def _read(self) -> Content:
+        content = None
         try:
             content = read_tensors(self._path, "the round is begun anew")
         except ConfigError as error:
             log.warning("%s", error)
-        else:
-            if isinstance(content, dict) and content.get("task") == self._task:
-                return content
+        if isinstance(content, dict) and content.get("task") == self._task:
+            return content
         self.remove()
         return {}
 
@@ -130,8 +123,7 @@ class Loop:
     def resume(self, run: Run, chain: ClientChain) -> Content:
         """Set network, optimiser, methods and generators to what they were when the loop was interrupted.
 
-        Returns:
-            The sums that `keep` was given; none if the loop is a new one.
+        Returns the sums that `keep` was given; none if the loop is a new one.
         """
         saved, self._saved = self._saved, None
         return {} if saved is None else _restored(saved, run, chain)

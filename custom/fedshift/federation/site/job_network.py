@@ -31,15 +31,6 @@ class Hardware(TypedDict):
 
 
 @dataclass(frozen=True)
-class Session:
-    """A model in the network for one task of a site: the methods are attached, ``state`` is what they started from."""
-
-    run: Run
-    chain: ClientChain
-    state: SiteState
-
-
-@dataclass(frozen=True)
 class JobNetwork:
     """The network and the job's methods. It keeps nothing from one task to the next."""
 
@@ -49,14 +40,9 @@ class JobNetwork:
 
     @classmethod
     def load(cls, job: JobSpec, site: str, *, device: str = "auto", workers: int | None = None) -> JobNetwork:
-        """Build the network and move it to where it is trained.
+        """Build the network and move it to where it is trained. Errors name ``site``, the first that uses it.
 
-        Args:
-            job: the resolved job.
-            site: the first site that uses it, for errors.
-            device: a PyTorch device name; ``auto`` is a GPU if there is one.
-            workers: processes that work in parallel on this machine, for ``schedule.threads=auto``; None as for
-                `fedshift.tasks.machine.own_cores`.
+        ``device`` and ``workers`` are as in `fedshift.federation.site.site.SiteOptions`.
 
         Raises:
             ConfigError: this machine has no such device.
@@ -74,8 +60,8 @@ class JobNetwork:
         return cls(net, MethodSet(job, net), hardware)
 
     @contextmanager
-    def session(self, broadcast: Broadcast, run: Run, state: SiteState) -> Iterator[Session]:
-        """Load the received and the site's own weights and attach the methods; detach them afterwards.
+    def session(self, broadcast: Broadcast, run: Run, state: SiteState) -> Iterator[ClientChain]:
+        """Load the received and the site's own weights and attach the methods, for one task; detach them afterwards.
 
         Raises:
             DataError: the received weights are not the network's.
@@ -90,7 +76,7 @@ class JobNetwork:
         try:
             with training_out_of_memory(run.site, broadcast.round):
                 chain.receive(broadcast.arrays)
-                yield Session(run, chain, state)
+                yield chain
         finally:
             for handle in handles:
                 handle.remove()

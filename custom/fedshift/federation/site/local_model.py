@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,13 @@ from torch import Tensor, nn
 from fedshift.data.samples import Samples
 from fedshift.federation.refusals import ALONE
 from fedshift.federation.site import local_training
-from fedshift.federation.site.checkpoint import Checkpoint, Loop
+from fedshift.federation.site.checkpoint import Loop
 from fedshift.federation.tensors import copied, load_weights, read_weights, to_arrays
 from fedshift.methods import method_set
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, Weights
+from fedshift.schema.messages import Weights
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import CaseScores, SiteData, Task
 from fedshift.tasks.out_of_memory import training_out_of_memory
@@ -56,42 +55,11 @@ class LocalModel:
         training: Samples,
         run: Callable[[int, Weights], Run],
     ) -> None:
-        """Prepare; nothing is trained yet.
-
-        Args:
-            job: the resolved job.
-            site: the site's name.
-            net: the network that the site trains the federation's model with.
-            task: the job's task at the site.
-            data: the site's data.
-            training: its training samples.
-            run: makes the context of a round that starts from these weights.
-        """
+        """``training`` are the samples, ``net`` the federation's; ``run`` makes the context of a round from weights."""
         self._job, self._site, self._net, self._task, self._run = job, site, net, task, run
         self._data, self._training = data, training
         self._methods = method_set.load({ALONE: {}})
         self._tested: tuple[int, CaseScores] | None = None
-
-    @classmethod
-    def if_allowed(cls, allowed: bool, job: JobSpec, site: str, **parts: Any) -> LocalModel | None:
-        """A site's model, unless its policy keeps the scores of such a model at the site; logs which."""
-        if not allowed:
-            log.warning(
-                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
-                "noise on the network and scores of such a model would have none",
-                site,
-            )
-            return None
-        log.info("site %s: it trains a model of its own beside the federation's: twice the training time", site)
-        return cls(job, site, **parts)
-
-    def train_round(
-        self, broadcast: Broadcast, state: State, checkpoint: Checkpoint, *, stop: Callable[[], bool]
-    ) -> State:
-        """`train` for the round of a broadcast, or the result that an interrupted process has left of it."""
-        train = partial(self.train, broadcast.round, state, received=broadcast.weights, stop=stop)
-        trained: State = checkpoint.done("local", lambda: train(loop=checkpoint.loop("local")))
-        return trained
 
     def train(
         self, round_: int, state: State, *, received: Weights, stop: Callable[[], bool], loop: Loop | None = None
@@ -99,16 +67,8 @@ class LocalModel:
         """Score the model so far, then train it for a round. Returns the new state; ``state`` is not changed.
 
         If training diverges, the model stays as it was, and the log says so: the federation is not disturbed.
-
-        Args:
-            round_: the round, from 1.
-            state: after the site's last round.
-            received: the weights that the site received for this round.
-            stop: as in `fedshift.federation.site.site.Site.train`.
-            loop: keeps checkpoints and goes on from one; None for none.
-
-        Raises:
-            Stopped: ``stop`` returned True.
+        ``received`` are the weights that the site received for this round; ``stop`` is as in `Site.train`, ``loop`` as
+        in `local_training.train`.
         """
         started = time.monotonic()
         if not state:
@@ -148,9 +108,8 @@ class LocalModel:
         if not last or (best is not None and best["round"] == last):
             return state
         with self._loaded(state["weights"], last + 1) as (_, chain):
-            predictions = local_training.predict(
-                self._task, self._data, chain, self._net, "val", self._job.task.schedule
-            )
+            schedule = self._job.task.schedule
+            predictions = local_training.predict(self._task, self._data, chain, self._net, "val", schedule)
             score = self._task.scores(predictions, self._data, "val").get(self._task.metric)
         if best is not None and best["score"] is not None and (score is None or score <= best["score"]):
             return state

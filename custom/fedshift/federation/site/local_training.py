@@ -37,33 +37,23 @@ AUGMENTATION = "augmentation"
 def optimizer_of_round(
     net: nn.Module, job: JobSpec, round_: int, state: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser of a round, going on from the ``state`` of an earlier one if there is any."""
+    """The optimiser of a round; it goes on from the ``state`` of an earlier one, if given, and leaves that as it is."""
     spec = job.task.optimizer.at(round_, job.task.schedule.rounds)
     optimizer = make_optimizer(net, spec)
     if state is not None:
-        restore_optimizer(optimizer, state, spec)
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))  # torch would take the tensors and step in place
+        for group in optimizer.param_groups:
+            group["lr"] = spec.lr
     return optimizer
 
 
 def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimiser of a round (`OptimizerSpec.at`)."""
     if spec.name == "sgd":
-        return optimizers.SGD(
-            net.parameters(),
-            lr=spec.lr,
-            momentum=spec.momentum,
-            weight_decay=spec.weight_decay,
-            nesterov=spec.nesterov,
-        )
+        chosen = spec.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
+        return optimizers.SGD(net.parameters(), **chosen)
     make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
     return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], spec: OptimizerSpec) -> None:
-    """Go on from the state of an earlier round, which is not changed, with the learning rate of this one."""
-    optimizer.load_state_dict(copy.deepcopy(dict(state)))  # torch would take the tensors themselves, and step in place
-    for group in optimizer.param_groups:
-        group["lr"] = spec.lr
 
 
 def train(
@@ -72,15 +62,7 @@ def train(
     """Train for one round. Returns the number of optimiser steps and the mean training loss per step.
 
     With ``schedule.minutes`` the round ends after so many minutes of steps, and at least one step, or with the planned
-    number of steps.
-
-    Args:
-        task: the job's task.
-        data: the site's training samples.
-        chain: the methods' halves, which have begun the round.
-        run: the round.
-        schedule: the job's schedule.
-        loop: keeps checkpoints and goes on from one; None for none.
+    number of steps. The ``chain`` has begun the round; ``loop`` keeps checkpoints and goes on from one, if given.
 
     Raises:
         Stopped: the job was aborted.
@@ -112,10 +94,7 @@ def train(
 
 
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed.
-
-    ``run.epoch`` is the number of the epoch that the last batch is of.
-    """
+    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts."""
     order, augmentation = (generator(run.seed, run.site, run.round, name) for name in ("order", AUGMENTATION))
     augmentation = run.generators.setdefault(AUGMENTATION, augmentation)
 

@@ -1,9 +1,8 @@
 """What leaves a site goes through here: the site's policy, then packing, then encryption.
 
-A method's answer to a task is an `Update`. The policy decides whether the task may be done at all, and which arrays
-and weights may leave, with how much noise. Packing (``federation.weights_as``) and its error feedback act on what the
-policy has released, so neither what is sent nor what is carried over to the next round holds more than that. Encryption
-comes last.
+The policy decides whether a task may be done at all, and which arrays and weights may leave, with how much noise.
+Packing (``federation.weights_as``) and its error feedback act on what the policy has released, so neither what is sent
+nor what is carried over to the next round holds more than that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fedshift.federation.tensors import to_arrays
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.compression import CODES, WeightsAs, feed_back, packed_keys
+from fedshift.schema.compression import CODES, feed_back, packed_keys
 from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.messages import Broadcast, Update, Weights
 
@@ -37,31 +36,17 @@ class Encryption(Protocol):
         ...
 
     def unmask(self, broadcast: Broadcast) -> Update:
-        """Answer the server's question for what unmasks a sum.
-
-        Raises:
-            PolicyError: it is not one that the site may answer.
-        """
+        """Answer the server's question for what unmasks a sum; PolicyError if the site may not."""
         ...
 
 
 @dataclass(frozen=True)
 class Outbound:
-    """The outbound pipeline of one site in one job, and the opening of broadcasts that corresponds to it.
-
-    Attributes:
-        methods: the job's methods.
-        gate: the site's policy; None if the site has none.
-        encryption: None if the job does not encrypt.
-    """
+    """The outbound pipeline of one site in one job, and the opening of broadcasts that corresponds to it."""
 
     methods: MethodSet
     gate: Gate | None = None
     encryption: Encryption | None = None
-
-    @property
-    def _weights_as(self) -> WeightsAs:
-        return self.methods.job.federation.weights_as
 
     def open(self, broadcast: Broadcast) -> Broadcast:
         """Decrypt and unpack a broadcast.
@@ -75,7 +60,7 @@ class Outbound:
 
     def _require_packed_as_agreed(self, broadcast: Broadcast) -> None:
         """Refuse weights in another form than the job's: what is encrypted, masked or given out has one form only."""
-        packed, weights_as = broadcast.packed, self._weights_as
+        packed, weights_as = broadcast.packed, self.methods.job.federation.weights_as
         faults = sorted(packed.keys() & broadcast.weights.keys())
         if self.encryption is None:
             expected = packed_keys(broadcast.unpacked().weights, self.methods.trainable, weights_as)
@@ -91,26 +76,16 @@ class Outbound:
             )
 
     def admit(self, broadcast: Broadcast) -> str:
-        """Ask the policy before any work is done. Returns a permit for `send`.
-
-        Raises:
-            PolicyError: the policy forbids the task.
-        """
+        """Ask the policy before any work is done, which may forbid it (PolicyError). Returns a permit for `send`."""
         return "" if self.gate is None else self.gate.admit(broadcast)
 
     def send(
         self, update: Update, broadcast: Broadcast, *, permit: str, residual: Mapping[str, Tensor]
     ) -> tuple[Update, dict[str, Tensor]]:
-        """Turn a method's answer into the message that leaves.
+        """Turn a method's answer into the message that leaves. Returns it, and what packing has left out so far.
 
-        Args:
-            update: what the methods made.
-            broadcast: the opened broadcast that it answers.
-            permit: the result of `admit` for that broadcast.
-            residual: what packing left out of earlier answers.
-
-        Returns:
-            The message, and what packing has left out so far.
+        ``broadcast`` is the opened one that it answers, ``permit`` the result of `admit` for it, ``residual`` what
+        packing left out of earlier answers.
 
         Raises:
             PolicyError: the policy forbids that it leaves.
@@ -119,16 +94,10 @@ class Outbound:
         if self.gate is not None:
             update = self.gate.release(update, broadcast, permit)
         update, left_out = self._pack(update, broadcast.weights, residual)
-        if self.encryption is not None:
-            update = self.encryption.seal(update, broadcast)
-        return update, left_out
+        return update if self.encryption is None else self.encryption.seal(update, broadcast), left_out
 
     def unmask(self, broadcast: Broadcast) -> Update:
-        """What the server may have to unmask the sum of a round.
-
-        Raises:
-            PolicyError: nothing.
-        """
+        """What the server may have to unmask the sum of a round; PolicyError if that is nothing."""
         if self.encryption is None:
             raise PolicyError(
                 "nothing-masked", "the job has no masks, and the server asks to unmask a sum: it gets no answer"
@@ -139,10 +108,11 @@ class Outbound:
         self, update: Update, received: Weights, residual: Mapping[str, Tensor]
     ) -> tuple[Update, dict[str, Tensor]]:
         """Replace weights by packed changes against ``received``."""
-        keys = packed_keys(update.weights, self.methods.trainable, self._weights_as)
+        weights_as = self.methods.job.federation.weights_as
+        keys = packed_keys(update.weights, self.methods.trainable, weights_as)
         if not keys:
             return update, {}
         change = {key: update.weights[key] - received[key] for key in update.weights if key in keys}
-        packed, left_out = feed_back(change, to_arrays(residual), self._weights_as)
+        packed, left_out = feed_back(change, to_arrays(residual), weights_as)
         plain = {key: value for key, value in update.weights.items() if key not in keys}
         return replace(update, weights=plain, packed=packed), {k: torch.from_numpy(v) for k, v in left_out.items()}

@@ -32,15 +32,7 @@ SCORED_IF_HELD_OUT: tuple[Subset, ...] = ("all", "test")
 class Scoring:
     """Scores the model that is loaded in the job's network, for as long as it is loaded.
 
-    Attributes:
-        job: the resolved job.
-        site: the site's name.
-        task: the job's task at this site.
-        data: the site's data.
-        net: the network that a model was loaded into.
-        chain: the methods' halves at the site, with the model's parts.
-        share_cases: whether scores of single cases may leave.
-        cases_file: where the site keeps the scores of its cases if they may not.
+    ``share_cases``: whether scores of single cases may leave; ``cases_file``: where the site keeps them if not.
     """
 
     job: JobSpec
@@ -82,18 +74,13 @@ class Scoring:
         for subset in SCORED_IF_HELD_OUT if self.site in self.job.task.held_out else SCORED:
             if not self.data.count(subset):
                 continue
-            if subset != "val":
-                evaluations[subset] = self.evaluate(subset, cases)
-                values[subset] = dict(evaluations[subset].scores)
-            else:
-                values[subset] = self.scores(subset)
-                if norm:
-                    evaluations[subset] = Evaluation(scores=values[subset])
+            whole = Evaluation(scores=self.scores("val")) if subset == "val" else self.evaluate(subset, cases)
+            values[subset] = dict(whole.scores)
             if norm and subset != "test":
                 length = local_training.gradient_norm(self.task, self.data, self.chain, self.net, subset)
-                evaluations[subset] = evaluations[subset].model_copy(
-                    update={"gradient_norm": length if length <= MAX_NUMBER else None}
-                )
+                whole = whole.model_copy(update={"gradient_norm": length if length <= MAX_NUMBER else None})
+            if norm or subset != "val":
+                evaluations[subset] = whole
         return values, evaluations
 
     def evaluate(self, subset: Subset, cases: CaseScores | None = None) -> Evaluation:
@@ -112,10 +99,7 @@ class Scoring:
         return list(cast("ScanTask", self.task).confidences(self.probabilities("val"), self.data, "val"))
 
     def gradient(self, subset: Subset) -> list[Tensor]:
-        """Gradient of the mean loss over one subset, which must have samples (`local_training.gradient`).
-
-        For runs in one process; a site never sends it.
-        """
+        """Gradient of the mean loss over one subset (`local_training.gradient`), which a site never sends."""
         return local_training.gradient(self.task, self.data, self.chain, self.net, subset)
 
     def compare(self, federated: CaseScores, local: CaseScores, *, round_: int) -> LocalComparison:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import fedshift
 from fedshift.data.samples import Samples
 from fedshift.federation.site import local_training
-from fedshift.federation.site.checkpoint import Checkpoint, forget
-from fedshift.federation.site.job_network import JobNetwork, Session
+from fedshift.federation.site.checkpoint import FILE, Checkpoint
+from fedshift.federation.site.job_network import JobNetwork
 from fedshift.federation.site.local_model import LocalModel
 from fedshift.federation.site.outbound import Encryption, Outbound
 from fedshift.federation.site.scoring import Scoring
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedshift")
 
 DescribeScans = Callable[[Path, str, Policy | None, Sequence[float | None]], Reference | None]
-"""`fedshift.federation.reference.site_reference`."""
+"""`fedshift.federation.survey_answer.site_reference`."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,7 @@ class Site:
     _local: LocalModel | None = None
 
     def __init__(self, job: JobSpec, name: str, data: Path, options: SiteOptions) -> None:
-        """Open the site's data.
-
-        Args:
-            job: the resolved job.
-            name: the site.
-            data: the site's prepared folder.
-            options: what the machine and the owner decide.
+        """Open the site's data in the prepared folder ``data``.
 
         Raises:
             DataError: the data cannot be used.
@@ -121,10 +115,18 @@ class Site:
                 encrypts=options.encryption is not None,
             )
         self._outbound = Outbound(self._methods, self._gate, options.encryption)
-        if job.evaluation.local and not self._held_out:
-            allowed = self._gate is None or self._gate.tells_own_model
-            self._local = LocalModel.if_allowed(
-                allowed, job, name, net=self._net, task=self._task, data=opened, training=self._training, run=self._run
+        if not job.evaluation.local or self._held_out:
+            return
+        if self._tells_own_model:
+            log.info("site %s: it trains a model of its own beside the federation's: twice the training time", name)
+            self._local = LocalModel(
+                job, name, net=self._net, task=self._task, data=opened, training=self._training, run=self._run
+            )
+        else:
+            log.warning(
+                "site %s: it trains no model of its own to compare with (evaluation.local), because its policy puts "
+                "noise on the network and scores of such a model would have none",
+                name,
             )
 
     def _set_up(self, job: JobSpec, name: str, task: Task, training: Samples, options: SiteOptions) -> None:
@@ -169,11 +171,7 @@ class Site:
         """Score the received model, train it, and return the result as it leaves the site.
 
         If the job asks for it (``evaluation.local``), the site first trains its own model for a round, of which nothing
-        is in the result.
-
-        Args:
-            broadcast: the round's weights and arrays.
-            stop: called before every batch; returns whether the run was ended from outside.
+        is in the result. ``stop`` is asked before every batch whether the run was ended from outside.
 
         Raises:
             ConfigError: the broadcast cannot be decrypted.
@@ -196,11 +194,7 @@ class Site:
         return update
 
     def unmask(self, broadcast: Broadcast) -> Update:
-        """Answer the server's question for what unmasks the sum of a round (``federation.encryption: masks``).
-
-        Raises:
-            PolicyError: it is not one that the site may answer.
-        """
+        """Answer the server's question for what unmasks the sum of a round; PolicyError if the site may not."""
         self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
         return self._outbound.unmask(broadcast)
@@ -212,11 +206,8 @@ class Site:
         the model for itself and scores it again. Held-out sites do not fine-tune, nor do sites whose policy forbids
         training (which do not measure their training images for ``newcomer`` either) or adds noise to the network,
         because a model trained for the site alone would have none. If the job has each site train a model of its own
-        (``evaluation.local``), the two are compared on the test split.
-
-        Args:
-            broadcast: the model; ``broadcast.round`` is one after the round that made it.
-            stop: as in `train`, for fine-tuning.
+        (``evaluation.local``), the two are compared on the test split. ``broadcast.round`` is one after the round that
+        made the model; ``stop`` is as in `train`, for fine-tuning.
 
         Raises:
             ConfigError: the broadcast cannot be decrypted.
@@ -227,22 +218,22 @@ class Site:
         if self.name not in self._job.task.everyone:
             raise self._no_part("scores nothing")
         self._require_round(broadcast, self._job.task.schedule.rounds + 1)
-        forget(self._state_folder)
+        (self._state_folder / FILE).unlink(missing_ok=True)  # the rounds are over
         trains = self._gate is None or self._gate.trains
         spares = not trains and not isinstance(self._training, Everything)
-        tunes = trains and not self._held_out and (self._gate is None or self._gate.tells_own_model)
-        with self._session(self._outbound.open(broadcast)) as session:
-            scoring = self._scoring(session.chain)
+        tunes = trains and not self._held_out and self._tells_own_model
+        with self._session(self._outbound.open(broadcast)) as (run, chain):
+            scoring = self._scoring(chain)
             if not spares and not self._store.has_trained(broadcast.round):
-                session.chain.newcomer(self._training)
+                chain.newcomer(self._training)
             cases = CaseScores()
             values, evaluations = scoring.final(cases)
             reference = self._reference(scoring) if self._job.evaluation.reference else None
             personal: dict[str, dict[str, float]] = {}
             personal_evaluations: dict[str, Evaluation] = {}
             if tunes and self._methods.fine_tune_epochs:
-                session.run.stop = stop
-                self._fine_tune(session)
+                run.stop = stop
+                self._fine_tune(run, chain)
                 cases = CaseScores()
                 personal, personal_evaluations = scoring.final(cases)
         # Its own model takes the federation's place in the network, so this comes after the session.
@@ -266,8 +257,8 @@ class Site:
     @contextmanager
     def loaded(self, broadcast: Broadcast) -> Iterator[Scoring]:
         """A received model at this site, to be scored as `validate` does."""
-        with self._session(self._outbound.open(broadcast)) as session:
-            yield self._scoring(session.chain)
+        with self._session(self._outbound.open(broadcast)) as (_, chain):
+            yield self._scoring(chain)
 
     def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
         """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
@@ -277,11 +268,7 @@ class Site:
     # --- what it refuses --------------------------------------------------------------------------
 
     def require_training(self) -> None:
-        """Refuse what only sites that train may be asked for. What others sent would be neither masked nor summed.
-
-        Raises:
-            PolicyError: the job holds the site out, or does not name it.
-        """
+        """Refuse what only sites that train may be asked for. What others sent would be neither masked nor summed."""
         if self.name not in self._job.task.sites:
             raise self._no_part("trains nothing")
 
@@ -321,11 +308,9 @@ class Site:
             partial(self._exactly, broadcast),
             minutes=schedule.checkpoint_minutes if self._methods.resumable else None,
         )
-        model = self._local
-        local = {} if model is None else model.train_round(broadcast, before.local, checkpoint, stop=stop)
+        local = checkpoint.done("local", partial(self._train_local, broadcast, before, checkpoint, stop))
         started = time.monotonic()
-        with self._session(broadcast, before) as session:
-            run, chain = session.run, session.chain
+        with self._session(broadcast, before) as (run, chain):
             run.stop = stop
             if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
                 chain.newcomer(self._training)
@@ -366,6 +351,15 @@ class Site:
             checkpoint.remove()
         return update
 
+    def _train_local(
+        self, broadcast: Broadcast, before: SiteState, checkpoint: Checkpoint, stop: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """The state of the site's own model, if it has one, after a round."""
+        if self._local is None:
+            return {}
+        loop, received = checkpoint.loop("local"), broadcast.weights
+        return self._local.train(broadcast.round, before.local, received=received, stop=stop, loop=loop)
+
     def _context(self) -> str:
         """What an answer depends on besides the task."""
         policy = self._options.policy
@@ -389,13 +383,18 @@ class Site:
         share, file = self._options.share_cases, self._state_folder / OWN_FILE
         return Scoring(self._job, self.name, self._task, self._data, self._net, chain, share, file)
 
-    def _fine_tune(self, session: Session) -> None:
+    @property
+    def _tells_own_model(self) -> bool:
+        """Whether scores of a model that the site trained for itself may leave."""
+        return self._gate is None or self._gate.tells_own_model
+
+    def _fine_tune(self, run: Run, chain: ClientChain) -> None:
         """Train the received model for this site alone. The result is neither kept nor sent."""
         changes = {"local_epochs": self._methods.fine_tune_epochs, "local_steps": None, "minutes": None}
         schedule: ScheduleSpec = self._job.task.schedule.model_copy(update=changes)
-        session.run.optimizer = local_training.optimizer_of_round(self._net, self._job, session.run.round)
-        session.chain.begin(self._training)
-        local_training.train(self._task, self._training, session.chain, session.run, schedule)
+        run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round)
+        chain.begin(self._training)
+        local_training.train(self._task, self._training, chain, run, schedule)
 
     def _reference(self, scoring: Scoring) -> Reference | None:
         """What the site reports of its scans; nothing if it is held out."""
@@ -432,11 +431,11 @@ class Site:
         )
 
     @contextmanager
-    def _session(self, broadcast: Broadcast, state: SiteState | None = None) -> Iterator[Session]:
+    def _session(self, broadcast: Broadcast, state: SiteState | None = None) -> Iterator[tuple[Run, ClientChain]]:
         """A received model in the network, with the site's own parts."""
-        state = state or self._state_before(broadcast.round)
-        with self.job_network.session(broadcast, self._run(broadcast.round, broadcast.weights), state) as session:
-            yield session
+        state, run = state or self._state_before(broadcast.round), self._run(broadcast.round, broadcast.weights)
+        with self.job_network.session(broadcast, run, state) as chain:
+            yield run, chain
 
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.

@@ -1,9 +1,8 @@
 """What a site keeps on disk between rounds, written atomically: its state of each round, and its last answer.
 
-An answer can be lost on the way to the server: the network fails, or the server dies before the round is closed. The
-server then sends the same task again, possibly after the site's process was restarted. The state of a round is on disk
-before the site answers, and a kept answer is sent again as it was. Two tasks are the same if the round, the model and
-all arrays of the message are equal.
+An answer can be lost on the way to the server, which then sends the same task again, possibly after the site's process
+was restarted. So the state of a round is on disk before the site answers, and a kept answer is sent again as it was.
+Two tasks are the same if the round, the model and all arrays of the message are equal.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedshift.federation.tensors import copied, first_words, to_arrays, write_tensors
+from fedshift.federation.tensors import copied, read_tensors, to_arrays, write_tensors
 from fedshift.schema.compression import Packed
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Broadcast, Update
 
 log = logging.getLogger("fedshift")
@@ -58,7 +56,7 @@ class StateStore:
         ``.damaged``, and the state of the round before it is used.
         """
         for number in sorted((r for r in self._rounds() if r < round_), reverse=True):
-            state = self._read(number)
+            state = self._read(self._path(number))
             if state is not None:
                 return state
         return None
@@ -78,10 +76,10 @@ class StateStore:
         """
         target = self._path(round_)
         earlier = sorted(r for r in self._rounds() if r < round_)
+        # Jobs without packing or without local models have files without these keys.
+        parts = {name: part for name, part in vars(state).items() if name not in ("residual", "local") or part}
         try:
-            # Jobs without packing or without local models have files without these keys.
-            optional = ("residual", "local")
-            write_tensors({name: part for name, part in vars(state).items() if name not in optional or part}, target)
+            write_tensors(parts, target)
         except OSError as error:
             raise DataError(
                 "no-space",
@@ -93,14 +91,11 @@ class StateStore:
         for old in set(earlier) - keep:
             self._path(old).unlink()
 
-    def _read(self, round_: int) -> SiteState | None:
-        path = self._path(round_)
+    def _read(self, path: Path) -> SiteState | None:
         try:
-            return SiteState(**torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:  # torch raises many types for a damaged file, some without a message
-            aside = path.replace(path.with_suffix(".damaged"))
-            reason = first_words(error)
-            log.error("%s cannot be read (%s): it is now %s, the state before it is used", path, reason, aside.name)
+            return SiteState(**read_tensors(path, "the state before it is used"))
+        except (ConfigError, TypeError) as error:
+            log.error("%s; it is now %s", error, path.replace(path.with_suffix(".damaged")).name)
             return None
 
     def _rounds(self) -> list[int]:
@@ -117,7 +112,7 @@ class AnswerStore:
     """The last answer of one site in one job. ``task`` is always a task's `fingerprint`."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is the site's folder for the job's state; it is created at the first write."""
+        """``folder`` is created at the first write."""
         self._path = folder / "answer.pt"
         self._task: str | None = None
 
@@ -126,15 +121,15 @@ class AnswerStore:
         if self._task not in (None, task) or not self._path.is_file():
             return None
         try:
-            content = torch.load(self._path, map_location="cpu", weights_only=True)
+            content = read_tensors(self._path, "the round is trained again")
             self._task = content.pop("task")
             if self._task != task:
                 return None
             arrays = {method: to_arrays(named) for method, named in content.pop("arrays").items()}
             packed = {key: Packed(**to_arrays(parts)) for key, parts in content.pop("packed", {}).items()}
             return Update(weights=to_arrays(content.pop("weights")), arrays=arrays, packed=packed, **content)
-        except Exception as error:  # torch raises many types for a damaged file
-            log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
+        except (ConfigError, TypeError, KeyError, AttributeError) as error:
+            log.warning("%s", error)
             return None
 
     def keep(self, task: str, update: Update) -> None:
@@ -143,21 +138,17 @@ class AnswerStore:
             "task": task,
             "weights": copied(update.weights),
             "arrays": {method: copied(named) for method, named in update.arrays.items()},
-            "packed": {key: _parts(packed) for key, packed in update.packed.items()},
+            "packed": {
+                key: copied({name: part for name, part in vars(packed).items() if part is not None})
+                for key, packed in update.packed.items()
+            },
         }
-        if not update.packed:
-            del content["packed"]
         try:
             write_tensors(content, self._path)
         except OSError as error:
             log.warning("%s cannot be written (%s)", self._path, error.strerror)
         else:
             self._task = task
-
-
-def _parts(packed: Packed) -> dict[str, Tensor]:
-    scale = {} if packed.scale is None else {"scale": packed.scale}
-    return copied({"codes": packed.codes, **scale})
 
 
 def fingerprint(broadcast: Broadcast, context: str = "") -> str:

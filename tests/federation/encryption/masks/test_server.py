@@ -213,7 +213,7 @@ def test_after_an_interruption_the_same_sites_must_be_in_the_sum(tmp_path: Path)
     parties.upload("BIDMC", "HK")
     with raises("other-sum", naming=("HK", "UCL")):
         parties.server.open_unmasking()
-    assert "was not in this round's sum" in parties.server.rejected["BIDMC"]
+    assert parties.server.rejected["BIDMC"].startswith("site:")
     parties.upload("UCL")
     parties.unmask(parties.question(), "HK", "UCL")
     parties.server.close()
@@ -242,7 +242,7 @@ def test_a_site_that_comes_later_takes_part_from_the_next_round_on(tmp_path: Pat
     sent = parties.masked("UCL")
     assert not sent.weights and sent.arrays[MASKS].keys() == {KEY}
     assert not parties.server.accept(sent)
-    assert "takes part from the next round on" in parties.server.rejected["UCL"]
+    assert parties.server.rejected["UCL"].startswith("key:")
     parties.result("BIDMC", "HK")
     again = MaskedCoordinator(parties.job, tmp_path / "server")
     assert again.resume() == 1  # keys are a part of the state
@@ -333,7 +333,7 @@ def test_a_wrong_share_is_named_and_the_others_are_enough(tmp_path: Path, caplog
     ):
         assert not parties.server.accept(replace(answer, arrays={MASKS: {OPENED: changed}}))
         assert reason.replace("\\", "") in parties.server._unmasking.refused["HK"]  # type: ignore[union-attr]
-    assert "site HK does not help to unmask the sum" in caplog.text
+    assert "site HK" in caplog.text
     assert not parties.server.accept(replace(answer, site="BMC"))
     assert not parties.server.accept(replace(answer, round=2))
     assert not parties.server.accept(replace(answer, weights={"more": opened}))

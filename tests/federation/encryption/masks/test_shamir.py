@@ -58,7 +58,7 @@ def test_fewer_shares_fit_every_secret() -> None:
 
 def test_shares_of_different_secrets_rebuild_neither() -> None:
     shares = split(SECRET, coefficients(1), (1, 2))
-    with pytest.raises(ValueError, match="no shares of one secret"):
+    with pytest.raises(ValueError, match="no shares"):
         Rebuilder((1, 2)).secret([(PRIME - 1).to_bytes(SHARE_BYTES, "big"), bytes(SHARE_BYTES)])
     assert Rebuilder((1, 2)).secret([shares[0], bytes(SHARE_BYTES)]) != SECRET
 

@@ -215,7 +215,7 @@ def test_a_refusal_leaves_the_site_out_and_the_coordinator_reads_why(
     run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": policy()})
     said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["statistics"]["rejected"]
     assert [entry["site"] for entry in said] == ["HK"]
-    assert "method fedmix sends 'images', of kind images, which the site's policy does not allow" in said[0]["reason"]
+    assert all(word in said[0]["reason"] for word in ("fedmix", "'images'", "privacy.allow"))
     strict = small_job("fedmix", "fedmix.images=2", "federation.min_sites=3")
     with raises("too-few-answers", naming="privacy.allow"):
         run_in_process(strict, three_sites, tmp_path / "strict", privacy={"HK": policy()})
@@ -245,10 +245,8 @@ def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
     (answer,) = codec.decode_answers(shareable)
     assert answer.info is None, "not even counts"
     assert isinstance(answer.content, codec.Failure)
-    assert answer.content.reason == (
-        "site HK: method fedmix sends 'images', of kind images, which the site's policy does not allow (privacy.allow: "
-        "statistics, control, loss): choose another method, or ask the site"
-    )
+    for named in ("site HK", "fedmix", "'images'", "privacy.allow: statistics, control, loss"):
+        assert named in answer.content.reason
     assert answer.content.reason in caplog.text
     flare_decomposers.register()
     common_decomposers.register()
@@ -660,9 +658,9 @@ def test_the_log_says_what_the_policy_did_in_one_line_a_round_and_nothing_of_the
         run_in_process(small_job("fedfa+fedrdn"), three_sites, tmp_path / "run", privacy={"HK": rules})
     lines = [record.getMessage() for record in caplog.records if "privacy policy" in record.getMessage()]
     assert [line.split(":")[0] for line in lines] == [f"site HK, round {number}" for number in range(3)]
-    assert "fedrdn/mean with noise of deviation" in lines[0] and "epsilon of the statistics so far" in lines[0]
-    assert "change clipped to 0.5 and noise of deviation" in lines[1]
-    assert "epsilon of the statistics so far 2 of 2 at delta 1e-05" in lines[2]
+    assert "fedrdn/mean with noise" in lines[0] and "epsilon" in lines[0]
+    assert "clipped to 0.5" in lines[1]
+    assert "2 of 2 at delta 1e-05" in lines[2]
     assert not [record for record in caplog.records if "of norm" in record.getMessage()], "only when asked to debug"
 
 

@@ -25,7 +25,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy import ledger as ledger_module
 from fedshift.federation.site.privacy.accounting import epsilon_of
 from fedshift.federation.site.privacy.gate import Gate
-from fedshift.federation.site.privacy.ledger import HEAD_FILE, Account, Break, Ledger, Release
+from fedshift.federation.site.privacy.ledger import HEAD_FILE, Account, Ledger, Release
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
@@ -137,7 +137,8 @@ def test_a_changed_ledger_is_found_and_nothing_more_leaves(
 def test_a_missing_or_damaged_head_is_found(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     (tmp_path / HEAD_FILE).write_text("{", encoding="utf-8")
-    assert ledger.read().broken == Break(4, f"{HEAD_FILE} is damaged, so lines may have been cut off after it")
+    broken = ledger.read().broken
+    assert broken is not None and broken.number == 4 and f"{HEAD_FILE} is damaged" in broken.reason
     (tmp_path / HEAD_FILE).unlink()
     assert "is missing" in str(ledger.read().broken)
     (tmp_path / LEDGER_FILE).unlink()

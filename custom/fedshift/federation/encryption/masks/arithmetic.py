@@ -37,14 +37,9 @@ def decode(steps: np.ndarray) -> np.ndarray:
 
 
 def add_stream(vector: np.ndarray, seed: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of a seed to a vector, modulo 2⁶⁴ and in place, or subtract it.
+    """Add the stream of a seed (32 bytes) to a vector (N,) uint64, modulo 2⁶⁴ and in place, or subtract it.
 
     The stream is AES-256 in counter mode, little-endian. A seed is used for one vector only, so it needs no nonce.
-
-    Args:
-        vector: (N,) uint64.
-        seed: 32 bytes.
-        subtract: subtract instead.
     """
     cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
     zeros = bytes(8 * BLOCK)
@@ -61,12 +56,9 @@ def draw(seed: bytes, count: int, length: int) -> list[int]:
 
 
 def split(secret: bytes, coefficients: Sequence[int], points: Sequence[int]) -> list[bytes]:
-    """The shares of a secret.
+    """The shares of a secret of 32 bytes at ``points``, different and not 0.
 
-    Args:
-        secret: 32 bytes.
-        coefficients: of the powers 1, 2, …; as many as the threshold less one, uniform below ``PRIME``, and secret.
-        points: x of each share, different and not 0.
+    ``coefficients``: of the powers 1, 2, …; as many as the threshold less one, uniform below ``PRIME``, and secret.
     """
     if len(secret) != SECRET_BYTES or not all(0 < x < PRIME for x in points) or len({*points}) < len(points):
         raise ValueError("a secret has 32 bytes, and points are different and not 0")

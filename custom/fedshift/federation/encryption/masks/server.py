@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -31,9 +30,9 @@ from fedshift.federation.encryption.masks.protocol import (
 )
 from fedshift.federation.encryption.masks.site_keys import Checker, Pair, SiteKey, new_private_key
 from fedshift.federation.encryption.vector import VectorLayout, summed_updates
-from fedshift.federation.server.clipping import Limits
 from fedshift.federation.server.coordinator import Callbacks, Coordinator, payload_bytes
 from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.robust import Limits
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Received, Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
@@ -166,11 +165,7 @@ class MaskedCoordinator(Coordinator):
             self.reject(site, key, reason)
 
     def close(self) -> None:
-        """End a round, as `Coordinator.close`, with the sum of the updates.
-
-        Raises:
-            QuorumError: as there; or the sum can't be unmasked.
-        """
+        """End a round, as `Coordinator.close`, with the sum of the updates; QuorumError if it can't be unmasked."""
         self._unmasking, self.model.unmasking = None, self._unmasking
         super().close()
 
@@ -179,16 +174,11 @@ class MaskedCoordinator(Coordinator):
         """Whether the open round is one of training."""
         return 1 <= self.round <= self.rounds
 
-    @cached_property
-    def _layout(self) -> VectorLayout:
-        return VectorLayout(self.job, received=False)
-
     def _make_model(self, methods: MethodSet) -> GlobalModel:
-        return MaskedModel(methods, layout=self._layout)
+        return MaskedModel(methods)
 
     def _make_update_check(self, methods: MethodSet) -> UpdateCheck:
-        layout, model = self._layout, self.model
-        return MaskedUpdateCheck(methods, self._task, model, layout=layout, run=self._run, checker=self._checker)
+        return MaskedUpdateCheck(methods, self._task, self.model, run=self._run, checker=self._checker)
 
     def _reject_outliers(self) -> None:
         """Done before the sum was unmasked: nobody can be left out of it now."""
@@ -208,11 +198,7 @@ class MaskedCoordinator(Coordinator):
     # --- sites answer one question a round, also if the server is interrupted -------------------------
 
     def _hold_to_former_question(self) -> None:
-        """If the round was interrupted after its question, the same sites must be in the sum.
-
-        Raises:
-            QuorumError: one of them has no update now.
-        """
+        """If the round was interrupted after its question, the same sites must be in the sum; else a QuorumError."""
         path = self.folder / UNMASKING
         try:
             noted = json.loads(path.read_text(encoding="utf-8"))
@@ -242,9 +228,8 @@ class MaskedCoordinator(Coordinator):
 class MaskedModel(GlobalModel):
     """A global model made from sums, and the keys of the sites."""
 
-    def __init__(self, methods: MethodSet, *, layout: VectorLayout) -> None:
-        """``layout`` is the job's; the rest as for `GlobalModel`."""
-        self._layout = layout
+    def __init__(self, methods: MethodSet) -> None:
+        self.layout = VectorLayout(methods.job, received=False)
         self.keys: Arrays = {}
         """Site -> its key as it travels."""
         self.joining: Arrays = {}
@@ -278,7 +263,7 @@ class MaskedModel(GlobalModel):
             accepted = {update.site for update in stored}
             self.keys = {site: key for site, key in self.joining.items() if site in accepted}
             return
-        layout, context = self._layout, self._context(round_)
+        layout, context = self.layout, self._context(round_)
         sums = layout.split(decode(self._sum(stored)))
         clear = {
             key: np.asarray(np.max([update.weights[key] for update in stored], axis=0))
@@ -300,7 +285,7 @@ class MaskedModel(GlobalModel):
         unmasking = self.unmasking
         assert unmasking is not None and [update.site for update in stored] == list(unmasking.members)
         seeds = unmasking.seeds()
-        total = np.zeros(self._layout.size, np.uint64)
+        total = np.zeros(self.layout.size, np.uint64)
         for update in stored:
             total += update.weights[VECTOR].view(np.uint64)
         for member, other, seed in seeds:
@@ -327,20 +312,13 @@ class MaskedModel(GlobalModel):
 class MaskedUpdateCheck(UpdateCheck):
     """Checks what can be checked of masked updates."""
 
+    _model: MaskedModel
+
     def __init__(
-        self,
-        methods: MethodSet,
-        task: Task,
-        model: GlobalModel,
-        *,
-        layout: VectorLayout,
-        run: str,
-        checker: Checker | None,
+        self, methods: MethodSet, task: Task, model: MaskedModel, *, run: str, checker: Checker | None
     ) -> None:
-        """``layout`` is the job's, ``run`` and ``checker`` are as for `MaskedCoordinator`; the rest as for the base."""
-        assert isinstance(model, MaskedModel)
-        self._layout, self._masked_model = layout, model
-        self._run, self._checker = run, checker
+        """``run`` and ``checker`` are as for `MaskedCoordinator`; the rest as for the base."""
+        self._layout, self._run, self._checker = model.layout, run, checker
         super().__init__(methods, task, model)
 
     def _compared_with(self) -> Received:
@@ -362,8 +340,8 @@ class MaskedUpdateCheck(UpdateCheck):
         masked = {key: value for key, value in update.weights.items() if key == VECTOR}
         clear = {key: value for key, value in update.weights.items() if key not in masked}
         self._check_clear(replace(update, weights=clear, arrays=rest), round_, n_samples, specs={})
-        n = len(self._masked_model.keys)
-        if update.site not in self._masked_model.keys:
+        n = len(self._model.keys)
+        if update.site not in self._model.keys:
             raise Rejected(KEY, "was not in the round's message")
         fault = form_fault(masked, {VECTOR: (np.int64, (self._layout.size,))}) or form_fault(
             masks, {SHARES: (np.uint8, (n, sealed_bytes(n))), HASHES: (np.uint8, (n, n + 1, HASH_BYTES))}
@@ -385,4 +363,4 @@ class MaskedUpdateCheck(UpdateCheck):
             Pair.agreed(new_private_key(), bytes.fromhex(read.public))
         except ValueError as error:
             raise Rejected(KEY, str(error)) from None
-        self._masked_model.joining[site] = key
+        self._model.joining[site] = key

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +60,7 @@ COEFFICIENT_BYTES = 48
 
 
 class Masked(Strict):
-    """The last masked update: what it answers, and the public keys of the round's sites."""
+    """A round's message that a masked update answers, and the public keys in it, which have been checked."""
 
     round: int
     digest: str
@@ -77,15 +76,6 @@ class Secrets(Strict):
     unmasked: dict[int, str] = {}
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A round's message: its digest and the public keys in it, which have been checked."""
-
-    round: int
-    digest: bytes
-    keys: Mapping[str, bytes]
-
-
 class SiteMasks:
     """Masks what a site sends; see `fedshift.federation.encryption.masks`.
 
@@ -96,7 +86,7 @@ class SiteMasks:
     def __init__(
         self, job: JobSpec, site: str, *, folder: Path, run: str, identity: Identity | None, least: int
     ) -> None:
-        """Make the site's keys, or go on with those that it has made for this run.
+        """Make the site's keys in ``folder``, or go on with those that it has made for this run.
 
         Args:
             job: the resolved job.
@@ -104,8 +94,7 @@ class SiteMasks:
             folder: where the site keeps its state of the job.
             run: names the run; keys of one are of no use in another.
             identity: signs and checks keys; None in simulations, where nobody does.
-            least: the fewest sites in a sum, by the site's policy (`fedshift.schema.policy.Policy`). A job may ask for
-                more, and not for fewer.
+            least: the fewest sites in a sum, by the site's policy. A job may ask for more, and not for fewer.
 
         Raises:
             ConfigError: the job cannot be masked, or the site's file is damaged.
@@ -119,7 +108,7 @@ class SiteMasks:
         self._secrets = self._load()
         self._private, self._alone = bytes.fromhex(self._secrets.private), Pair(bytes.fromhex(self._secrets.secret))
         self._public = public_key(self._private)
-        self._opened: _Opened | None = None
+        self._opened: Masked | None = None
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -137,7 +126,8 @@ class SiteMasks:
             keys = self._checked(broadcast.arrays[MASKS])
             if keys.get(self._site) == self._public:  # else no update is sent, only the site's key
                 self._require(len(keys), f"round {broadcast.round} has keys of")
-            self._opened = _Opened(broadcast.round, digest_of(broadcast), keys)
+            texts = {site: key.hex() for site, key in keys.items()}
+            self._opened = Masked(round=broadcast.round, digest=digest_of(broadcast).hex(), keys=texts)
         return replace(broadcast, arrays={name: part for name, part in broadcast.arrays.items() if name != MASKS})
 
     def seal(self, update: Update, broadcast: Broadcast) -> Update:
@@ -154,7 +144,7 @@ class SiteMasks:
             raise ConfigError(
                 "no-keys", f"{ENCRYPTION}: the server's message of round {update.round} has no keys of sites"
             )
-        if opened.keys.get(self._site) != self._public:
+        if opened.keys.get(self._site) != self._public.hex():
             log.warning(
                 "site %s, round %d: the server does not have its key yet: it sends the key, and takes part from the "
                 "next round on",
@@ -163,8 +153,7 @@ class SiteMasks:
             return replace(update, weights={}, arrays={MASKS: {KEY: self._key()}})
         vector = self._vector(update, broadcast)
         shares, hashes = self._mask(vector, opened)
-        keys = {site: key.hex() for site, key in opened.keys.items()}
-        self._save(masked=Masked(round=opened.round, digest=opened.digest.hex(), keys=keys))
+        self._save(masked=opened)
         clear = {key: value for key, value in update.weights.items() if key in self._layout.clear}
         return replace(
             update,
@@ -212,11 +201,13 @@ class SiteMasks:
                 continue
             try:
                 key = SiteKey.read(content.tobytes())
-            except ValueError:
+                key.verify(site, run=self._run, checker=self._identity)
+            except ValueError as error:
                 raise ConfigError(
-                    "wrong-key", f"{ENCRYPTION}: what the server has sent as the key of site {site} is none"
+                    "wrong-key",
+                    f"{ENCRYPTION}: the key of site {site} that the server has sent {error}: do not go on with this "
+                    "server before you know why",
                 ) from None
-            key.check(site, run=self._run, identity=self._identity)
             keys[site] = bytes.fromhex(key.public)
         return keys
 
@@ -237,19 +228,20 @@ class SiteMasks:
             parts.append(encode(row))
         return np.concatenate(parts).view(np.uint64)
 
-    def _mask(self, vector: np.ndarray, opened: _Opened) -> tuple[np.ndarray, np.ndarray]:
+    def _mask(self, vector: np.ndarray, opened: Masked) -> tuple[np.ndarray, np.ndarray]:
         """Add the masks to a vector in place. Returns the encrypted shares of their seeds, and the hashes."""
-        sites, digest = list(opened.keys), opened.digest.hex()
+        sites = list(opened.keys)
         n, here = len(sites), sites.index(self._site)
+        pairs = {site: self._pair(key, site) for site, key in opened.keys.items()}
         content = hashlib.sha256(vector.data).hexdigest()
-        about = (self._run, str(opened.round), digest)
+        about = (self._run, str(opened.round), opened.digest)
         seeds = []
         for number, site in enumerate(sites):
             if number == here:
                 seeds.append(self._alone.seed("own mask", *about, content))
             else:
-                pair = (self._site, site) if here < number else (site, self._site)
-                seeds.append(self._pair(opened.keys[site], site).seed("pair mask", *about, *pair))
+                names = (self._site, site) if here < number else (site, self._site)
+                seeds.append(pairs[site].seed("pair mask", *about, *names))
             add_stream(vector, seeds[-1], subtract=number < here)
         t = threshold(n)
         by_receiver = [bytearray() for _ in sites]
@@ -263,16 +255,15 @@ class SiteMasks:
         sealed = np.zeros((n, sealed_bytes(n)), np.uint8)
         for receiver, site in enumerate(sites):
             nonce = self._alone.seed("nonce", *about, content, site)[:NONCE]
-            pair_of = self._pair(opened.keys[site], site)
-            encrypted = pair_of.encrypt(bytes(by_receiver[receiver]), nonce, "shares", *about, self._site, site)
-            sealed[receiver] = as_array(encrypted)
+            shares = bytes(by_receiver[receiver])
+            sealed[receiver] = as_array(pairs[site].encrypt(shares, nonce, "shares", *about, self._site, site))
         return sealed, hashes
 
-    def _pair(self, public: bytes, site: str) -> Pair:
+    def _pair(self, public: str, site: str) -> Pair:
         if site == self._site:
             return self._alone
         try:
-            return Pair.agreed(self._private, public)
+            return Pair.agreed(self._private, bytes.fromhex(public))
         except ValueError as error:
             raise ConfigError("wrong-key", f"{ENCRYPTION}: the key of site {site} {error}") from None
 
@@ -298,23 +289,24 @@ class SiteMasks:
         for member, sealed in zip(members, question.sealed[:, here], strict=True):
             site = sites[member]
             try:
-                pair = self._pair(bytes.fromhex(masked.keys[site]), site)
+                pair = self._pair(masked.keys[site], site)
                 content = pair.decrypt(sealed.tobytes(), "shares", *about, site, self._site)
             except ValueError as error:
                 raise ValueError(f"has a share of site {site} that {error}") from None
-            rows.append([_share(content, member), *(_share(content, number) for number in dropped)])
+            shares = as_array(content).reshape(n, SHARE_BYTES)
+            rows.append(shares[[member, *dropped]])
         self._answer_once(masked.round, _hash_of(question, here))
-        return np.stack([np.stack(row) for row in rows])
+        return np.stack(rows)
 
     def _answer_once(self, round_: int, question: str) -> None:
         """Note on disk what is about to be answered; refuse a second answer to another question."""
         known = self._secrets.unmasked.get(round_)
-        if known not in (None, question):
+        if known is None:
+            self._save(unmasked={**self._secrets.unmasked, round_: question})
+        elif known != question:
             raise ValueError(
                 "is a second one of this round: two sums of one round over different sites would tell them apart"
             )
-        if known is None:
-            self._save(unmasked={**self._secrets.unmasked, round_: question})
 
     # --- the file ---------------------------------------------------------------------------------
 
@@ -332,18 +324,13 @@ class SiteMasks:
                 "round on",
             ) from None
 
-    def _save(self, *, masked: Masked | None = None, unmasked: Mapping[int, str] | None = None) -> None:
-        changes = {"masked": masked} if unmasked is None else {"unmasked": dict(unmasked)}
+    def _save(self, **changes: object) -> None:
         self._secrets = self._secrets.model_copy(update=changes)
         self._write(self._secrets)
 
     def _write(self, content: Secrets) -> None:
         """On disk before it is acted on, and readable by nobody else."""
         write_private(self._path, content.model_dump_json().encode())
-
-
-def _share(content: bytes, number: int) -> np.ndarray:
-    return as_array(content[number * SHARE_BYTES : (number + 1) * SHARE_BYTES])
 
 
 def _hash_of(question: Question, site: int) -> str:

@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import Field, ValidationError
 
-from fedshift.federation.refusals import ENCRYPTION
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict
 
@@ -25,11 +23,7 @@ class Checker(Protocol):
     """Whoever has the certificate of the project's owner."""
 
     def check(self, site: str, content: bytes, signature: bytes, certificate: str) -> None:
-        """Check what a site has signed.
-
-        Raises:
-            ValueError: it has not; the reason continues "the key of site X …".
-        """
+        """Check what a site has signed; ValueError, whose reason continues "the key of site X …", if it has not."""
         ...
 
 
@@ -59,11 +53,7 @@ class SiteKey(Strict):
 
     @classmethod
     def read(cls, content: bytes) -> SiteKey:
-        """Read a key as it travels.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Read a key as it travels; ValueError if it is none."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:
@@ -79,21 +69,6 @@ class SiteKey(Strict):
             raise ValueError(f"is one of site {self.site}")
         if checker is not None:
             checker.check(site, _signed(site, self.public, run), bytes.fromhex(self.signature), self.certificate)
-
-    def check(self, site: str, *, run: str, identity: Identity | None) -> None:
-        """`verify` at a site that the server has sent it to.
-
-        Raises:
-            ConfigError: it is not the site's key.
-        """
-        try:
-            self.verify(site, run=run, checker=identity)
-        except ValueError as error:
-            raise ConfigError(
-                "wrong-key",
-                f"{ENCRYPTION}: the key of site {site} that the server has sent {error}: do not go on with this server "
-                "before you know why",
-            ) from None
 
 
 def _signed(site: str, public: str, run: str) -> bytes:
@@ -130,11 +105,7 @@ class Pair:
         return nonce + AESGCM(self.seed(*purpose)).encrypt(nonce, content, about)
 
     def decrypt(self, content: bytes, *purpose: str) -> bytes:
-        """What was encrypted.
-
-        Raises:
-            ValueError: it was not, or was changed since.
-        """
+        """What was encrypted; ValueError if it was not, or was changed since."""
         try:
             return AESGCM(self.seed(*purpose)).decrypt(content[:NONCE], content[NONCE:], json.dumps(purpose).encode())
         except InvalidTag:
@@ -142,10 +113,10 @@ class Pair:
 
 
 def new_private_key() -> bytes:
-    """A private key, 32 bytes."""
+    """32 bytes."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """Its public key, 32 bytes."""
+    """32 bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

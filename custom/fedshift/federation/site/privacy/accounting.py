@@ -56,10 +56,7 @@ def noise_multiplier(epsilon: float, delta: float, messages: int) -> float:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """``steps`` times Gaussian noise of ``multiplier`` times the sensitivity.
-
-    In each step every case takes part with probability ``sampling_rate`` on its own (Poisson sampling).
-    """
+    """``steps`` times Gaussian noise of ``multiplier`` times the sensitivity, on cases that are drawn one by one."""
 
     multiplier: float
     sampling_rate: float = 1.0

@@ -67,17 +67,9 @@ def budgets(policy: Policy, methods: MethodSet) -> tuple[Budget | None, Budget |
 
 @dataclass(frozen=True)
 class AddedNoise:
-    """Puts noise on one answer of a site, and says what it did.
+    """Puts noise on one answer of a site to ``broadcast``, and adds a line about each part to ``notes``, for its log.
 
-    Attributes:
-        policy: the site's policy.
-        site: its name.
-        task: the job's task.
-        methods: the job's methods.
-        share: the largest part of the images that statistics are of, of one subject.
-        broadcast: what the site received.
-        draw: of noise for this answer.
-        notes: gets a line about each part, for the site's log.
+    ``share``: the largest part of the images that statistics are of, of one subject; ``draw``: noise for this answer.
     """
 
     policy: Policy
@@ -128,9 +120,8 @@ class AddedNoise:
         clip = self.policy.statistics.clip
         received = {}
         for (method, name), array in members.items():
-            known = self.broadcast.arrays.get(method, {}).get(name)
-            fits = known is not None and known.shape == array.shape
-            received[method, name] = known if known is not None and fits else np.zeros_like(array)
+            known = self.broadcast.arrays.get(method, {}).get(name, np.zeros_like(array))
+            received[method, name] = known if known.shape == array.shape else np.zeros_like(array)
         changes = self._clipped({key: array.astype(np.float64) - received[key] for key, array in members.items()}, clip)
         deviation = 2 * clip * budget.multiplier
         self.notes.append(

@@ -33,7 +33,7 @@ class Population:
 
     @classmethod
     def counted(cls, data: SiteData, *, dense: bool) -> Population:
-        """Count the training split of ``data``; ``dense`` is the task's (`fedshift.tasks.base.Task.dense`)."""
+        """Count the training split of ``data``; ``dense`` is the task's."""
         counts = np.unique(data.subjects_of(data.window_cases("train")), return_counts=True)[1]
         share = float(counts.max() / counts.sum()) if len(counts) else 0.0
         fewest = len(counts)
@@ -47,13 +47,7 @@ class Population:
 class Admission:
     """A site's policy, and the job that is held against it.
 
-    Attributes:
-        policy: the site's policy.
-        site: its name.
-        task: the job's task.
-        methods: the job's methods.
-        population: counts of the site's training split.
-        encrypts: whether what the site sends in this job is encrypted or masked.
+    ``encrypts``: whether what the site sends in this job is encrypted or masked.
     """
 
     policy: Policy
@@ -108,67 +102,74 @@ class Admission:
         """Refuse to send in clear what the policy wants encrypted, whatever the job says of itself."""
         if self.policy.encryption is None or self.encrypts:
             return
-        wanted, job = "its policy wants updates encrypted (privacy.encryption: required)", self.methods.job
+        job = self.methods.job
+        fault = f"here nothing encrypts what it sends in job {job.name}: it sends nothing"
         if job.federation.encryption is None:
-            raise PolicyError(
-                "not-encrypted",
-                f"site {self.site}: {wanted}, and job {job.name} does not encrypt them: add '--set "
-                "federation.encryption=ckks' or masks",
-            )
+            fault = f"job {job.name} does not encrypt them: add '--set federation.encryption=ckks' or masks"
         raise PolicyError(
             "not-encrypted",
-            f"site {self.site}: {wanted}, and here nothing encrypts what it sends in job {job.name}: it sends nothing",
+            f"site {self.site}: its policy wants updates encrypted (privacy.encryption: required), and {fault}",
         )
 
     def _require_covered_network(self) -> None:
         """Refuse a network that the noise does not cover."""
         policy, sends, methods = self.policy, self.methods.sends_parameters, self.methods
+        timed = methods.job.task.schedule.minutes is not None
         if policy.budget is not None and sends and not policy.covers_network:
             raise PolicyError(
                 "no-noise",
                 f"site {self.site}: its policy has a budget (privacy.budget), and the network would leave without "
                 "noise, which no budget allows: set privacy.dp_sgd or privacy.weights at the site",
             )
-        if policy.dp_sgd is not None and sends and methods.job.task.schedule.minutes is not None:
-            raise PolicyError(
-                "cannot-protect",
-                f"site {self.site}: its policy wants DP-SGD (privacy.dp_sgd), and a round that ends by the clock "
-                "(schedule.minutes) makes a number of steps that tells of the cases drawn: make the job without, and "
-                "with schedule.local_steps for shorter rounds",
+        if policy.dp_sgd is not None and sends and (timed or self._no_dp_sgd):
+            fault = (
+                self._no_dp_sgd
+                if not timed
+                else (
+                    "a round that ends by the clock (schedule.minutes) makes a number of steps that tells of the cases "
+                    "drawn: make the job without, and with schedule.local_steps for shorter rounds"
+                )
             )
-        if policy.dp_sgd is not None and sends and self._no_dp_sgd:
             raise PolicyError(
-                "cannot-protect",
-                f"site {self.site}: its policy wants DP-SGD (privacy.dp_sgd), and {self._no_dp_sgd}",
+                "cannot-protect", f"site {self.site}: its policy wants DP-SGD (privacy.dp_sgd), and {fault}"
             )
-        puts_noise = f"site {self.site}: its policy puts noise on the network ({self.noisy_key}), and"
-        adding = next((method.name for method in methods if method.client().adds_up_changes), None)
-        if policy.weights is not None and adding is not None:
+        fault = self._without_noise()
+        if fault:
             raise PolicyError(
                 "cannot-protect",
-                f"{puts_noise} with method {adding} the site would add up its changes as they are without noise: "
-                "choose another method",
-            )
-        keeping = next((method.name for method in methods if _scores_own_layers(method.client(), methods.net)), None)
-        if policy.covers_network and keeping is not None:
-            raise PolicyError(
-                "cannot-protect",
-                f"{puts_noise} with method {keeping} the site would score a model with layers that it trains for "
-                "itself without noise: choose another method",
-            )
-        buffers = ((name, buffer) for name, buffer in methods.net.named_buffers() if name not in methods.withheld)
-        measured = sorted(name for name, buffer in buffers if buffer.is_floating_point())
-        if policy.covers_network and measured:
-            raise PolicyError(
-                "cannot-protect",
-                f"{puts_noise} the running statistics of {methods.job.task.network.name} ({measured[0]} and others) "
-                "would leave without: add method fedbn, or choose a network without batch norm",
+                f"site {self.site}: its policy puts noise on the network ({self.noisy_key}), and {fault}",
             )
 
     @cached_property
     def _no_dp_sgd(self) -> str:
         """Why DP-SGD cannot protect the job."""
         return refusal(self.methods, self.task)
+
+    def _without_noise(self) -> str:
+        """What noise on the network would not cover, as the end of a sentence; empty if it covers all."""
+        policy, methods = self.policy, self.methods
+        adding = [method.name for method in methods if method.client().adds_up_changes]
+        if policy.weights is not None and adding:
+            return (
+                f"with method {adding[0]} the site would add up its changes as they are without noise: choose another "
+                "method"
+            )
+        if not policy.covers_network:
+            return ""
+        keeping = [method.name for method in methods if _scores_own_layers(method.client(), methods.net)]
+        if keeping:
+            return (
+                f"with method {keeping[0]} the site would score a model with layers that it trains for itself without "
+                "noise: choose another method"
+            )
+        buffers = ((name, buffer) for name, buffer in methods.net.named_buffers() if name not in methods.withheld)
+        measured = sorted(name for name, buffer in buffers if buffer.is_floating_point())
+        if not measured:
+            return ""
+        return (
+            f"the running statistics of {methods.job.task.network.name} ({measured[0]} and others) would leave "
+            "without: add method fedbn, or choose a network without batch norm"
+        )
 
     def _require_allowed(self, method: str, name: str, spec: ArraySpec) -> None:
         """Refuse a method's array that the policy does not let leave, or that it lets leave with noise only."""

@@ -87,13 +87,7 @@ class Plan:
 
 
 def make_plan(noise: DpSgd, schedule: ScheduleSpec, *, images: int, subjects: int) -> Plan:
-    """Work out the noise for a job.
-
-    Args:
-        noise: the site's policy.
-        schedule: the job's.
-        images: the site's training images.
-        subjects: whose these are: the patients; or the pictures, if each is a case.
+    """Work out the noise of a policy for a job at a site with so many training images, of so many subjects.
 
     Raises:
         ConfigError: Opacus is not installed, or no noise is enough.
@@ -187,10 +181,7 @@ class PrivateTraining:
     ) -> tuple[int, float]:
         """Train for one round. Returns the number of optimiser steps and the mean loss, which must not leave the site.
 
-        ``loop`` keeps checkpoints and goes on from one. Noise and draws of a step are the same whenever it is made.
-
-        Raises:
-            Stopped: the job was aborted.
+        ``loop`` is as in `local_training.train`. Noise and draws of a step are the same whenever it is made.
         """
         net, plan = run.net, self.plan
         subjects, subject_of = np.unique(data.subjects_of(data.cases("train")), return_inverse=True)

@@ -45,15 +45,7 @@ class Gate:
     ) -> None:
         """Count the site's cases and work out the noise.
 
-        Args:
-            policy: the site's policy.
-            site: its name.
-            task: the job's task.
-            methods: the job's methods.
-            data: the site's data.
-            folder: where the site keeps the job's state.
-            ledger: the folder of the site's ledger.
-            encrypts: whether what the site sends in this job is encrypted or masked.
+        ``folder`` is where the site keeps the job's state, ``ledger`` that of its ledger; ``encrypts``: as `Admission`.
         """
         self._policy, self._site, self._job, self._methods, self._task = policy, site, methods.job, methods, task
         self._population = Population.counted(data, dense=task.dense)
@@ -75,9 +67,7 @@ class Gate:
         """DP-SGD for the task of a permit, if the policy wants it and the network leaves; else None."""
         if self._steps is None:
             return None
-        return PrivateTraining(
-            self._steps, partial(self._source.draw, permit), chances=partial(self._source.chances, permit)
-        )
+        return PrivateTraining(self._steps, partial(self._source.draw, permit), partial(self._source.chances, permit))
 
     @cached_property
     def _steps(self) -> Plan | None:
@@ -126,13 +116,7 @@ class Gate:
         self._ledger.check(allowed, planned, site=self._site, job=self._job.name, run=self._source.run())
 
     def release(self, update: Update, broadcast: Broadcast, permit: str) -> Update:
-        """Return the answer that may leave: with noise on arrays and weights as the policy demands.
-
-        Args:
-            update: what the methods made.
-            broadcast: what it answers.
-            permit: the result of `admit`.
-        """
+        """The answer that may leave: with noise on arrays and weights as the policy demands; ``permit``: `admit`'s."""
         policy, specs, notes = self._policy, self._methods.up, list[str]()
         arrays, weights, metrics = update.arrays, update.weights, update.metrics
         undeclared = [(m, name) for m, named in arrays.items() for name in named if name not in specs.get(m, {})]

@@ -86,11 +86,6 @@ class Release(Strict):
         """For the sum over releases."""
         return Mechanism(self.multiplier, self.sampling_rate, self.steps)
 
-    @property
-    def noise(self) -> tuple[Mechanism, float]:
-        """What a repeated answer must have in common with the first."""
-        return self.parameters, self.deviation
-
 
 class _Line(Strict):
     number: int
@@ -221,7 +216,7 @@ class Ledger:
     def _append(self, file: BinaryIO, release: Release, budget: PrivacyBudget | None, site: str) -> str:
         account = self._unbroken(self._account(file.read()))
         same = [r for r in account.releases if (r.question, r.what) == (release.question, release.what)]
-        if any(earlier.noise != release.noise for earlier in same):
+        if any((r.parameters, r.deviation) != (release.parameters, release.deviation) for r in same):
             raise PolicyError(
                 "answered-before",
                 f"site {site}, round {release.round}: its ledger holds this answer with other noise, and a second one "

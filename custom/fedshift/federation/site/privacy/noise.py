@@ -17,11 +17,11 @@ import secrets
 from pathlib import Path
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedshift.schema.errors import ConfigError, DataError, PolicyError
+from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.files import write_private
 from fedshift.schema.messages import Broadcast, Update
-from fedshift.schema.strict import Strict
 
 SECRET, ANSWERED = "noise.secret", "answered.json"
 LENGTH = 32
@@ -63,10 +63,8 @@ def fingerprint(message: Broadcast | Update, key: bytes) -> str:
     return digest.hexdigest()
 
 
-class _Record(Strict):
-    """What was asked and answered, by round."""
-
-    rounds: dict[str, dict[str, str]]
+_RECORD = TypeAdapter(dict[str, dict[str, str]], config=ConfigDict(strict=True))
+"""What was asked and answered, by round."""
 
 
 class NoiseSource:
@@ -83,9 +81,9 @@ class NoiseSource:
             PolicyError: the round was answered already, when something else was asked.
             DataError: the secret or the record is damaged.
         """
-        if not self._path(SECRET).is_file() and not self._answered():
-            write_private(self._path(ANSWERED), b"{}")  # first, so that a secret without a record has lost it
-            write_private(self._path(SECRET), secrets.token_bytes(LENGTH))
+        if not (self._folder / SECRET).is_file() and not self._answered():
+            write_private(self._folder / ANSWERED, b"{}")  # first, so that a secret without a record has lost it
+            write_private(self._folder / SECRET, secrets.token_bytes(LENGTH))
         asked = fingerprint(broadcast, self._secret())
         self._note(broadcast.round, "asked", asked, "was answered before for another model")
         return asked
@@ -115,7 +113,7 @@ class NoiseSource:
         record = self._answered()
         if record.setdefault(str(round_), {}).setdefault(what, value) != value:
             raise self._refusal(round_, otherwise)
-        write_private(self._path(ANSWERED), json.dumps(record).encode())
+        write_private(self._folder / ANSWERED, json.dumps(record).encode())
 
     def _refusal(self, round_: int, otherwise: str) -> PolicyError:
         return PolicyError(
@@ -137,7 +135,7 @@ class NoiseSource:
 
     def run(self) -> str | None:
         """What the ledger calls this run of the job; None before its first question."""
-        if not self._path(SECRET).is_file():
+        if not (self._folder / SECRET).is_file():
             return None
         return hmac.new(self._secret(), b"run", "sha256").hexdigest()[:16]
 
@@ -145,18 +143,18 @@ class NoiseSource:
         return hmac.digest(self._secret(), json.dumps([asked, purpose]).encode(), "sha256")
 
     def _answered(self) -> dict[str, dict[str, str]]:
-        path = self._path(ANSWERED)
+        path = self._folder / ANSWERED
         if not path.is_file():
-            if self._path(SECRET).is_file():
+            if (self._folder / SECRET).is_file():
                 raise _damaged(path, "is missing")
             return {}
         try:
-            return _Record.parse({"rounds": json.loads(path.read_text(encoding="utf-8"))}, where=str(path)).rounds
-        except (ValueError, ConfigError) as error:
-            raise _damaged(path, f"cannot be read ({error})") from None
+            return _RECORD.validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise _damaged(path, f"cannot be read ({error.errors()[0]['msg']})") from None
 
     def _secret(self) -> bytes:
-        path = self._path(SECRET)
+        path = self._folder / SECRET
         content = path.read_bytes() if path.is_file() else b""
         if len(content) != LENGTH:
             raise DataError(
@@ -165,9 +163,6 @@ class NoiseSource:
                 "out of this job",
             )
         return content
-
-    def _path(self, name: str) -> Path:
-        return self._folder / name
 
 
 def _damaged(path: Path, reason: str) -> DataError:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from conftest import SHAPES
 
 from fedshift.federation.resolve import resolve
-from fedshift.federation.server.rules import Quorum, Selection
+from fedshift.federation.server.quorum import Quorum
+from fedshift.federation.server.run_record import Selection
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores
 
