@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    SHAPES,
-    Samples,
-    Sent,
-    latest,
-    make_context,
-    make_image_site,
-    make_site,
-    server_context,
-    small_job,
-)
+from conftest import SHAPES, Samples, Sent, latest, make_context, make_image_site, make_site, server_context, small_job
 from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional
@@ -64,9 +54,7 @@ def bank(config: elcfs.Config, images: dict[str, Tensor]) -> dict[str, np.ndarra
         Sent(
             site,
             {},
-            arrays={
-                "elcfs": elcfs.Client(config).statistics(Samples(x), make_context("elcfs", site=site, round=0)),
-            },
+            arrays={"elcfs": elcfs.Client(config).statistics(Samples(x), make_context("elcfs", site=site, round=0))},
         )
         for site, x in images.items()
     ]

@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    GOLDEN,
-    Samples,
-    Sent,
-    golden,
-    make_context,
-    make_image_site,
-    server_context,
-    small_image_job,
-)
+from conftest import GOLDEN, Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job
 from errors import raises
 from torch import Tensor, nn
 from torch.nn import functional

@@ -68,10 +68,7 @@ IDENTITIES = [
         other=f"afl afl.eta=1 {ROUNDS_3}",
         tolerance=ROUNDING,
     ),
-    Identity(
-        f"gen_afl gen_afl.eta=0.5 gen_afl.lambda_min=0 {ROUNDS_3}",
-        reference=f"afl afl.eta=0.5 {ROUNDS_3}",
-    ),
+    Identity(f"gen_afl gen_afl.eta=0.5 gen_afl.lambda_min=0 {ROUNDS_3}", reference=f"afl afl.eta=0.5 {ROUNDS_3}"),
     Identity(  # λ_min = 1/n
         f"gen_afl gen_afl.eta=5 gen_afl.lambda_min=0.5 {ROUNDS_3}",
         reference=f"{UNIFORM} {ROUNDS_3}",
@@ -80,9 +77,7 @@ IDENTITIES = [
     ),
     *(
         Identity(  # √v + τ is 2 τ while v is τ²
-            f"{name} {name}.beta1=0 {name}.tau=10000 {name}.server_lr=20000{more}",
-            other=name,
-            tolerance=ROUNDING,
+            f"{name} {name}.beta1=0 {name}.tau=10000 {name}.server_lr=20000{more}", other=name, tolerance=ROUNDING
         )
         for name, more in (("fedadam", " fedadam.beta2=0.9999999"), ("fedyogi", ""), ("fedadagrad", ""))
     ),

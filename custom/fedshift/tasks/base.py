@@ -334,11 +334,7 @@ def refuse_patch_options(job: JobSpec) -> None:
 
 def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
     """`Task.sizes` of images of one size."""
-    return {
-        "spatial": tuple(spatial),
-        "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1),
-        "classes": (n_classes,),
-    }
+    return {"spatial": tuple(spatial), "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1), "classes": (n_classes,)}
 
 
 def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:

@@ -66,8 +66,7 @@ def test_none_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "mirror", "code", "names"),
-    [(3, None, "patch-size", "data.dims"), (2, [2], "invalid-value", "[2]")],
+    ("dims", "mirror", "code", "names"), [(3, None, "patch-size", "data.dims"), (2, [2], "invalid-value", "[2]")]
 )
 def test_a_wrong_size_is_named(dims: int, mirror: list[int] | None, code: str, names: str) -> None:
     with raises(code, naming=names):
@@ -193,10 +192,7 @@ LOW = {"zoom_range": [0.5, 1.0], "downsample_mode": "nearest-exact"}
 PAIRS: dict[str, tuple[dict[str, Any], Callable[[int], tuple[str, dict[str, Any]]]]] = {
     "rotate": ({"rotate": 1.0}, lambda dims: ("RandAffine", TURN_2D if dims == 2 else TURN_3D)),
     "noise": ({"noise": 1.0}, lambda _: ("RandGaussianNoise", {"std": 0.1})),
-    "blur": (
-        {"blur": 1.0},
-        lambda _: ("RandGaussianSmooth", {f"sigma_{axis}": [0.5, 1.0] for axis in "xyz"}),
-    ),
+    "blur": ({"blur": 1.0}, lambda _: ("RandGaussianSmooth", {f"sigma_{axis}": [0.5, 1.0] for axis in "xyz"})),
     "brightness": ({"brightness": 1.0}, lambda _: ("RandScaleIntensity", {"factors": 0.25})),
     "contrast": (
         {"contrast": 1.0},

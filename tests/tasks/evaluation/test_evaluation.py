@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_image_site, make_site, small_image_job, small_job
-from monai.metrics import (
-    DiceMetric,
-    compute_average_surface_distance,
-    compute_hausdorff_distance,
-    compute_surface_dice,
-)
+from monai.metrics import DiceMetric, compute_average_surface_distance, compute_hausdorff_distance, compute_surface_dice
 from volumesites import blob_job, make_volume_site
 
 from fedshift.federation.in_process import run_in_process
@@ -81,10 +76,7 @@ def test_a_class_that_one_mask_only_has_is_counted_by_who_has_it() -> None:
     both, left, right = np.array([[[1, 2, 0]]]), np.array([[[1, 0, 0]]]), np.array([[[0, 2, 0]]])
     cases = [one_sided(*pair, numbers) for pair in ((both, both), (left, both), (both, left), (right, left))]
     assert cases == [{}, {"right": "missed"}, {"right": "invented"}, {"left": "missed", "right": "invented"}]
-    assert count_one_sided(cases) == {
-        "right": OneSided(missed=1, invented=2),
-        "left": OneSided(missed=1, invented=0),
-    }
+    assert count_one_sided(cases) == {"right": OneSided(missed=1, invented=2), "left": OneSided(missed=1, invented=0)}
 
 
 @pytest.mark.parametrize(("rows", "columns", "matrix"), [(128, 128, 96), (100, 60, 32), (60, 101, 96), (48, 48, 96)])

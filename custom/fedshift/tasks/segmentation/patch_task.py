@@ -45,9 +45,7 @@ OVERLAP_OF_ROUNDS = 1 - STEP
 
 PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
 """Assumed for estimates of memory, before any volume is seen."""
-PREPARED = {
-    *("dims", "patch", "spacing", "matrix", "context", "sequences", "normalise", "nonzero", "fixed", "overlap"),
-}
+PREPARED = {*("dims", "patch", "spacing", "matrix", "context", "sequences", "normalise", "nonzero", "fixed", "overlap")}
 """What of `DataSpec` decides how a scan becomes the network's input."""
 
 
