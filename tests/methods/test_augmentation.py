@@ -60,11 +60,6 @@ def test_what_does_not_fit_volumes_is_refused(options: str, words: str, tmp_path
 # --- identities ---------------------------------------------------------------------------------------
 
 
-def test_level_none_returns_the_images_unchanged() -> None:
-    x = torch.rand(4, 3, 8, 8)
-    assert torch.equal(augmented(x, level="none").x, x)
-
-
 def test_the_seed_decides_and_every_image_and_batch_is_drawn_anew() -> None:
     x = torch.rand(1, 3, 16, 16).repeat(6, 1, 1, 1)
     options = {"level": "moderate", "rotation": 20, "blur": 0.5}

@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_context, small_image_job, small_job
+from conftest import make_context, small_image_job
 from errors import raises
 from torch import nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, ditto
-from fedshift.schema.results import LAST
 
-from .learning import run
+from .made import last_weights, run, site_state
 
 ADAM = ("optimizer.name=adam", "optimizer.lr=0.003", "optimizer.keep=true", "optimizer.weight_decay=0.01")
 MOMENTUM = ("optimizer.momentum=0.5", "optimizer.keep=true")
@@ -24,29 +22,7 @@ MOMENTUM = ("optimizer.momentum=0.5", "optimizer.keep=true")
 
 def personal(folder: Path, site: str, round_: int) -> dict[str, torch.Tensor]:
     """A site's personal model."""
-    state = torch.load(folder / f"site_state/{site}/round_{round_:06d}.pt", weights_only=True)["methods"]["ditto"]
-    return ditto.under(ditto.OWN, state)
-
-
-@pytest.mark.parametrize("names", ["", "fedfa+", "mixup+"])
-@pytest.mark.parametrize("options", [ADAM, MOMENTUM], ids=["adam", "momentum"])
-def test_the_global_model_is_trained_as_without_it(
-    names: str, options: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    """The personal model's passes draw nothing that the global model's would draw."""
-    plain = run(f"{names}fedavg", three_image_sites, tmp_path / "a", *options)
-    beside = run(f"{names}ditto", three_image_sites, tmp_path / "b", *options)
-    expected, found = (read_model_file(tmp_path / folder / LAST)["weights"] for folder in "ab")
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    for one, other in zip(plain.rounds, beside.rounds, strict=True):
-        assert [s.train_loss for s in one.sites.values()] == [s.train_loss for s in other.sites.values()]
-
-
-def test_a_segmentation_network_too(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    for names in ("fedavg", "ditto"):
-        run_in_process(small_job(names), three_sites, tmp_path / names)
-    expected, found = (read_model_file(tmp_path / names / LAST)["weights"] for names in ("fedavg", "ditto"))
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    return ditto.under(ditto.OWN, site_state(folder, site, round_)["methods"]["ditto"])
 
 
 @pytest.mark.parametrize("options", [ADAM, MOMENTUM, ("optimizer.clip_norm=0.5",)], ids=["adam", "momentum", "clip"])
@@ -56,7 +32,7 @@ def test_without_lambda_the_personal_model_is_that_of_a_site_alone(
     alone = run("single", three_image_sites, tmp_path / "a", *options)
     beside = run("ditto", three_image_sites, tmp_path / "b", "ditto.lam=0", *options)
     for site in "ABC":
-        own = torch.load(tmp_path / f"a/site_state/{site}/round_000002.pt", weights_only=True)["personal"]
+        own = site_state(tmp_path / "a", site, 2)["personal"]
         found = personal(tmp_path / "b", site, 2)
         assert own.keys() == found.keys() and all(torch.equal(found[key], value) for key, value in own.items())
     assert alone.final is not None and beside.final is not None
@@ -71,7 +47,7 @@ def test_one_site_without_lambda_has_the_global_model(
     """Also without norms: FedWon clips the gradients of both, and a norm's unused scale decays in neither."""
     job = small_image_job(names, "ditto.lam=0", "federation.min_sites=1", *options, sites=("A",))
     run_in_process(job, {"A": three_image_sites["A"]}, tmp_path)
-    shared, own = read_model_file(tmp_path / LAST)["weights"], personal(tmp_path, "A", job.task.schedule.rounds)
+    shared, own = last_weights(tmp_path), personal(tmp_path, "A", job.task.schedule.rounds)
     assert shared.keys() == own.keys() and all(torch.equal(own[key], value) for key, value in shared.items())
 
 
@@ -118,15 +94,7 @@ def test_the_larger_lambda_the_nearer_to_the_global_model(three_image_sites: dic
     for lam in (0, 1, 10):
         folder = tmp_path / str(lam)
         run("ditto", three_image_sites, folder, f"ditto.lam={lam}")
-        shared = read_model_file(folder / LAST)["weights"]
+        shared = last_weights(folder)
         own = personal(folder, "A", 2)
         far.append(sum(float((own[key] - shared[key]).square().sum()) for key in own if key.endswith("weight")))
     assert far[2] < far[1] < far[0]
-
-
-def test_nothing_more_leaves_a_site(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_image_job("ditto", "schedule.rounds=1")
-    results = run_in_process(job, three_image_sites, tmp_path / "a").results
-    plain = run("fedavg", three_image_sites, tmp_path / "b", "schedule.rounds=1")
-    sizes = [[site.bytes_up for site in found.rounds[0].sites.values()] for found in (results, plain)]
-    assert sizes[0] == sizes[1]

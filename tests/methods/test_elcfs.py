@@ -9,26 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    SHAPES,
-    Samples,
-    Sent,
-    latest,
-    make_context,
-    make_image_site,
-    make_site,
-    server_context,
-    small_job,
-)
+from conftest import SHAPES, Samples, Sent, latest, make_context, make_image_site, make_site, server_context, small_job
 from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.methods import base, elcfs
-from fedshift.schema.results import LAST
+
+from .made import last_weights
 
 # --- spectra --------------------------------------------------------------------------------------------
 
@@ -64,9 +54,7 @@ def bank(config: elcfs.Config, images: dict[str, Tensor]) -> dict[str, np.ndarra
         Sent(
             site,
             {},
-            arrays={
-                "elcfs": elcfs.Client(config).statistics(Samples(x), make_context("elcfs", site=site, round=0)),
-            },
+            arrays={"elcfs": elcfs.Client(config).statistics(Samples(x), make_context("elcfs", site=site, round=0))},
         )
         for site, x in images.items()
     ]
@@ -281,25 +269,9 @@ def test_loss_and_gradient_are_those_of_the_episode(changes: dict[str, Any]) -> 
         handle.remove()
 
 
-def test_the_order_of_the_gradient_makes_a_difference() -> None:
-    torch.manual_seed(0)
-    net, y = Line().double(), torch.ones(2, 12, 12, dtype=torch.int64)
-    x, t = torch.rand(2, 2, 1, 12, 12).double()
-    gradients = []
-    for order in ("first", "second"):
-        weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
-        config = elcfs.Config(inner_lr=0.5, contrast=0, order=order)
-        gradients.append(torch.autograd.grad(objective(net, x, t, y, config, weights), weights)[0])
-    assert not torch.allclose(*gradients, rtol=1e-2)
-
-
 # --- jobs -----------------------------------------------------------------------------------------------
 
 SGD = ("optimizer.name=sgd", "optimizer.weight_decay=0", "schedule.rounds=1")
-
-
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    return read_model_file(folder / LAST)["weights"]
 
 
 def test_without_mixing_inner_step_and_contrast_it_is_fedavg_at_twice_the_rate(
@@ -310,7 +282,7 @@ def test_without_mixing_inner_step_and_contrast_it_is_fedavg_at_twice_the_rate(
     run_in_process(small_job("elcfs", *SGD, "optimizer.lr=0.03125", *off), three_sites, tmp_path / "elcfs")
     run_in_process(small_job("fedavg", *SGD, "optimizer.lr=0.0625"), three_sites, tmp_path / "fedavg")
     run_in_process(small_job("elcfs", *SGD, "optimizer.lr=0.03125", "elcfs.contrast=5"), three_sites, tmp_path / "on")
-    found, expected, on = (weights_of(tmp_path / name) for name in ("elcfs", "fedavg", "on"))
+    found, expected, on = (last_weights(tmp_path / name) for name in ("elcfs", "fedavg", "on"))
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=key)
     assert not torch.allclose(on["conv.weight"], expected["conv.weight"], rtol=1e-3, atol=1e-4)
@@ -324,7 +296,7 @@ def test_what_classification_does_not_have_changes_masks(options: str, tmp_path:
     for name, changed in (("one", (options,)), ("other", ())):
         job = small_job("elcfs", *SGD, *changed, sites=tuple(data))
         run_in_process(job, data, tmp_path / name)
-    one, other = (weights_of(tmp_path / name)["conv.weight"] for name in ("one", "other"))
+    one, other = (last_weights(tmp_path / name)["conv.weight"] for name in ("one", "other"))
     assert not torch.equal(one, other)
 
 

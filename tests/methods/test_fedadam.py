@@ -67,25 +67,6 @@ def test_three_rounds_are_algorithm_2_and_go_on_from_a_saved_state(kind: str, b1
     assert set(state) == {"m.w", "v.w"}
 
 
-def test_uniform_weights_count_sites_once() -> None:
-    old, sent = {"w": np.zeros(1)}, [Sent("A", {"w": np.ones(1)}, 3), Sent("B", {"w": -np.ones(1)}, 1)]
-    for weights, mean in (("samples", 0.5), ("uniform", 0.0)):
-        server = METHODS["adam"](weights=weights, beta1=0, beta2=0, tau=1.0, server_lr=1)
-        assert server.combine(old, sent, server_context("w"))["w"] == pytest.approx(mean / (mean + 1))
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_buffers_are_averaged_and_what_stays_at_the_sites_is_left_alone(kind: str) -> None:
-    old = {"w": np.float32([1]), "bn.running_var": np.float32([1]), "own": np.float32([5])}
-    server = METHODS[kind]()
-    for variance in (0.5, 0.1, 0.01):
-        sent = [Sent("A", {"w": old["w"] - 1, "bn.running_var": np.float32([variance])})]
-        old = server.combine(old, sent, server_context("w", "own"))
-        assert old["bn.running_var"] == pytest.approx(variance)
-    assert old["own"] == 5 and "m.own" not in server.state
-    assert old["w"].dtype == np.float32 and old["w"] < 1
-
-
 @pytest.mark.parametrize("kind", METHODS)
 def test_badly_scaled_parameters_move_alike(kind: str) -> None:
     """Of two parameters with changes a thousand times apart, FedAvg would move one a thousand times as far."""

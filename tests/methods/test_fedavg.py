@@ -36,28 +36,11 @@ def test_average_is_the_authors_three_rounds_long() -> None:
                 np.testing.assert_allclose(combined[key], g[f"fedavg_{r}_server:{key}"], rtol=1e-6, err_msg=key)
 
 
-def test_uniform_ignores_counts_and_integers_are_not_averaged() -> None:
-    updates = [
-        Sent("A", {"w": np.float32([0, 2]), "n": np.array(3)}, 1),
-        Sent("B", {"w": np.float32([4, 4]), "n": np.array(8)}, 99),
-    ]
-    old = {"w": np.float32([9, 9]), "n": np.array(0)}
-    out = fedavg.Server(fedavg.Config(weights="uniform")).combine(old, updates, CTX)
-    np.testing.assert_array_equal(out["w"], np.float32([2, 3]))
-    assert out["n"] == 8 and out["n"].dtype == np.int64 and isinstance(out["n"], np.ndarray)
-
-
 def test_local_buffers_stay_at_the_site() -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
     kept = fedavg.Client(fedavg.Config(buffers="local")).personal(net)
     assert kept == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert fedavg.Client(fedavg.Config()).personal(net) == frozenset()
-
-
-def test_keys_that_no_site_sends_stay_as_they_were() -> None:
-    old = {"w": np.float32([1]), "b": np.float32([5])}
-    out = fedavg.Server(fedavg.Config()).combine(old, [Sent("A", {"w": np.float32([3])}, 2)], CTX)
-    assert out["w"] == pytest.approx(3) and out["b"] == pytest.approx(5)
 
 
 def test_a_site_that_never_trained_measures_its_images_where_statistics_stay_local() -> None:

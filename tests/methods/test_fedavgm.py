@@ -51,37 +51,6 @@ def test_parameters_move_as_the_authors_and_buffers_are_averaged() -> None:
             np.testing.assert_allclose(weights[key], mean, rtol=1e-12)
 
 
-def test_a_falling_variance_does_not_fall_on_below_zero() -> None:
-    server, weights = fedavgm.Server(fedavgm.Config()), {"w": np.float32([1]), "bn.running_var": np.float32([1])}
-    for variance in (0.5, 0.1, 0.05):
-        sent = [Sent("A", {"w": np.float32([variance]), "bn.running_var": np.float32([variance])})]
-        weights = server.combine(weights, sent, server_context("w"))
-        assert weights["bn.running_var"] == pytest.approx(variance)
-    assert weights["w"] < 0, "a parameter with the same updates falls below zero"
-
-
-def test_velocity_is_in_state_and_a_new_server_goes_on_from_it() -> None:
-    g = golden("fedavgm_vectors")
-    weights, state = {"w": g["w0"]}, {}
-    for deltas in g["client_delta"]:
-        server = fedavgm.Server(fedavgm.Config())
-        server.state = state
-        updates = updates_of(weights, deltas, (500, 300, 200))
-        weights = server.combine(weights, updates, server_context("w"))
-        state = {name: array.copy() for name, array in server.state.items()}
-    straight, server = {"w": g["w0"]}, fedavgm.Server(fedavgm.Config())
-    for deltas in g["client_delta"]:
-        straight = server.combine(straight, updates_of(straight, deltas, (500, 300, 200)), server_context("w"))
-    np.testing.assert_array_equal(weights["w"], straight["w"])
-
-
-def test_keys_that_no_site_sends_stay_as_they_were() -> None:
-    old = {"w": np.float32([1]), "own": np.float32([5])}
-    server = fedavgm.Server(fedavgm.Config())
-    out = server.combine(old, [Sent("A", {"w": np.float32([3])})], server_context("w", "own"))
-    assert out["own"] == pytest.approx(5) and "own" not in server.state
-
-
 def descend(server: base.Server[fedavgm.Config], curvature: np.ndarray, rounds: int) -> float:
     """Loss after ``rounds`` rounds of one step per site on badly scaled quadratics."""
     rng = np.random.default_rng(0)

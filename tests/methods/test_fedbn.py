@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job
+from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
 from torch import Tensor, nn
 
-from fedshift.data import samples as data_samples
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import fedavg, fedbn
 from fedshift.methods.shared import norms
-from fedshift.schema.job import JobSpec
-from fedshift.schema.results import LAST
 from fedshift.schema.seeding import generator
 from fedshift.tasks import networks
 
-SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
+from .made import InMemory, OneByOne, final_weights, site_state
 
 
 class Frozen(nn.Module):
@@ -109,24 +104,17 @@ def test_the_server_does_what_the_authors_does() -> None:
         np.testing.assert_array_equal(current[key], g[f"fedbn_server_init:{key}"])
 
 
-def final(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
-
-
 def test_the_average_is_sent_but_no_trained_site_loads_it(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     withheld, averaged = (
-        final(small_image_job("fedbn", f"fedbn.unseen={u}", "schedule.rounds=3"), three_image_sites, tmp_path / u)
+        final_weights(
+            small_image_job("fedbn", f"fedbn.unseen={u}", "schedule.rounds=3"), three_image_sites, tmp_path / u
+        )
         for u in ("re-estimated", "averaged")
     )
     norms = {key for key in withheld if key.startswith(("block1.1", "block2.1", "block3.1", "fc1.1", "fc2.1"))}
     assert all(torch.equal(withheld[key], averaged[key]) for key in withheld.keys() - norms)
     assert torch.equal(withheld["fc1.1.running_mean"], torch.zeros(128)), "as initialised"
-    kept = [
-        torch.load(tmp_path / "averaged/site_state" / s / "round_000003.pt", weights_only=True)["personal"]
-        for s in "ABC"
-    ]
+    kept = [site_state(tmp_path / "averaged", site, 3)["personal"] for site in "ABC"]
     assert kept[0].keys() == {key for key in norms if not key.endswith("num_batches_tracked")}
     mean = torch.stack([site["fc1.1.running_mean"] for site in kept]).mean(0)
     torch.testing.assert_close(averaged["fc1.1.running_mean"], mean)
@@ -153,14 +141,6 @@ def test_running_statistics_are_those_of_the_sites_own_images() -> None:
     fedbn.Client(fedbn.Config()).newcomer(Samples(x), make_context("fedbn", nn.Conv2d(3, 1, 1)))
 
 
-class OneByOne(Samples):
-    """Samples that are large, so that a chunk has one."""
-
-    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in super().chunks(order):
-            yield from zip(x.split(1), y.split(1), strict=True)
-
-
 def test_running_statistics_are_those_of_all_images_where_each_is_a_chunk() -> None:
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)) + 10 * torch.arange(4)[:, None, None, None]
     net = nn.Sequential(nn.BatchNorm2d(3))
@@ -173,15 +153,9 @@ def test_running_statistics_are_those_of_all_images_where_each_is_a_chunk() -> N
 def test_running_statistics_do_not_depend_on_how_a_site_is_sorted() -> None:
     """Sorted by class, batches in order would be of one class each, and lose the variance between classes."""
 
-    class Sorted(data_samples.Samples):
-        n_train = 256
-
-        def train_samples(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-            y = torch.from_numpy(index // 64)  # four classes, far from each other
-            noise = torch.randn(256, 1, 2, 2, generator=torch.Generator().manual_seed(0))[index]
-            return noise + 10 * y[:, None, None, None], y
-
-    data, net = Sorted(), nn.Sequential(nn.BatchNorm2d(1))
+    y = torch.arange(256) // 64  # four classes, far from each other
+    noise = torch.randn(256, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    data, net = InMemory(noise + 10 * y[:, None, None, None], y), nn.Sequential(nn.BatchNorm2d(1))
     every = torch.cat([x for x, _ in data.chunks()])
     within = torch.stack([x.var() for x, _ in data.chunks()]).mean()
     norms.re_estimate(net, data, make_context("fedbn", net).run)
@@ -231,22 +205,6 @@ def test_a_site_that_never_trained_is_scored_and_named(
 def test_a_network_without_norms_is_said_to_make_it_fedavg(caplog: pytest.LogCaptureFixture) -> None:
     small_image_job("fedbn", "network.name=mnist_cnn", "network.options={size: 16}")
     assert "FedBN is FedAvg here" in caplog.text
-
-
-def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) -> None:
-    data = {s: make_image_site(tmp_path / "data", s, gain=g, offset=o, images=72) for s, (g, o) in SHIFTS.items()}
-    scores = {}
-    for name in ("fedavg", "fedbn"):
-        job = small_image_job(name, "schedule.rounds=8", "schedule.local_epochs=3")
-        result = run_in_process(job, data, tmp_path / name).results.final
-        assert result is not None
-        # The test images alone are so few that the margin would depend on the processor's rounding.
-        told = result.best.sites.values()
-        scores[name] = np.mean([splits[part]["accuracy"] for splits in told for part in ("val", "test")])
-        if name == "fedbn":
-            own = {site: splits["test"] for site, splits in result.best.sites.items()}
-            assert result.personal == own, "each site's own model is evaluated"
-    assert scores["fedbn"] > scores["fedavg"] + 0.1, scores
 
 
 def test_a_site_whose_images_cannot_be_read_leaves_the_network_as_it_was() -> None:

@@ -131,13 +131,6 @@ def test_two_known_gaps_move_weights_only_as_released() -> None:
     assert far[1] - far[0] > 0.01 and near[1] - near[0] == pytest.approx(0, abs=1e-9)
 
 
-def test_buffers_are_averaged_with_the_same_weights() -> None:
-    server = started()
-    server.state["weights"] = np.array([0.5, 0.25, 0.25])
-    out = close(server, [sent("A", 0, 0, 0, 4.0), sent("B", 0, 0, 0, 2.0), sent("C", 0, 0, 0, 1.0)], 1)
-    assert out["bn.running_var"] == pytest.approx(2.75)
-
-
 def test_a_site_sends_the_losses_before_and_after_training() -> None:
     net = nn.Linear(2, 3)
     rng = torch.Generator().manual_seed(0)

@@ -7,26 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from conftest import Samples, Sent, make_context, server_context
-from torch import nn
 
 from fedshift.methods import base, feddyn
+
+from .made import Point
 
 SITES = ("A", "B", "C")
 CURVES = [np.diag([1.0, 0.2]), np.diag([0.3, 2.0]), np.array([[1.0, 0.4], [0.4, 0.5]])]
 OPTIMA = [np.array([1.0, -2.0]), np.array([-3.0, 0.5]), np.array([0.0, 4.0])]
 """Site k's loss is ½ (θ − b)' A (θ − b)."""
 START = np.array([0.5, 0.5])
-
-
-class Point(nn.Module):
-    """A network that is one vector."""
-
-    def __init__(self, w: np.ndarray) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.from_numpy(w.copy()))
 
 
 class Federation:
@@ -145,13 +137,3 @@ def test_a_change_that_a_limit_scaled_down_does_not_leave_h_wrong() -> None:
     kept = np.mean([state["sent.w"].numpy() for state in federation.states], axis=0)
     np.testing.assert_allclose(federation.server.state["moved.w"], kept, atol=1e-12)
     np.testing.assert_allclose(federation.w, optimum, atol=1e-2)
-
-
-def test_running_statistics_are_a_mean_of_the_sites() -> None:
-    server = feddyn.Server(feddyn.Config())
-    server.start(Point(START), server_context("w"))
-    for number in range(1, 4):
-        sent = [Sent(site, {"w": START + number, "var": np.float32([v])}) for site, v in (("A", 0.1), ("B", 0.3))]
-        weights = server.combine({"w": START, "var": np.float32([5.0])}, sent, server_context("w", round=number))
-        assert weights["var"] == pytest.approx(0.2)
-    assert "moved.var" not in server.state

@@ -59,8 +59,7 @@ def test_layer_gives_the_papers_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fusion", "expected"),
-    [("local", "fedfa_c_y"), ("random", "fedfa_r_lambda0p5_y"), ("direct", "direct_fusion_y")],
+    ("fusion", "expected"), [("local", "fedfa_c_y"), ("random", "fedfa_r_lambda0p5_y"), ("direct", "direct_fusion_y")]
 )
 def test_ablations(fusion: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     g, variants = golden("ffa_forward"), golden("ffa_variants")

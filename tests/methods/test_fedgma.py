@@ -45,18 +45,6 @@ def test_the_masks_of_full_and_no_agreement() -> None:
     np.testing.assert_allclose(fedgma.mask(agreement, tau=0.4, released=True), [0, 0, 0.5, 0])
 
 
-def test_uniform_weights_and_buffers() -> None:
-    old = {"w": np.float32([0]), "bn.running_var": np.float32([1])}
-    sent = [
-        Sent("A", {"w": np.float32([1]), "bn.running_var": np.float32([2])}, 3),
-        Sent("B", {"w": np.float32([-3]), "bn.running_var": np.float32([0.5])}, 1),
-    ]
-    for weights, variance in (("samples", 1.625), ("uniform", 1.25)):
-        out = fedgma.Server(fedgma.Config(weights=weights)).combine(old, sent, server_context("w"))  # type: ignore[arg-type]
-        assert out["w"] == 0, "one site up, one down: no agreement at all"
-        assert out["bn.running_var"] == pytest.approx(variance), "statistics are not masked"
-
-
 def test_it_follows_what_the_sites_have_in_common() -> None:
     """Quadratics with a common optimum in x and optima that differ in sign in y, one site's being far away."""
     optima = np.array([[1.0, 9.0], [1.0, -1.0], [1.0, -1.0], [1.0, 1.0]])

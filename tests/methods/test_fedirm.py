@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, golden, make_context, small_image_job, small_job
+from conftest import Samples, golden, make_context, small_image_job
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedirm
-from fedshift.schema.job import JobSpec
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+
+from .made import final_weights
 
 
 class Golden(nn.Module):
@@ -55,12 +52,6 @@ def test_a_step_is_the_authors(penalty: str, case: str) -> None:
     for name, parameter in net.named_parameters():
         expected = g[f"{case}:after:{name.replace('head', 'out')}"]
         np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-8, atol=1e-12, err_msg=name)
-
-
-def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
 
 
 @pytest.mark.parametrize("penalty", ["scalar", "classifier"])
@@ -177,8 +168,3 @@ def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
 def test_it_trusts_the_feature_that_tells_the_same_at_every_site(agreements: tuple[float, float]) -> None:
     assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg uses the feature that is stronger in training"
     assert accuracy_elsewhere(100.0, agreements) > 0.6
-
-
-def test_segmentation_trains_with_the_scalar_penalty(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedirm", "fedirm.warmup=1", "schedule.rounds=1")
-    assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())

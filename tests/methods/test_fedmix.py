@@ -208,14 +208,6 @@ def test_the_server_sends_a_random_choice_of_all_sites_averages_that_changes_by_
     assert sorted(everything["targets"][:, 0].tolist()) == list(range(20))
 
 
-def test_a_new_server_goes_on_from_the_state() -> None:
-    server = served(fedmix.Config(per_round=6))
-    other = fedmix.Server(fedmix.Config(per_round=6))
-    other.state = dict(server.state)
-    ctx = server_context(round=3, rounds=4)
-    assert np.array_equal(server.broadcast(ctx)["images"], other.broadcast(ctx)["images"])
-
-
 # --- whole runs ---------------------------------------------------------------------------------------
 
 

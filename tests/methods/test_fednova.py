@@ -79,17 +79,6 @@ def test_it_ends_near_the_common_optimum_where_fedavg_follows_the_busy_site(mome
     assert abs(normalised - 0.5) < 0.4 * abs(averaged - 0.5)
 
 
-def test_a_variance_that_the_moves_would_turn_negative_is_averaged() -> None:
-    old = {"w": np.float32([1]), "bn.running_var": np.float32([0.1])}
-    sent = [
-        Sent("A", {"w": np.float32([1]), "bn.running_var": np.float32([1.0])}, 1, n_steps=100),
-        Sent("B", {"w": np.float32([0]), "bn.running_var": np.float32([0.05])}, 1, n_steps=1),
-    ]
-    out = fednova.Server(fednova.Config()).combine(old, sent, server_context("w"))
-    assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same coefficients would make the variance negative"
-    assert out["bn.running_var"] == pytest.approx(0.525)
-
-
 @pytest.mark.parametrize("pull", [0.0, 1e-9, 0.01, 0.3])
 def test_proximal_steps_are_the_sum_of_the_gradients_weights(pull: float) -> None:
     moved = 0.0

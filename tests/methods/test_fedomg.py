@@ -110,17 +110,6 @@ def test_changes_that_cancel_do_not_blow_up() -> None:
     assert np.abs(found).max() < 2
 
 
-def test_buffers_are_averaged_and_sample_counts_weigh_if_asked() -> None:
-    old = {"w": np.float32([0]), "bn.running_var": np.float32([1])}
-    sent = [
-        Sent("A", {"w": np.float32([1]), "bn.running_var": np.float32([0.1])}, 3),
-        Sent("B", {"w": np.float32([1]), "bn.running_var": np.float32([0.5])}, 1),
-    ]
-    for weights, variance in (("uniform", 0.3), ("samples", 0.2)):
-        out = fedomg.Server(fedomg.Config(weights=weights)).combine(old, sent, server_context("w"))  # type: ignore[arg-type]
-        assert out["bn.running_var"] == pytest.approx(variance)
-
-
 def test_inner_products_are_over_all_trainable_tensors() -> None:
     rng = np.random.default_rng(0)
     shapes = {"a": (BLOCK + 10,), "b": (3, 5), "bn.running_mean": (4,)}

@@ -11,29 +11,15 @@ import torch
 from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
 from torch import Tensor, nn
 
-from fedshift.data import samples
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site import local_training
 from fedshift.methods import base, fedproto
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.job import JobSpec, ScheduleSpec
-from fedshift.schema.results import BEST, LAST
+from fedshift.schema.results import BEST
 from fedshift.tasks.kinds import build_task
 
-MNIST_CNN = ("network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003")
-
-
-class Embedded(nn.Module):
-    """Passes its input to the head as the embedding."""
-
-    def __init__(self, size: int, n_classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(size, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+from .made import NO_NORM, Embedded, InMemory, last_weights
 
 
 def site(config: fedproto.Config, *, size: int = 5, n_classes: int = 5) -> tuple[fedproto.Client, base.Context]:
@@ -174,12 +160,6 @@ def test_the_pass_with_the_trained_model_leaves_the_mode_and_statistics_alone() 
     assert net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
-def test_soft_labels_are_pulled_to_their_largest_class() -> None:
-    soft = torch.tensor([[0.2, 0.7, 0.1], [0.9, 0.1, 0.0]])
-    assert fedproto.classes_of(soft).tolist() == [1, 0]
-    assert fedproto.classes_of(torch.tensor([2, 0])).tolist() == [2, 0]
-
-
 def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_model(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -187,7 +167,7 @@ def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_mode
     net = build_task(job).network()
     first = net.state_dict()
     coordinator = run_in_process(job, three_image_sites, tmp_path / "a")
-    last = read_model_file(tmp_path / "a" / LAST)["weights"]
+    last = last_weights(tmp_path / "a")
     assert all(torch.equal(last[key], first[key]) for key in first), "the server's model is the initial one"
     sizes = [int(np.prod(spec.shape)) for spec in fedproto.Client(fedproto.Config()).up(net).values()]
     for record in coordinator.results.rounds:
@@ -221,7 +201,7 @@ def test_sites_embed_a_class_more_alike_than_without(
 ) -> None:
     options = ["schedule.rounds=4", "schedule.local_epochs=2"]
     if network == "mnist_cnn":
-        options += [*MNIST_CNN, "fedproto.prototypes=trained"]
+        options += [*NO_NORM, "fedproto.prototypes=trained"]
     apart, near = (
         spread(
             small_image_job("fedproto", f"fedproto.weight={weight}", *options),
@@ -264,20 +244,6 @@ def test_an_image_that_two_epochs_show_is_still_one_image() -> None:
     assert not sent["prototypes"][3].any(), "image 2 was used twice and is the only one of its class"
 
 
-class Vectors(samples.Samples):
-    """Vectors as images, with their classes."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y = x, y
-
-    @property
-    def n_train(self) -> int:
-        return len(self._x)
-
-    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self._x[index], self._y[index]
-
-
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(
     "length", [{"local_epochs": 1}, {"local_epochs": 3}, *({"local_steps": n} for n in range(1, 12))]
@@ -287,7 +253,7 @@ def test_no_image_counts_twice_whatever_the_schedule(drop_last: bool, length: di
     """Seven images, one of which is the only one of its class; whole epochs give the mean over the last one alone."""
     schedule = ScheduleSpec(rounds=1, batch_size=batch_size, drop_last=drop_last, **length)
     y = torch.tensor([0, 0, 0, 1, 1, 1, 2])
-    data = Vectors(torch.arange(35.0).reshape(7, 5), y)
+    data = InMemory(torch.arange(35.0).reshape(7, 5), y)
     client, ctx = site(fedproto.Config(weights="samples"), n_classes=3)
     client.begin(data, ctx)
     epochs: dict[int, list[Tensor]] = {}

@@ -8,28 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, golden, make_context, small_image_job, small_job
-from torch import Tensor, nn
+from conftest import Samples, golden, make_context, small_image_job
+from torch import Tensor
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.methods import base, fedprox
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
+from .made import Point
+
 NOTHING = base.Batch(torch.zeros(1), torch.zeros(1))
-
-
-class Point(nn.Module):
-    """A network that is one vector."""
-
-    def __init__(self, w: np.ndarray) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.from_numpy(w.copy()))
 
 
 def trajectory(config: fedprox.Config, steps: int) -> np.ndarray:
@@ -63,12 +55,6 @@ def test_norm_has_no_infinite_gradient_where_nothing_has_moved() -> None:
     w = torch.zeros(3, requires_grad=True)
     fedprox.distance([w], [torch.zeros(3)], squared=False).backward()
     assert w.grad is not None and torch.equal(w.grad, torch.zeros(3))
-
-
-def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
 
 
 def travelled(job: JobSpec, data: Mapping[str, Path], folder: Path) -> list[float]:
@@ -110,11 +96,6 @@ def test_personal_layers_are_held_near_their_own_value_and_not_the_servers() -> 
     with torch.no_grad():
         net.w.add_(torch.tensor([0.0, 3.0]))
     assert client.loss(NOTHING, net.w, zero, ctx).item() == pytest.approx(9.0)
-
-
-def test_segmentation_trains_with_it(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedprox", "fedprox.variant=released", "schedule.rounds=1")
-    assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())
 
 
 def test_the_anchor_is_what_training_begins_with_whatever_others_load_before(

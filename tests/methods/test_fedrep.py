@@ -10,13 +10,13 @@ import torch
 from conftest import make_context, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.methods import fedrep
 from fedshift.schema.messages import Broadcast
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+
+from .made import last_weights, site_state
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,10 @@ def test_the_head_is_trained_on_the_received_body(
 def test_every_site_ends_with_its_own_head_on_one_body(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_image_job("fedrep")
     results = run_in_process(job, three_image_sites, tmp_path).results
-    first, last = build_task(job).network().state_dict(), read_model_file(tmp_path / LAST)["weights"]
+    first, last = build_task(job).network().state_dict(), last_weights(tmp_path)
     assert torch.equal(last["head.weight"], first["head.weight"]), "no head has left a site"
     assert not torch.equal(last["fc1.0.weight"], first["fc1.0.weight"])
-    heads = [
-        torch.load(tmp_path / f"site_state/{site}/round_000002.pt", weights_only=True)["personal"] for site in "ABC"
-    ]
+    heads = [site_state(tmp_path, site, 2)["personal"] for site in "ABC"]
     assert all(head.keys() == {"head.weight", "head.bias"} for head in heads)
     assert not torch.equal(heads[0]["head.weight"], heads[1]["head.weight"])
     assert results.final is not None and set(results.final.personal) == set("ABC")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, golden, make_context, small_job
+from conftest import Samples, golden, make_context
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedrobust
-from fedshift.schema.job import JobSpec
-from fedshift.schema.results import LAST
 from fedshift.tasks.networks import unet
 
 NO_DATA = Samples(np.zeros((1, 1)))
@@ -98,12 +92,6 @@ def test_the_adversary_is_the_same_whatever_the_images_unit() -> None:
     assert float(theirs.delta.abs().max()) > 0.01
 
 
-def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
-
-
 def test_layers_draw_the_same_in_the_adversarys_pass_and_in_training() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).train()
     ctx = make_context("fedrobust", net)
@@ -132,11 +120,6 @@ def test_slices_of_a_segmentation_network_in_half_precision_layout() -> None:
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert net.training and all(p.grad is None for p in net.parameters())
     torch.testing.assert_close(out.x, ctx.scratch["affine"](x))
-
-
-def test_segmentation_runs_in_bf16(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedrobust", "schedule.rounds=1", "schedule.precision=bf16", sites=["BIDMC", "HK"])
-    assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())
 
 
 def coloured(site: int, seed: int, n: int = 64) -> tuple[Tensor, Tensor]:

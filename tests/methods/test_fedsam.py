@@ -11,15 +11,14 @@ import torch
 from conftest import golden, make_context, small_image_job
 from torch import Tensor, nn
 
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import load_weights, read_weights
 from fedshift.methods import fedsam
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+
+from .made import final_weights
 
 
 class Quartic(nn.Module):
@@ -94,12 +93,6 @@ def test_weights_are_put_back_exactly() -> None:
     before = net.w.detach().clone()
     take_steps(net, still, 3, fedsam.Config(rho=0.05))
     assert torch.equal(net.w.detach(), before)
-
-
-def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
 
 
 def one_round(methods: str, *options: str, data: Mapping[str, Path], folder: Path) -> Update:

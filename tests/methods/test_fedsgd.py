@@ -12,20 +12,13 @@ from conftest import Samples, make_context, make_image_site, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
-from fedshift.methods import base, fedsgd
-from fedshift.schema.job import JobSpec
-from fedshift.schema.results import LAST
+from fedshift.methods import fedsgd
 from fedshift.tasks.kinds import build_task
+
+from .made import final_weights
 
 # Without batch norm a mean of batch gradients is the gradient of the mean.
 PLAIN = ("network.name=mnist_cnn", "network.options.size=16")
-
-
-def final(job: JobSpec, data: dict[str, Path], folder: Path) -> dict[str, Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
-    return weights
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
@@ -34,7 +27,7 @@ def test_whole_epochs_are_gradient_descent_on_all_images(weights: str, tmp_path:
     options = (*PLAIN, "schedule.batch_size=6", "schedule.rounds=3", "optimizer.lr=0.1", f"fedsgd.weights={weights}")
     job = small_image_job("fedsgd", *options)
     data = {site: make_image_site(tmp_path / "data", site, images=96 if site == "C" else 48) for site in "ABC"}
-    trained = final(job, data, tmp_path / "run")
+    trained = final_weights(job, data, tmp_path / "run")
 
     task = build_task(job)
     net = task.network()
@@ -94,25 +87,6 @@ def test_a_parameter_that_no_batch_reaches_stays_as_it_was() -> None:
     client.end(Samples(torch.zeros(2, 2)), ctx)
     moved = {name for name, p in net.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {"used.weight", "used.bias"}
-
-
-def test_gradients_of_later_rounds_do_not_contain_earlier_ones() -> None:
-    """A new client for every round does not keep the first round's sum."""
-    net = nn.Linear(4, 3)
-    x, y = torch.randn(8, 4), torch.arange(8) % 3
-    moves = []
-    for _ in range(2):
-        with torch.no_grad():
-            net.weight.zero_()
-            net.bias.zero_()
-        ctx: base.Context = make_context("fedsgd", net)
-        ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        client = fedsgd.Client(fedsgd.Config())
-        client.step(closure_of(net, x, y), ctx)
-        ctx.run.step = 1
-        client.end(Samples(x, y), ctx)
-        moves.append(net.weight.detach().clone())
-    assert torch.equal(moves[0], moves[1]) and moves[0].abs().max() > 0
 
 
 def test_images_are_learned(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -9,32 +9,19 @@ import numpy as np
 import pytest
 import torch
 from conftest import Samples, make_context
-from torch import Tensor, distributions, nn
+from torch import Tensor, distributions
 from torch.nn import functional
 
 from fedshift.methods import base, fedsr
 from fedshift.methods.shared.passes import Replayed
 
-from .learning import LEARNS, run
+from .made import LEARNS, Embedded, run
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0, 2])
 
 
-class Embedded(nn.Module):
-    """Passes its input to the head as the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x)
-        return logits
-
-
 def begun(**options: float) -> tuple[fedsr.Client, base.Context, Embedded]:
-    net = Embedded().train()
+    net = Embedded(4, 3).train()
     client, ctx = fedsr.Client(fedsr.Config.parse(options, where="")), make_context("fedsr", net)
     client.attach(net, ctx)
     client.receive({}, ctx)
@@ -120,13 +107,6 @@ def test_the_reference_goes_to_the_embeddings_of_its_class_and_is_kept() -> None
     other = fedsr.Client(fedsr.Config())
     other.begin(Samples(X, Y), ctx)
     assert torch.equal(noise_of(other, ctx)["mean"], mean)
-
-
-def test_the_model_and_what_is_sent_are_the_tasks(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    found, plain = (
-        run(names, three_image_sites, tmp_path / names, "schedule.rounds=1") for names in ("fedsr", "fedavg")
-    )
-    assert [s.bytes_up for s in found.rounds[0].sites.values()] == [s.bytes_up for s in plain.rounds[0].sites.values()]
 
 
 def test_embeddings_are_shorter_with_the_norm(

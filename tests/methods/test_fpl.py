@@ -9,23 +9,12 @@ import pytest
 import torch
 from conftest import Samples, Sent, make_context, server_context
 from scipy.sparse import csgraph, csr_array
-from torch import Tensor, nn
 
 from fedshift.methods import base, fpl
 
+from .made import Embedded
+
 D, CLASSES = 5, 3
-
-
-class Embedded(nn.Module):
-    """Passes its input to the head as the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x)
-        return logits
 
 
 def first_neighbours(points: np.ndarray) -> tuple[int, np.ndarray]:
@@ -100,7 +89,7 @@ def test_both_terms_are_those_by_hand(of: tuple[float, float], variant: Literal[
     rng = np.random.default_rng(0)
     clusters = {0: [rng.normal(size=D) for _ in range(2)], 2: [rng.normal(size=D)]}
     u, y = rng.normal(size=(6, D)), [0, 1, 2, 0, 2, 1]
-    net = Embedded()
+    net = Embedded(D, CLASSES)
     config = fpl.Config(variant=variant, temperature=0.2, contrast=of[0], consistency=of[1])
     client, ctx = fpl.Client(config), make_context("fpl", net)
     client.attach(net, ctx)
@@ -131,14 +120,14 @@ def sent(site: str, prototypes: dict[int, np.ndarray]) -> Sent:
 
 def test_alike_sites_do_not_outweigh_others_and_an_absent_class_stays() -> None:
     server, sites = fpl.Server(fpl.Config()), tuple("ABCDE")
-    server.start(Embedded(), server_context(sites=sites))
+    server.start(Embedded(D, CLASSES), server_context(sites=sites))
     one, other = np.eye(D)[0], np.eye(D)[1]
     near = [one + 0.01 * np.eye(D)[k] for k in (2, 3, 4)]
     points = [*near, other, other + 0.01 * np.eye(D)[2]]
     updates = [sent(site, {0: point}) for site, point in zip(sites, points, strict=True)]
     server.receive(updates, server_context(sites=sites))
     assert server.state["number"].tolist() == [2, 0, 0]
-    net = Embedded()
+    net = Embedded(D, CLASSES)
     client, ctx = fpl.Client(fpl.Config(contrast=0)), make_context("fpl", net)
     client.attach(net, ctx)
     client.receive(server.broadcast(server_context()), ctx)
@@ -154,12 +143,12 @@ def test_alike_sites_do_not_outweigh_others_and_an_absent_class_stays() -> None:
 
 def test_a_site_that_alone_of_a_round_has_a_class_is_told_to_all() -> None:
     server, points = fpl.Server(fpl.Config()), np.eye(D)
-    server.start(Embedded(), server_context())
+    server.start(Embedded(D, CLASSES), server_context())
     server.receive([sent("A", {0: points[0]}), sent("B", {0: points[1]})], server_context())
     assert server.broadcast(server_context())["number"].tolist() == [1, 0, 0], "one cluster of two sites"
     server.receive([sent("C", {0: points[2]})], server_context(round=2))
     np.testing.assert_array_equal(server.broadcast(server_context())["prototypes"][0, 0], points[2])
-    assert "alone of a round's sites" in server.down(Embedded())["prototypes"].reveals
+    assert "alone of a round's sites" in server.down(Embedded(D, CLASSES))["prototypes"].reveals
 
 
 def test_a_prototype_of_one_image_is_refused() -> None:

@@ -11,13 +11,10 @@ from conftest import golden, make_context, small_image_job, train_batches
 from torch.nn import functional
 
 from fedshift.federation.in_process import PooledSite, run_pooled
-from fedshift.federation.model_files import read_model_file
-from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import SiteOptions
 from fedshift.federation.site.state import StateStore
-from fedshift.methods import base, groupdro
+from fedshift.methods import base, groupdro, irm, mmrex, vrex
 from fedshift.methods.shared.domains import site_losses
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
 from .domains import ERM, fitted, golden_step, losses, training_of, turned
@@ -86,35 +83,22 @@ def test_a_site_that_falls_far_behind_comes_back() -> None:
     assert torch.isfinite(log_q).all()
 
 
-def test_without_a_step_it_is_the_mean_over_sites() -> None:
+@pytest.mark.parametrize(
+    "client",
+    [
+        groupdro.Client(groupdro.Config(eta=0)),
+        irm.Client(irm.Config(weight=0)),
+        vrex.Client(vrex.Config(weight=0)),
+        mmrex.Client(mmrex.Config(lambda_min=1 / 3)),
+    ],
+    ids=lambda client: type(client).__module__,
+)
+def test_without_its_strength_a_reference_is_the_mean_over_sites(client: base.Client) -> None:
     x, y = turned(0)
-    still = fitted(groupdro.Client(groupdro.Config(eta=0)), x, y)
-    torch.testing.assert_close(still.weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fitted(client, x, y).weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
 
 
 def test_the_worst_site_gains() -> None:
     x, y = turned(0)
     robust, mean = (losses(fitted(c, x, y), x, y) for c in (groupdro.Client(groupdro.Config(eta=0.1)), ERM))
     assert robust.max() < mean.max() - 0.05 and robust.mean() > mean.mean()
-
-
-def test_a_killed_run_goes_on_to_the_same_weights(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_image_job("groupdro", "groupdro.eta=1", "schedule.rounds=3")
-
-    def weights(folder: Path) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
-        return found
-
-    def die(coordinator: Coordinator) -> None:
-        if coordinator.round == 2 and coordinator.answered:
-            raise KeyboardInterrupt
-
-    run_pooled(job, three_image_sites, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_pooled(job, three_image_sites, tmp_path / "killed", on_progress=die)
-    states = tmp_path / "killed" / "site_state" / "all sites"
-    q = torch.load(states / "round_000001.pt", weights_only=True)["methods"]["groupdro"]["log_q"].exp()
-    assert q.shape == (3,) and float(q.std()) > 0.01
-    run_pooled(job, three_image_sites, tmp_path / "killed", resume=True)
-    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)

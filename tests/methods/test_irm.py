@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedshift.methods import base, irm
 
-from .domains import ERM, TwoLayers, coloured, fitted, golden_step, turned
+from .domains import ERM, TwoLayers, coloured, fitted, golden_step
 
 NAMES = {"scalar": "irm_scalar_lambda100_active", "classifier": "irm_classifierweight_lambda100_active"}
 
@@ -67,12 +67,6 @@ def test_a_job_that_ends_within_its_warm_up_says_so(steps: int, warned: bool, ca
     ctx.state["steps"] = torch.tensor(steps)
     irm.Client(irm.Config(warmup=2)).end(Samples(np.empty(0)), ctx)
     assert ("weight=100 was never used" in caplog.text) == warned
-
-
-def test_without_weight_it_is_the_mean_over_sites() -> None:
-    x, y = turned(0)
-    same = fitted(irm.Client(irm.Config(weight=0)), x, y)
-    torch.testing.assert_close(same.weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_colour_that_agrees_with_the_class_at_the_sites_does_not_mislead() -> None:

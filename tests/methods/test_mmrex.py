@@ -27,12 +27,6 @@ def test_it_is_the_largest_weighted_sum_that_is_allowed() -> None:
     torch.testing.assert_close(mmrex.worst_extrapolation(f, lambda_min=0), f.max())
 
 
-def test_a_third_for_each_of_three_sites_is_the_mean() -> None:
-    x, y = turned(0)
-    same = fitted(mmrex.Client(mmrex.Config(lambda_min=1 / 3)), x, y)
-    torch.testing.assert_close(same.weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("lambda_min", [-1.0, 0.0])
 def test_the_worst_site_gains(lambda_min: float) -> None:
     x, y = turned(0)

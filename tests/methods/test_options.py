@@ -78,15 +78,7 @@ ROWS = {
     "fedadagrad": Row({"beta1": 0.5, "tau": 0.1, "server_lr": 0.5}),
     "fedadam": Row({"beta1": 0.5, "beta2": 0.5, "tau": 0.1, "server_lr": 0.5}),
     "elcfs": Row(
-        {
-            "alpha": 0.2,
-            "lam": 0.2,
-            "spectra": 1,
-            "partners": 1,
-            "inner_lr": 0.5,
-            "contrast": 1,
-            "temperature": 1,
-        },
+        {"alpha": 0.2, "lam": 0.2, "spectra": 1, "partners": 1, "inner_lr": 0.5, "contrast": 1, "temperature": 1},
         base={"inner_lr": 0.1},
     ),
     "fedavgm": Row({"beta": 0.5, "server_lr": 0.5}, contexts=({"beta": 0},)),

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, make_context, make_image_site, small_image_job
-from torch import Tensor, nn
+from conftest import Samples, make_context
+from torch import nn
 
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, partialfed
-from fedshift.schema.results import LAST, Results
 from fedshift.tasks import networks
 
-SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
+from .made import last_weights, run, site_state
 
 
 @pytest.mark.parametrize(
@@ -48,23 +45,18 @@ def test_a_network_that_names_no_head_ends_with_it() -> None:
     assert found == {"norm": {"1"}, "first": {"0", "1"}, "last": {"0", "1"}, "head": {"3", "4"}}
 
 
-def run(names: str, data: dict[str, Path], folder: Path, *options: str) -> tuple[dict[str, Tensor], Results]:
-    results = run_in_process(small_image_job(names, *options), data, folder).results
-    return read_model_file(folder / LAST)["weights"], results
-
-
 def test_a_site_that_keeps_nothing_stores_nothing(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    _, results = run("partialfed", three_image_sites, tmp_path, "partialfed.keep=[]")
+    results = run("partialfed", three_image_sites, tmp_path, "partialfed.keep=[]")
     assert results.final is not None and results.final.personal == {}
-    state = torch.load(tmp_path / "site_state/A/round_000002.pt", weights_only=True)
-    assert not state["methods"].get("partialfed")
+    assert not site_state(tmp_path, "A", 2)["methods"].get("partialfed")
 
 
 def test_a_site_that_keeps_norms_does_fedbn(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     """Equal bit for bit; the scores are those of the site's mixture."""
     options = ("schedule.rounds=3", "fedavg.weights=uniform")
-    plain, expected = run("fedbn", three_image_sites, tmp_path / "a", "fedbn.unseen=averaged", *options)
-    weights, results = run("partialfed", three_image_sites, tmp_path / "b", "partialfed.keep=[norm]", *options)
+    expected = run("fedbn", three_image_sites, tmp_path / "a", "fedbn.unseen=averaged", *options)
+    results = run("partialfed", three_image_sites, tmp_path / "b", "partialfed.keep=[norm]", *options)
+    plain, weights = last_weights(tmp_path / "a"), last_weights(tmp_path / "b")
     assert all(torch.equal(plain[key], weights[key]) for key in plain)
     assert results.final == expected.final and results.final is not None and results.final.personal != {}
 
@@ -179,22 +171,10 @@ def test_an_adaptive_run_learns_and_says_whose_scores_they_are(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     options = ("partialfed.mode=adaptive", "partialfed.search_steps=3", "schedule.rounds=3")
-    weights, results = run("partialfed", three_image_sites, tmp_path / "run", *options)
+    results = run("partialfed", three_image_sites, tmp_path, *options)
     assert [record.rejected for record in results.rounds] == [[], [], []]
     assert results.final is not None and set(results.final.personal) == {"A", "B", "C"}
-    states = [torch.load(tmp_path / "run/site_state" / s / "round_000003.pt", weights_only=True) for s in "ABC"]
-    logits = [state["methods"]["partialfed"]["logits"] for state in states]
-    assert not torch.equal(logits[0], logits[1]), "each site chooses for itself"
-    own = [state["methods"]["partialfed"]["own.head.weight"] for state in states]
-    torch.testing.assert_close(weights["head.weight"], torch.stack(own).mean(0), msg="all weights are averaged")
-
-
-def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) -> None:
-    """With 60 training images a site, as a head of the site's own has to be learned from them."""
-    data = {s: make_image_site(tmp_path / "data", s, gain=g, offset=o, images=90) for s, (g, o) in SHIFTS.items()}
-    scores = {}
-    for name in ("fedavg", "partialfed"):
-        final = run(name, data, tmp_path / name, "schedule.rounds=12", "schedule.local_epochs=3")[1].final
-        assert final is not None
-        scores[name] = np.mean([splits["test"]["accuracy"] for splits in final.best.sites.values()])
-    assert scores["partialfed"] > scores["fedavg"] + 0.15, scores
+    states = [site_state(tmp_path, site, 3)["methods"]["partialfed"] for site in "ABC"]
+    assert not torch.equal(states[0]["logits"], states[1]["logits"]), "each site chooses for itself"
+    heads = torch.stack([state["own.head.weight"] for state in states])
+    torch.testing.assert_close(last_weights(tmp_path)["head.weight"], heads.mean(0), msg="all weights are averaged")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
+from conftest import Samples, Sent, golden, make_context, server_context
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.data import samples as data_samples
-from fedshift.federation.in_process import run_in_process
-from fedshift.methods import base, fedfa, method_set, scaffold
+from fedshift.methods import base, method_set, scaffold
 from fedshift.schema.optimizer import OptimizerSpec
+
+from .made import InMemory
 
 SITES = ("A", "B", "C")
 
@@ -235,21 +234,14 @@ def test_the_full_gradient_normalises_images_and_leaves_no_trace() -> None:
 def test_the_full_gradient_does_not_depend_on_how_a_site_is_sorted() -> None:
     """Batch norm normalises by the batch: sorted by class, it would take the classes' difference away."""
 
-    class Sorted(data_samples.Samples):
-        n_train = 128
-
-        def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-            y = torch.from_numpy(index // 32).long()
-            noise = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))[index]
-            return noise + 3 * functional.one_hot(y, 4), y
-
+    y = torch.arange(128) // 32
+    x = torch.randn(128, 4, generator=torch.Generator().manual_seed(0)) + 3 * functional.one_hot(y, 4)
     torch.manual_seed(0)
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
-    ctx, data = make_context("scaffold", net, n_classes=4), Sorted()
-    x, y = data.train_samples(np.arange(128))
+    ctx = make_context("scaffold", net, n_classes=4)
     net.train()
     whole = torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters()))
-    found = scaffold.mean_gradient(ctx, data)
+    found = scaffold.mean_gradient(ctx, InMemory(x, y))
     for (name, _), wanted in zip(net.named_parameters(), whole, strict=True):
         assert (found[name] - wanted).norm() < 0.2 * wanted.norm(), name
 
@@ -262,64 +254,3 @@ def test_the_full_gradient_is_that_of_the_mean_loss() -> None:
     ctx.run.objective(net(x[:6]), y[:6]).backward()
     assert net.weight.grad is not None
     torch.testing.assert_close(gradient["weight"], net.weight.grad)
-
-
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_it_trains_with_fedrdn(option: str, three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    seen: list[tuple[float, float]] = []
-    original = scaffold.mean_gradient
-
-    def spy(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Tensor]:
-        x, _ = next(iter(data.chunks()))
-        normalised = ctx.run.normalise(x, training=True)
-        seen.append((float(x.std()), float(normalised.std())))
-        return original(ctx, data)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaffold, "mean_gradient", spy)
-        job = small_image_job("scaffold+fedrdn", f"scaffold.option={option}", "schedule.rounds=3")
-        results = run_in_process(job, three_image_sites, tmp_path).results
-    assert [record.rejected for record in results.rounds] == [[], [], []]
-    assert len(seen) == (9 if option == "I" else 0)
-    assert all(before < 0.3 and after > 0.5 for before, after in seen), "the extra pass uses normalised images"
-
-
-def test_variances_stay_averages_when_the_server_extrapolates() -> None:
-    server = scaffold.Server(scaffold.Config(server_lr=3))
-    old = {"w": np.float32([1]), "bn.running_var": np.float32([1])}
-    sent = [Sent(site, {"w": np.float32([0.1]), "bn.running_var": np.float32([0.1])}) for site in SITES]
-    out = server.combine(old, sent, server_context("w"))
-    assert out["w"] == pytest.approx(1 - 3 * 0.9) and out["bn.running_var"] == pytest.approx(0.1)
-
-
-def test_a_task_that_is_repeated_gives_the_same_answer() -> None:
-    rows, _ = drifting()
-    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
-    federation.round(1)
-    arrays = federation.server.broadcast(federation.ctx)
-    state = copy.deepcopy(federation.states[0])
-    first = federation.train(0, 2, 2, arrays)
-    federation.states[0] = state
-    again = federation.train(0, 2, 2, arrays)
-    np.testing.assert_array_equal(first[0], again[0])
-    np.testing.assert_array_equal(first[2]["w"], again[2]["w"])
-
-
-def test_option_ones_extra_pass_moves_no_statistics_of_other_methods(
-    three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    """FedFA's m and s with every layer active: 4 steps of 8 images at each site, none from the extra pass."""
-    moved: list[int] = []
-    original = fedfa.FeatureAugmentation._move_running
-
-    def spy(self: fedfa.FeatureAugmentation, mean: Tensor, std: Tensor) -> None:
-        moved.append(len(mean))
-        original(self, mean, std)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedfa.FeatureAugmentation, "_move_running", spy)
-        job = small_image_job(
-            "scaffold+fedfa", "scaffold.option=I", "fedfa.p=1", "fedfa.layers=[1]", "schedule.rounds=1"
-        )
-        run_in_process(job, three_image_sites, tmp_path)
-    assert moved == [8] * 4 * 3

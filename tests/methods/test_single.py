@@ -9,10 +9,10 @@ import torch
 from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site, SiteOptions
-from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+
+from .made import last_weights, site_state
 
 
 def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str
     for name, path in three_image_sites.items():
         job = small_image_job("fedavg", *options, sites=(name,))
         alone = run_in_process(job, {name: path}, tmp_path / name).results
-        expected = read_model_file(tmp_path / name / LAST)["weights"]
-        state = torch.load(tmp_path / "together/site_state" / name / "round_000003.pt", weights_only=True)
+        expected = last_weights(tmp_path / name)
+        state = site_state(tmp_path / "together", name, 3)
         assert state["personal"].keys() == expected.keys()
         assert all(torch.equal(state["personal"][key], value) for key, value in expected.items())
         assert alone.final is not None

@@ -41,12 +41,6 @@ def test_the_weight_grows_after_the_warm_up_and_the_optimiser_forgets_once() -> 
     assert forgotten == [False, False, False, True, False] and int(ctx.state["steps"]) == 5
 
 
-def test_without_weight_it_is_the_mean_over_sites() -> None:
-    x, y = turned(0)
-    same = fitted(vrex.Client(vrex.Config(weight=0)), x, y)
-    torch.testing.assert_close(same.weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
-
-
 def test_the_sites_losses_become_alike() -> None:
     x, y = turned(0)
     alike, mean = (losses(fitted(c, x, y), x, y) for c in (vrex.Client(vrex.Config(warmup=100)), ERM))

@@ -7,7 +7,7 @@ import torch
 from errors import raises
 
 from fedshift.schema.results import MachineRecord
-from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, processor, spread
+from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, processor, recordable, spread
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,11 +42,9 @@ def test_a_device_that_is_not_there_is_named_in_one_short_sentence(asked: str) -
     ],
 )
 def test_processes_are_spread_over_gpus_in_turn_unless_one_was_named(
-    asked: str, gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    asked: str, gpus: int, expected: list[str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert [spread(asked, number) for number in range(5)] == expected
+    assert [spread(asked, number, gpus=gpus) for number in range(5)] == expected
 
 
 @pytest.mark.parametrize(
@@ -64,16 +62,10 @@ def test_a_processor_is_named_with_the_instructions_that_results_depend_on(
     assert processor() == f"{name} (AVX2)", "of a torch that cannot say"
 
 
-def test_a_device_s_name_is_short_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_s_name_is_short_and_plain() -> None:
     assert device_name(torch.device("cpu")) == processor()
-    for name, expected in (
-        ("NVIDIA H100", "NVIDIA H100"),
-        ("GPU\x1b[31m\u2122" + "x" * 99, None),
-        ("\n", "cuda"),
-        ("(r) GPU", "r) GPU"),
-    ):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        told = device_name(torch.device("cuda:0"))
-        assert expected in (None, told)
-        MachineRecord(device=told, precision="fp32", threads=1)
-        assert told.isprintable() and told.isascii() and 0 < len(told) <= MAX_NAME_LENGTH
+    assert device_name(torch.device("mps")) == "mps" and recordable("\n") == ""
+    assert recordable("NVIDIA H100") == "NVIDIA H100" and recordable("(r) GPU") == "r) GPU"
+    long = recordable("GPU\x1b[31m\u2122" + "x" * 99)
+    MachineRecord(device=long, precision="fp32", threads=1)
+    assert long.isprintable() and long.isascii() and len(long) <= MAX_NAME_LENGTH

@@ -163,10 +163,7 @@ def test_an_impossible_value_is_found_when_the_loss_is_made(
     name: str, options: dict[str, object], dims: int, device: str
 ) -> None:
     for annotated in (None, [2]) if losses.ALLOWED[name].marginal else (None,):
-        with (
-            torch.device(device),
-            raises("loss-unmade", naming=f"monai.{name}") as e,
-        ):
+        with torch.device(device), raises("loss-unmade", naming=f"monai.{name}") as e:
             make_loss(f"monai.{name}", options, n_classes=4, annotated=annotated, dims=dims)
         assert "\n" not in str(e.value)
 

@@ -66,11 +66,7 @@ STAGES: dict[str, list[tuple[str, int, str, int]]] = {
         ("conv_4_0.max_pooling", 8, "output", 16),
         ("conv_4_0", 8, "output", 16),
     ],
-    "monai.DynUNet": [
-        ("downsamples.1", 8, "input", 2),
-        ("bottleneck", 8, "input", 4),
-        ("bottleneck", 16, "output", 8),
-    ],
+    "monai.DynUNet": [("downsamples.1", 8, "input", 2), ("bottleneck", 8, "input", 4), ("bottleneck", 16, "output", 8)],
     "monai.FlexibleUNet": [
         ("encoder._conv_stem", 32, "output", 2),
         ("encoder._blocks.2", 24, "input", 4),

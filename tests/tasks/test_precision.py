@@ -14,10 +14,11 @@ import pytest
 import torch
 from conftest import make_site, small_job
 from errors import raises
+from torch import nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.tasks import machine, precision
 from fedshift.tasks.device import device_name
+from fedshift.tasks.machine import own_cores
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads, uses_bf16
 
 CPU, GPU, APPLE = torch.device("cpu"), torch.device("cuda:1"), torch.device("mps")
@@ -107,23 +108,9 @@ def test_a_run_with_auto_is_the_run_with_what_it_stands_for(
     assert all(weights[0][key].tobytes() == weights[1][key].tobytes() for key in weights[1])
 
 
-def test_threads_are_a_number_or_this_process_s_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.setattr(precision, "own_cores", lambda workers: 12 // (workers or 1))
-    assert [use_threads(3), use_threads("auto"), use_threads("auto", workers=4), use_threads(1)] == [3, 12, 3, 1]
-    assert set_to == [3, 12, 3]
-
-
-@pytest.mark.parametrize(
-    ("workers", "said", "expected"),
-    [(None, "", 8), (None, "3", 2), (2, "3", 4), (None, "16", 1), (None, "many", 8), (None, "0", 8)],
-)
-def test_cores_are_shared_among_those_who_work_side_by_side(
-    workers: int | None, said: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 8)
-    assert machine.own_cores(workers, {machine.WORKERS: said}) == expected
+def test_threads_are_a_number_or_this_process_s_share_of_the_cores() -> None:
+    for threads, workers, expected in ((3, None, 3), ("auto", None, own_cores()), ("auto", 10**6, 1), (1, None, 1)):
+        assert use_threads(threads, workers=workers) == torch.get_num_threads() == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["0", "many", "1.5", "true", "null"])
@@ -139,41 +126,33 @@ def test_both_may_be_auto_in_a_job_and_are_written_so() -> None:
     assert type(job).parse(job.dump(), where="again") == job
 
 
-class Classifier(torch.nn.Sequential):
+class Classifier(nn.Sequential):
     """A network whose `head` gives an image's classes; without its head, as seen here, it gives the features."""
 
-    head = torch.nn.Linear(4, 2)
+    head = nn.Linear(4, 2)
+
+
+KINDS = (nn.Sequential, Classifier)
 
 
 @pytest.mark.parametrize(
-    ("norm", "of_pixels", "of_images"),
+    ("dims", "norm", "kind", "last"),
     [
-        (torch.nn.BatchNorm2d(4), True, True),
-        (torch.nn.Identity(), True, True),
-        (torch.nn.InstanceNorm2d(4), True, True),
-        (torch.nn.GroupNorm(2, 4), False, True),  # slow gradients of large features
+        *((2, norm, kind, True) for norm in (nn.BatchNorm2d(4), nn.InstanceNorm2d(4)) for kind in KINDS),
+        *((2, nn.Identity(), kind, True) for kind in KINDS),
+        (2, nn.GroupNorm(2, 4), Classifier, True),
+        *((dims, nn.GroupNorm(2, 4), nn.Sequential, False) for dims in (2, 3)),  # slow gradients of large features
+        *((3, norm, nn.Sequential, True) for norm in (nn.BatchNorm3d(4), nn.InstanceNorm3d(4))),
     ],
 )
 def test_features_are_in_channels_last_where_the_normalisation_is_fast_in_it(
-    norm: torch.nn.Module, of_pixels: bool, of_images: bool
+    dims: int, norm: nn.Module, kind: type[nn.Sequential], last: bool
 ) -> None:
-    for kind, last in ((torch.nn.Sequential, of_pixels), (Classifier, of_images)):
-        net = prepare(kind(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Conv2d(4, 2, 3)), "bf16", CPU)
-        with autocast("bf16", CPU):
-            features = net(torch.rand(2, 3, 8, 8))
-        assert features.is_contiguous(memory_format=torch.channels_last) is last
-        assert features.is_contiguous() is not last
-
-
-@pytest.mark.parametrize(
-    ("norm", "last"),
-    [(torch.nn.BatchNorm3d(4), True), (torch.nn.InstanceNorm3d(4), True), (torch.nn.GroupNorm(2, 4), False)],
-)
-def test_so_are_those_of_volumes(norm: torch.nn.Module, last: bool) -> None:
-    net = prepare(torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3), norm, torch.nn.Conv3d(4, 2, 3)), "bf16", CPU)
+    layer, layout = ((nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d))[dims - 2]
+    net = prepare(kind(layer(3, 4, 3), norm, layer(4, 2, 3)), "bf16", CPU)
     with autocast("bf16", CPU):
-        features = net(torch.rand(2, 1, 8, 8, 8))
-    assert features.is_contiguous(memory_format=torch.channels_last_3d) is last
+        features = net(torch.rand(2, 3, *[8] * dims))
+    assert features.is_contiguous(memory_format=layout) is last
     assert features.is_contiguous() is not last
 
 

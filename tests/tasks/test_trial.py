@@ -27,14 +27,6 @@ def built(name: str, *, dims: int = 3) -> nn.Module:
     return networks.build(name, OPTIONS[name], in_channels=1, n_classes=3, seed=0, spatial_dims=dims)
 
 
-def test_the_papers_unet_names_the_stages_that_a_trial_finds() -> None:
-    net = built("unet", dims=2)
-    found = trial.find_stages(net, trial.trial_size(2))
-    assert [(one.in_net(net).module, one.channels, one.where) for one in found] == [
-        (stage.module, stage.channels, stage.where) for stage in net.stages
-    ]
-
-
 def test_a_trial_leaves_the_network_as_it_was() -> None:
     net = networks.build("unet", {"features": 4}, in_channels=1, n_classes=2, seed=0).train()
     net.pool1.eval()

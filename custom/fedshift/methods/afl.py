@@ -22,11 +22,10 @@ Deviations from the paper:
 
 Choices:
 
-- η = 0.1 as in the code; the paper gives no value.
-- A site that is absent or was not drawn keeps its λ. The present sites' total weight is redistributed among them. With
-  a negative λ among theirs (Gen-AFL) the round's models are averaged with their λ projected onto their simplex, because
-  Σ_S λ may be near 0.
-- A site that missed the statistics round starts with the mean sample count.
+- η = 0.1 as in the code; the paper gives no value. A site that missed the statistics round starts with the mean count.
+- A site that is absent or was not drawn keeps its λ; the present sites' total weight is redistributed among them. With
+  a negative λ among theirs (Gen-AFL) the models are averaged with their λ projected onto their simplex, as Σ_S λ may
+  be near 0.
 - Batch-norm statistics are averaged with the convex weights nearest to λ. These equal λ unless it has negative
   elements (Gen-AFL).
 
@@ -63,7 +62,6 @@ class Config(Strict):
 
     @property
     def lowest(self) -> float:
-        """The smallest weight that a site may get."""
         return 0.0
 
 
@@ -94,7 +92,6 @@ class Client(base.Client[Config]):
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's mean loss over the training samples."""
         self._loss = mean_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
@@ -121,7 +118,6 @@ class Server(base.Server[Config]):
             self.state["lambda"] = weights
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Mean of the sites' models weighted by λ."""
         present, lowest = self.state["lambda"][places(updates, ctx)], self.config.lowest
         moves = shares(present, lowest=lowest, all_sites=len(updates) == len(ctx.sites))
         return move(weights, updates, moves.tolist(), trainable=ctx.trainable, buffers=project(moves).tolist())

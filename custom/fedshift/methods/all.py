@@ -5,8 +5,6 @@ with Data Augmentation" (Back de Luca et al., 2022)::
 
     minimise 1/n Σ_i f(x_i)         over the union of all sites' training images
 
-Batches are drawn from the union; f is the task's loss. Needs all images in one place: `fedshift pooled all`.
-
 When: the centralised reference of a table (ERM). Run it with ``fedshift pooled all <task>``.
 """
 

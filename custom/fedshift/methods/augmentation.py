@@ -24,12 +24,10 @@ Choices:
 - Images are sampled bilinearly, with edge values where a sample within the image's outline needs pixels beyond it.
   ``interpolation: nearest`` is what the authors' code does for rotations. Masks are always sampled with nearest.
 
-Why no library: MONAI has all of this except the colour changes, but works image by image. kornia works on batches, but
-draws from torch's global generator, whose numbers differ on a GPU. torchvision has no compatible build. Here the
-transforms work on batches on any device, with random numbers drawn on the CPU from (seed, site, round).
+Why no library: MONAI works image by image and has no colour changes, kornia draws from torch's global generator, whose
+numbers differ on a GPU, torchvision has no compatible build.
 
-When: digits: ``level=none rotation=30``; photographs: ``moderate``; slices: ``weak`` with a small rotation. Blur is the
-paper's example of an augmentation that does not help.
+When: digits: ``level=none rotation=30``; photographs: ``moderate``; slices: ``weak`` with a small rotation.
 """
 
 from __future__ import annotations
@@ -67,9 +65,7 @@ class Config(Strict):
     level: Literal["none", "weak", "moderate"] = "weak"
     rotation: float = Field(default=0.0, ge=0, le=180)
     flip: float | None = Field(default=None, ge=0, le=1)
-    """Probability of a horizontal flip; null uses the level's (none: 0). Rotation and blur are added to any level."""
     blur: float = Field(default=0.0, ge=0, le=1)
-    """Probability of a blur."""
     interpolation: Literal["bilinear", "nearest"] = "bilinear"
 
 
@@ -172,10 +168,7 @@ class Client(base.Client[Config]):
     )
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse shifted intensities, and flips where a task tells left from right.
-
-        Colour factors and the fill of rotations assume that black is 0.
-        """
+        """Colour factors and the fill of rotations assume that black is 0; some tasks tell left from right."""
         data = job.task.data
         if self.config.level == "moderate" or self.config.rotation:
             which = "level moderate" if self.config.level == "moderate" else "rotation"

@@ -180,6 +180,11 @@ class Run:
     stop: Callable[[], bool] = lambda: False
 
     @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.net.parameters()).device
+
+    @property
     def lr(self) -> float:
         """Learning rate of the local optimiser."""
         assert self.optimizer is not None

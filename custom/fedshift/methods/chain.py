@@ -39,26 +39,21 @@ class ClientChain:
         return handles
 
     def statistics(self, data: TrainingSamples) -> MethodArrays:
-        """The arrays of the statistics round: method -> name -> array."""
         return _non_empty({ctx.method: half.statistics(data, ctx) for half, ctx in self._halves})
 
     def receive(self, arrays: MethodArrays) -> None:
-        """Give every method its arrays of the broadcast."""
         for half, ctx in self._halves:
             half.receive(arrays.get(ctx.method, {}), ctx)
 
     def newcomer(self, data: TrainingSamples) -> None:
-        """Prepare a site that has never trained in this job."""
         for half, ctx in self._halves:
             half.newcomer(data, ctx)
 
     def begin(self, data: TrainingSamples) -> None:
-        """Start a round of training: called before the first step."""
         for half, ctx in self._halves:
             half.begin(data, ctx)
 
     def inputs(self, x: Tensor, *, training: bool) -> Tensor:
-        """Apply every method's ``inputs`` to a batch of images."""
         for half, ctx in self._halves:
             x = half.inputs(x, ctx, training=training)
         return x
@@ -73,7 +68,6 @@ class ClientChain:
         return batch
 
     def loss(self, batch: Batch, logits: Tensor, loss: Tensor) -> Tensor:
-        """Add every method's terms to the task's loss."""
         for half, ctx in self._halves:
             loss = half.loss(batch, logits, loss, ctx)
         return loss
@@ -88,7 +82,6 @@ class ClientChain:
         return loss
 
     def gradients(self) -> None:
-        """Let every method change the gradients after the backward pass."""
         for half, ctx in self._halves:
             half.gradients(ctx)
 
@@ -104,7 +97,6 @@ class ClientChain:
             half.restore(kept[ctx.method]["kept"], ctx)
 
     def end(self, data: TrainingSamples) -> MethodArrays:
-        """The arrays of a training round: method -> name -> array."""
         return _non_empty({ctx.method: half.end(data, ctx) for half, ctx in self._halves})
 
 

@@ -24,11 +24,8 @@ Choices:
   no nearer to it.
 - A parameter that the loss of v_k does not depend on stays as it is, as that of w_k does.
 - A site that has never trained is evaluated with the global model.
-- Methods that keep parts of the model at the site, that fine-tune, or that weigh sites by the loss of the received
-  model, are refused.
 
-The code's choice of λ on validation data among .1, 1 and 2 (``dynamic_lam``) is not offered: draw it with
-`fedshift compare`.
+The code's choice of λ on validation data (``dynamic_lam``) is not offered: draw it with `fedshift compare`.
 
 Read: the authors' code (litian96/ditto, ``flearn/trainers_MTL/ditto.py`` and ``fedbase.py``). The paper's text was not
 at hand for a second reading.
@@ -125,10 +122,9 @@ class Client(base.Client[Config]):
         """Put the received model back, and set up the personal one beside it."""
         run = ctx.run
         assert run.optimizer is not None
-        device = next(run.net.parameters()).device
         run.net.load_state_dict({key: torch.as_tensor(value) for key, value in run.received.items()})
         personal = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
-        personal = {key: value.to(device, copy=True) for key, value in personal.items()}
+        personal = {key: value.to(run.device, copy=True) for key, value in personal.items()}
         self._anchor = {name: received for name, _, received in run.received_parameters()}
         self._parameters = {name: personal.pop(name).requires_grad_() for name in self._anchor}
         self._buffers = personal

@@ -16,8 +16,7 @@ With cosine similarity s, for two of the same kind (p) of one image, and q over 
     ℓ(h_m, h_p) = −log( exp(s_mp / τ) / (exp(s_mp / τ) + Σ_q exp(s_mq / τ)) )
     L_boundary  = mean over pairs m < p of the same kind
 
-Defaults are the paper's: α (``alpha``) 0.01, β (``inner_lr``) 0.001, γ (``contrast``) 0.1, τ (``temperature``) 0.05.
-Below 100 pixels, α = 0.01 is the brightness alone.
+The defaults of α, β (``inner_lr``), γ (``contrast``) and τ are the paper's.
 
 Read: the authors' code (liuquande/FedDG-ELCFS, ``train_ELCFS.py`` and ``dataloaders``), and of the paper its abstract
 and readers' notes of its equations. There the sum over q in ℓ has a factor F, which is 0 for one sort of pairs and 1
@@ -46,7 +45,7 @@ Deviations from the paper:
 In 3D the spectrum is that of the patch over three axes, M is a cube, and masks grow and shrink to six neighbours. In
 classification there are no boundaries: the rest is as it is.
 
-Variants: ``variant: released`` follows the authors' code. λ is 1 and M the DC term alone, with one other site a step;
+``variant: released`` follows the authors' code. λ is 1 and M the DC term alone, with one other site a step;
 the inner gradient is a constant, clamped to ±100; features of x are those at θ, and L_boundary is NT-Xent over all
 features of the batch, bounded too: every ordered pair counts. The code's clipping of t to [0, 255] is left out.
 
@@ -72,7 +71,7 @@ from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.features import over_space, spatial_dims
 from fedshift.methods.shared.head import last_layers
-from fedshift.methods.shared.passes import at_weights, uncounted
+from fedshift.methods.shared.passes import at_weights, same_precision, uncounted
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
@@ -329,8 +328,7 @@ class Client(base.Client[Config]):
         first = len(batch.x) if contrast and not released else 0  # images of the pass that are not in its task's loss
         x = torch.cat([batch.x, moved]) if first else moved
         weights = self._stepped(loss, run.net)
-        half = logits.dtype == torch.bfloat16
-        with uncounted(run), at_weights(run.net, weights), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+        with uncounted(run), at_weights(run.net, weights), same_precision(logits):
             outer = run.net(x)
         outer = outer[first:] if isinstance(outer, Tensor) else [output[first:] for output in outer]
         y = batch.y.repeat(len(moved) // len(batch.y), *[1] * (batch.y.dim() - 1))

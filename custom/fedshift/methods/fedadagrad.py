@@ -5,11 +5,8 @@ grows, so that steps become shorter from round to round::
 
     v ← v + Δ²
 
-Options: β1 is ``beta1``, τ is ``tau``, η is ``server_lr``; ``weights`` selects c_k as in FedAvg. Deviations are
-FedAdam's.
-
-Choices: β1 = 0, plain Adagrad as in the authors' code, and η = 0.1, larger than FedAdam's because v is a sum over
-rounds; the authors' tuned values are from 10⁻¹·⁵ to 10. What was read is said in FedAdam's file.
+Deviations and what was read are FedAdam's. Choices: β1 = 0, plain Adagrad as in the authors' code, and η = 0.1, larger
+than FedAdam's because v is a sum over rounds; the authors' tuned values are from 10⁻¹·⁵ to 10.
 
 When: few rounds, in which the learning rate should fall without a schedule.
 """

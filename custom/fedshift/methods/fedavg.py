@@ -5,12 +5,6 @@ replaces its model by the weighted mean of the sites' models::
 
     w ← Σ_k c_k w_k,    c_k = n_k / Σ n   (weights: samples)   or   1 / K   (weights: uniform)
 
-``weights``: the original paper and FedRDN weight by sample count, the FedFA and FedBN papers weight uniformly.
-
-``buffers``: batch-norm running statistics are averaged like parameters (``average``), or each site keeps its own and is
-evaluated with them (``local``). With ``local``, a site that has never trained estimates its running statistics from
-its own training images.
-
 Deviation from the paper: integer batch counters are not averaged; the server takes the largest.
 
 When: the baseline. The FedFA and FedBN papers average uniformly, FedRDN and the original by sample count.
@@ -54,11 +48,9 @@ class Client(base.Client[Config]):
     )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All buffers with ``buffers: local``, otherwise nothing."""
         return frozenset(name for name, _ in net.named_buffers()) if self.config.buffers == "local" else frozenset()
 
     def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """With ``buffers: local``, estimate the running statistics from the site's own images."""
         if self.config.buffers == "local":
             re_estimate(ctx.run.net, data, ctx.run)
 
@@ -69,7 +61,6 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def factor(self, n_samples: int) -> int:
-        """The unnormalised weight of a site: n_k, or 1 with ``weights: uniform``."""
         return 1 if self.config.weights == "uniform" else n_samples
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:

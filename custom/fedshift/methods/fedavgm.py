@@ -6,13 +6,10 @@ with momentum::
 
     v ← β v + (w − avg),    w ← w − η v                  (nesterov: w ← w − η (w − avg + β v))
 
-Options: β is ``beta``, η is ``server_lr``; ``weights`` selects c_k as in FedAvg. β = 0.9 is FedRDN's value for
-classification; FedRDN for prostate and FedFA's code use 0.01.
+Choices: β = 0.9 is FedRDN's value for classification; FedRDN for prostate and FedFA's code use 0.01.
 
 Deviation: FedFA's released code also applies momentum to batch-norm statistics, which can make a variance negative.
-Here batch-norm statistics are averaged as in FedAvg.
-
-Velocities are kept in float64, so that β = 0 reproduces FedAvg bit for bit.
+Here they are averaged as in FedAvg.
 
 When: few rounds, or updates that vary much between rounds; ``beta`` 0 is ``fedavg``.
 """
@@ -27,8 +24,7 @@ from pydantic import Field
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.messages import Weights
+from fedshift.methods.shared.aggregation import MeanStep
 from fedshift.schema.strict import Strict
 
 SEARCH = {"beta": search.choice(0.01, 0.1, 0.5, 0.9, 0.97), "server_lr": search.log(0.3, 3)}
@@ -37,8 +33,8 @@ SEARCH = {"beta": search.choice(0.01, 0.1, 0.5, 0.9, 0.97), "server_lr": search.
 class Config(Strict):
     """Options of FedAvgM.
 
-    ``beta``: momentum β. ``nesterov``: Nesterov's form. ``server_lr``: η. ``weights``: ``samples`` is n_k/n,
-    ``uniform`` 1/K.
+    ``beta``: β. ``nesterov``: Nesterov's form. ``server_lr``: η. ``weights``: ``samples`` is c_k = n_k/n, ``uniform``
+    1/K.
     """
 
     beta: float = Field(default=0.9, ge=0, lt=1)
@@ -53,20 +49,12 @@ class Client(base.Client[Config]):
     idle = (base.Rule("nesterov", "beta is 0, so there is no momentum", {"beta": 0}),)
 
 
-class Server(base.Server[Config]):
-    """FedAvg with server momentum on trainable parameters."""
+class Server(MeanStep[Config]):
+    """One SGD step with momentum, in float64 so that β = 0 is FedAvg bit for bit; the state is v by parameter."""
 
-    owns = frozenset({"combine"})
-
-    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """One SGD step with momentum; the gradient is w − avg."""
-        beta = self.config.beta
-        result = average(weights, updates, site_fractions(updates, self.config.weights))
-        for key in sorted(ctx.trainable & set(updates[0].weights)):
-            old = weights[key].astype(np.float64)
-            gradient = old - result[key]
-            velocity = beta * self.state.get(key, np.zeros_like(old)) + gradient
-            direction = gradient + beta * velocity if self.config.nesterov else velocity
-            self.state[key] = np.asarray(velocity)
-            result[key] = np.asarray(old - self.config.server_lr * direction, weights[key].dtype)
-        return result
+    def new_value(self, key: str, old: np.ndarray, mean: np.ndarray, updates: Sequence[base.SiteUpdate]) -> np.ndarray:
+        beta, gradient = self.config.beta, old - mean
+        velocity = beta * self.state.get(key, np.zeros_like(old)) + gradient
+        direction = gradient + beta * velocity if self.config.nesterov else velocity
+        self.state[key] = np.asarray(velocity)
+        return np.asarray(old - self.config.server_lr * direction)

@@ -13,13 +13,11 @@ Deviation: layers are found by type. The released code looks for "bn" in a key a
 
 Variants:
 
-- ``norms`` is ``batch`` (batch norm, and every module with the buffers running_mean and running_var) or ``all`` (group,
-  layer, RMS and instance norm too).
+- ``norms`` is which layers N are.
 - ``unseen`` says what a site that has never trained, and so has no N, uses; `results.final.newcomers` lists such sites.
-  With ``re-estimated`` (default) N never leaves a site: a new site passes its own un-augmented training images through
-  the network and takes their running statistics, without labels and with the initial scale and shift. With
-  ``averaged`` N is sent and averaged as in FedAvg, but only new sites use the average. The default matches the authors'
-  server, whose N stays as initialised, and keeps the brightness and contrast of a site's features at the site.
+  With ``re-estimated`` N never leaves a site: a new one passes its own un-augmented images through the network, with
+  the initial scale and shift. That matches the authors' server, whose N stays as initialised, and keeps the
+  brightness and contrast of a site's features at the site. With ``averaged`` only new sites use the average.
 
 When: sites differ in scale, contrast or colour and each site should get its own model. In a network without
 normalisation layers it is FedAvg, and with instance norm alone (``norms: all``) only scales and shifts stay: there are
@@ -94,10 +92,8 @@ class Client(base.Client[Config]):
         return keys
 
     def withheld(self, net: nn.Module) -> frozenset[str]:
-        """The personal keys, or nothing with ``unseen: averaged``."""
         return frozenset() if self.config.unseen == "averaged" else self.personal(net)
 
     def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """With ``re-estimated``, take the running statistics of the site's images; otherwise keep the average."""
         if self.config.unseen == "re-estimated":
             re_estimate(ctx.run.net, data, ctx.run)

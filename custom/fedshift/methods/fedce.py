@@ -120,11 +120,9 @@ class Client(base.Client[Config]):
         }
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The sites' weights in the received model; none come with a final model."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the error of the received model without the site's own."""
         self._error = 1.0
         if ctx.round == 1 or not self._arrays:  # the latter: a final model, which nobody asks the error of
             return
@@ -165,15 +163,7 @@ class Client(base.Client[Config]):
 
 
 def cosines(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """cos(Δ_i, Δ_−i) of every site; 0 where either did not move.
-
-    Args:
-        products: inner products of the sites' changes, (K, K).
-        shares: p, (K,).
-
-    Returns:
-        (K,).
-    """
+    """cos(Δ_i, Δ_−i) of every site, 0 where either did not move: changes' inner products (K, K), p (K,) -> (K,)."""
     result = np.zeros(len(shares))
     for site in range(len(shares)):
         others = np.where(np.arange(len(shares)) == site, 0.0, shares)
@@ -250,10 +240,8 @@ class Server(base.Server[Config]):
         return average(weights, updates, shares.tolist())
 
     def contributions(self, ctx: base.ServerContext) -> Mapping[str, float]:
-        """The weights p of the round's sites."""
         shares = zip(ctx.sites, self.state["weights"].tolist(), strict=True)
         return {site: share for site, share in shares if share > 0}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """p, from which a site knows its weight in the received model, and what was used of its change."""
         return {"weights": self.state["weights"], "used": self.state["used"]}

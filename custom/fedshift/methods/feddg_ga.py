@@ -68,8 +68,7 @@ class Config(Strict):
     """Options of FedDG-GA.
 
     ``step``: d; 0 is ``fedavg`` with uniform weights. A step moves up to 3 d of the mean weight. ``variant``:
-    ``released`` does not centre the gaps, divides d_r by the number of sites, and limits weights to 1, as the authors'
-    code.
+    ``released`` is the authors' code, which does not centre the gaps.
     """
 
     variant: Literal["paper", "released"] = "paper"

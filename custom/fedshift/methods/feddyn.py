@@ -11,8 +11,8 @@ Where local models agree, w_k = w, and their gradients g_k sum to zero: w is an 
 kept here is l_k = −g_k / α, the sum of all w_k − w, and −h / α, the mean of all l_k, as in the authors' code: the
 gradient at a site is ∇f_k + α (θ − w + l_k). The mean is over all m sites, also those that have never answered.
 
-Variants: ``variant: released`` is the code's weighting by amount of data: α is divided by n_k / n̄ at a site with n_k
-of on average n̄ training samples, so that w tends to the optimum of Σ n_k f_k. Sites are then told n̄.
+Variants: ``variant: released`` is the code's weighting by amount of data: with n_k of on average n̄ training samples, α
+is divided by n_k / n̄, so that w tends to the optimum of Σ n_k f_k.
 
 Deviations from the paper:
 
@@ -60,8 +60,8 @@ SEARCH = {"alpha": search.log(0.001, 0.1)}
 class Config(Strict):
     """Options of FedDyn.
 
-    ``alpha``: α. The paper tunes it between 0.001 and 0.1. ``variant``: ``released`` divides α by n_k over its mean at
-    a site with n_k samples, so that sites count by samples and not equally; they are told the mean.
+    ``alpha``: α. The paper tunes it between 0.001 and 0.1. ``variant``: with ``released`` sites count by samples and
+    not equally; they are told the mean number.
     """
 
     variant: Literal["paper", "released"] = "paper"
@@ -81,11 +81,9 @@ class Client(base.Client[Config]):
     )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """Which l_k the server's h contains, and with ``released`` the mean number of samples."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Choose the l_k that the server's h contains, and α of this site."""
         self._alpha = self.config.alpha
         if self.config.variant == "released":
             self._alpha *= float(self._arrays["mean_samples"]) / data.n_train

@@ -31,8 +31,7 @@ Variants:
 - ``variant: released`` follows the authors' code: unbiased variances, and one scalar Σ² over sites and channels
   together, which makes every γ_j = 1; a layer augments if u ≤ p instead of u < p, for u uniform in [0, 1).
   With p = 0 it never does here (in the authors' code it would for u = 0), so that the method is FedAvg.
-- ``fusion`` selects the paper's ablations: ``direct`` uses Σ² instead of γ, ``local`` is FedFA-C (Ŝ = S), ``random`` is
-  FedFA-R (standard deviation 0.5 for all). ``layers`` selects stages, numbered from 1.
+- ``fusion`` selects the paper's ablations; FedFA-C has Ŝ = S, FedFA-R the standard deviation 0.5 for all.
 - ``share: sums`` hides a site's m and s if the transport encrypts. A site sends the difference d between its value and
   the mean over sites that it received, and d². The server uses only Σ d and Σ d² over the M sites::
 
@@ -168,10 +167,7 @@ class FeatureAugmentation:
         own_std = batch_variance(std, eps=eps, unbiased=unbiased)
         if self._config.fusion == "local":
             return own_mean.sqrt(), own_std.sqrt()
-        return (
-            ((self.gamma_mean.to(mean) + 1) * own_mean).sqrt(),
-            ((self.gamma_std.to(std) + 1) * own_std).sqrt(),
-        )
+        return (((self.gamma_mean.to(mean) + 1) * own_mean).sqrt(), ((self.gamma_std.to(std) + 1) * own_std).sqrt())
 
     @torch.no_grad()
     def _move_running(self, mean: Tensor, std: Tensor) -> None:
@@ -222,7 +218,6 @@ class Client(base.Client[Config]):
         return {"shifted means of features": means, "scaled deviations of features": deviations}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """For each layer m and s, or with ``share: sums`` their d and d²."""
         if not self.config.shares:
             return {}
         reveals = "moving average of the {} of features over the site's training images, per channel"
@@ -244,7 +239,6 @@ class Client(base.Client[Config]):
         return specs
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One FFA layer at each chosen stage."""
         stages = stages_of(net, self.config.layers, "fedfa")
         self._layers = {
             number: FeatureAugmentation(number, stage.channels, net, self.config, ctx, strength=self._strength)
@@ -276,7 +270,6 @@ class Client(base.Client[Config]):
             layer.running_mean, layer.running_std = kept[f"mean.{number}"], kept[f"std.{number}"]
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The values of m and s after this round, or with ``share: sums`` their d and d²."""
         if not self.config.shares:
             return {}
         arrays: Arrays = {}
@@ -357,7 +350,6 @@ class Server(base.Server[Config]):
         return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Eq. 5 and 6 for every layer."""
         if ctx.round == 0:
             return
         for name in [n for n in self.state if n.startswith(("mean.", "std."))]:

@@ -9,8 +9,7 @@ Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023. W
 The idea: a direction that only some sites profit from is particular to their images, and one that all take is what the
 sites have in common.
 
-Options: τ is ``tau``, η is ``server_lr``; ``weights`` selects c_k as in FedAvg, signs count once for every site.
-τ = 0 with η = 1 is FedAvg.
+Signs count once for every site, whatever c_k. τ = 0 with η = 1 is FedAvg.
 
 Variants: ``variant: released`` is the mask of public code for domain generalisation (the benchmark of Bai et al., ICLR
 2024, as FedOMG's repository has it), which contradicts the paper: it means M ← M + (1 − M) A and computes
@@ -19,8 +18,7 @@ size, too::
 
     M = 1 − A where A ≥ τ,    0 elsewhere;    w ← w + τ M ⊙ Σ_k c_k Δ_k
 
-With it an odd number of sites can move only elements on which they disagree. It is here to reproduce figures, not for
-use.
+With it an odd number of sites can move only elements on which they disagree: it is here to reproduce figures.
 
 Deviations: batch-norm statistics are averaged, not masked. The paper also puts the mask on the step of a server's
 optimiser (FedAvgM, FedAdam), which owns ``combine`` here as FedGMA does; only the rule over FedAvg is here.
@@ -46,9 +44,8 @@ from pydantic import Field
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.aggregation import average, site_fractions
+from fedshift.methods.shared.aggregation import MeanStep
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 
 SEARCH = {"tau": search.choice(0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "server_lr": search.log(0.3, 3)}
@@ -57,9 +54,8 @@ SEARCH = {"tau": search.choice(0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "server_lr": searc
 class Config(Strict):
     """Options of FedGMA.
 
-    ``tau``: τ; 0 is ``fedavg``. With three sites every τ in (1/3, 1] is the same. ``server_lr``: η. ``weights``:
-    ``samples`` is n_k/n, ``uniform`` 1/K. ``variant``: ``released`` is the mask of public code, M = 1 − A where A ≥ τ
-    and 0 elsewhere, with τ as step size too. It contradicts the paper and is here to reproduce figures only.
+    ``tau``: τ; 0 is ``fedavg``. ``server_lr``: η. ``weights``: ``samples`` is n_k/n, ``uniform`` 1/K. ``variant``:
+    ``released`` is the mask of public code, with τ as step size too, which contradicts the paper.
     """
 
     variant: Literal["paper", "released"] = "paper"
@@ -68,7 +64,6 @@ class Config(Strict):
     weights: Literal["samples", "uniform"] = "samples"
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse ``variant: released`` with τ = 0, which is its step size."""
         if self.variant == "released" and self.tau == 0:
             raise ConfigError(
                 "options-clash",
@@ -89,22 +84,16 @@ class Client(base.Client[Config]):
     idle = (base.Rule("server_lr", "variant released steps by tau", {"variant": "released"}),)
 
 
-class Server(base.Server[Config]):
+class Server(MeanStep[Config]):
     """The sites' mean change, masked by the agreement of their signs."""
 
-    owns = frozenset({"combine"})
     tells_sites_apart = True
 
-    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Return w + η M ⊙ Σ_k c_k Δ_k; buffers are averaged as in FedAvg."""
+    def new_value(self, key: str, old: np.ndarray, mean: np.ndarray, updates: Sequence[base.SiteUpdate]) -> np.ndarray:
+        """Return w + η M ⊙ Σ_k c_k Δ_k."""
         released = self.config.variant == "released"
-        step = self.config.tau if released else self.config.server_lr
-        result = average(weights, updates, site_fractions(updates, self.config.weights))
-        for key in sorted(ctx.trainable & set(updates[0].weights)):
-            signs = np.zeros(weights[key].shape)
-            for update in updates:
-                signs += np.sign(update.weights[key] - weights[key])
-            old = weights[key].astype(np.float64)
-            moves = step * mask(np.abs(signs) / len(updates), tau=self.config.tau, released=released)
-            result[key] = np.asarray(old + moves * (result[key] - old), weights[key].dtype)
-        return result
+        signs = np.zeros(old.shape)
+        for update in updates:
+            signs += np.sign(update.weights[key] - old)
+        moves = mask(np.abs(signs) / len(updates), tau=self.config.tau, released=released)
+        return np.asarray(old + (self.config.tau if released else self.config.server_lr) * moves * (mean - old))

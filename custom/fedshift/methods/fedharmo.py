@@ -12,7 +12,7 @@ Choices: α = 0.05 as in the authors' code.
 
 Deviations: the authors' networks use batch statistics at test time as well and keep no running statistics, nor scale
 and shift; here batch norm is used as the task's network defines it (the U-Net has ``norm: batch_statistics``). Other
-deviations and ``variant`` are those of ``harmofl``.
+deviations are those of ``harmofl``.
 
 When: to compare with FedFA's "FedHarmo" rows.
 """

@@ -15,8 +15,7 @@ Domain diversity. Sites whose masked change is long are far from the common mode
 
     w   ← w + Σ_k p_k M_k Δ_k / Σ_k p_k M_k                                   0 where every site drops the element
 
-Options: τ is ``tau``, and 0 drops nothing; β is ``beta``, and 0 keeps the weights equal. With both 0 it is FedAvg with
-uniform weights.
+With τ = β = 0 it is FedAvg with uniform weights.
 
 Deviations: in the authors' code the masks and the division apply to batch-norm statistics and batch counters too; here
 statistics are averaged with p_k / Σ p. Σ_j d_j is over the sites of the round, in the code also over the last distances
@@ -61,14 +60,7 @@ class Config(Strict):
 
 
 def consistent_mask(falls: np.ndarray, earlier: int, change: np.ndarray, *, tau: float) -> np.ndarray:
-    """M, of the shape of ``change``.
-
-    Args:
-        falls: in how many of the site's earlier rounds an element did not rise.
-        earlier: the number of these rounds.
-        change: Δ of this round.
-        tau: an element is kept if it moved this way in more than this share of the earlier rounds; 0 keeps all.
-    """
+    """M, of the shape of ``change``, which is Δ; ``falls`` of the site's ``earlier`` rounds an element did not rise."""
     if tau == 0 or earlier == 0:
         return np.ones(change.shape, np.bool_)
     # The counts are divided, as 1 minus a share is rounded otherwise than the share of the others.

@@ -31,7 +31,7 @@ pixel's classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import head_keys
-from fedshift.methods.shared.passes import gradient_over
+from fedshift.methods.shared.passes import gradient_over, gradient_specs
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -70,23 +70,6 @@ def misalignment(loss: Tensor, parameters: Sequence[Tensor], mean: Sequence[Tens
     return torch.stack([(g - m).square().sum() for g, m in zip(gradients, mean, strict=True)]).sum()
 
 
-def specs(net: nn.Module, reveals: str, *, up: bool) -> dict[str, base.ArraySpec]:
-    """One spec for each parameter of the classifier."""
-    return {
-        name: base.ArraySpec(
-            tuple(p.shape),
-            low=-1e6,
-            high=1e6,
-            alike="norm" if up else "",
-            averaged="values" if up else "",
-            reveals=reveals,
-            keep=False,
-            kind="control",
-        )
-        for name, p in head_parameters(net).items()
-    }
-
-
 class Client(base.Client[Config]):
     """Adds the penalty to the loss and sends the classifier's mean gradient."""
 
@@ -94,20 +77,14 @@ class Client(base.Client[Config]):
     clashes = (base.Rule("may keep the head at the site", "compares gradients of one classifier over sites"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The classifier's mean gradient, one array for each parameter."""
-        return specs(
-            net,
-            "mean gradient of the last layer over the site's training samples, which hints at how often it has each "
-            "class",
-            up=True,
-        )
+        what = "mean gradient of the last layer over the site's training samples, which hints at how often it has each"
+        return gradient_specs(head_parameters(net), f"{what} class", averaged="values")
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The server's m. It is all 0 before any gradient has come, and does not come with a final model."""
         self._known = any(array.any() for array in arrays.values())
-        device = next(ctx.run.net.parameters()).device
         names = head_parameters(ctx.run.net) if self._known else ()
-        self._mean = [torch.from_numpy(arrays[name]).to(device) for name in names]
+        self._mean = [torch.from_numpy(arrays[name]).to(ctx.run.device) for name in names]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         self._gradient = gradient_over(ctx.run, data, head_parameters(ctx.run.net), method="fediir")
@@ -127,7 +104,7 @@ class Server(base.Server[Config]):
     """Averages the gradients over sites and over rounds."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        return specs(net, "moving average over rounds of the mean gradient over sites", up=False)
+        return gradient_specs(head_parameters(net), "moving average over rounds of the mean gradient over sites")
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
         self.state = {name: np.zeros(tuple(p.shape), np.float32) for name, p in head_parameters(net).items()}
@@ -138,13 +115,8 @@ class Server(base.Server[Config]):
             return
         total, ema = sum(update.n_samples for update in updates), self.config.ema
         for name, old in self.state.items():
-            mean = sum(u.n_samples / total * gradients(u)[name].astype(np.float64) for u in updates)
+            mean = sum(u.n_samples / total * u.arrays["fediir"][name].astype(np.float64) for u in updates)
             self.state[name] = np.asarray(ema * old.astype(np.float64) + (1 - ema) * mean, np.float32)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         return self.state
-
-
-def gradients(update: base.SiteUpdate) -> Mapping[str, np.ndarray]:
-    """A site's arrays of this method."""
-    return update.arrays["fediir"]

@@ -9,8 +9,6 @@ after Arjovsky et al., "Invariant Risk Minimization", 2019. At a site, on every 
 With plain SGD and one local step a round (``schedule.local_steps=1``), a round is a step of centralised IRM. The paper
 reports that more local steps degrade the result.
 
-Variants: ``penalty: scalar`` is the paper's equation, ``penalty: classifier`` the default of its code.
-
 Schedule of β, as in the code: β is 1 for the first ``warmup`` steps of a site, then ``weight``; at the change the
 optimiser's state is reset. The objective is divided by β to keep the step length.
 
@@ -21,8 +19,7 @@ Deviations from the paper:
 - f is the task's loss alone. Terms that other methods add are not penalised. They are divided by β only if their method
   runs before this one (alphabetical order).
 
-When: to reproduce the paper, with ``schedule.local_steps=1``: a round with plain SGD is then one step of centralised
-``irm``. The paper reports that it degrades with more local steps and leaves it out of its main tables.
+When: to reproduce the paper, which leaves it out of its main tables.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ Deviations from the paper:
   alphabet. Evaluation is unchanged. No averages are sent for the final evaluation, so fine-tuning there runs without
   FedMix.
 
-Variants: ``variant: released`` follows both public re-implementations (the authors published no code): the inner
-product is averaged over samples, which makes the third term too small by a factor of the batch size.
+Variants: ``variant: released`` follows both public re-implementations; the authors published no code.
 
 When: to reproduce the papers' tables, and where sites may share averaged images. It reveals more than any other method:
 averages of ``images`` training images, in which single images may be recognisable. They pass through the server to
@@ -123,7 +122,6 @@ class Client(base.Client[Config]):
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Averaged images (groups, C, *spatial) and averaged targets."""
         channels = cast(StagedNetwork, net).in_channels
         head = getattr(net, "head", None)
         targets: tuple[int | str, ...] = ("groups", "classes", "spatial")
@@ -191,7 +189,6 @@ class Client(base.Client[Config]):
         return [net.register_forward_pre_hook(watch)]
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Draw an average and scale the images by 1−λ."""
         if not self._averages:
             return batch
         images, targets = self._averages["images"], self._averages["targets"]

@@ -11,11 +11,8 @@ weight a site, of which only the changes' inner products are needed::
 
 Sites that all move alike move the model by 1 + κ times that.
 
-Options: κ is ``kappa``, the radius around g as a share of its length: 0 with η = 1 is FedAvg. η is ``server_lr``.
-``weights`` selects c_k (``uniform``: 1/K).
-
-The authors' code divides the step by 1 + κ², as CAGrad's does, on which it is built (Liu et al., NeurIPS 2021):
-``server_lr`` of 0.8 with κ = 0.5 is that.
+κ is the radius around g as a share of its length. The authors' code divides the step by 1 + κ², as CAGrad's does, on
+which it is built (Liu et al., NeurIPS 2021): ``server_lr`` of 0.8 with κ = 0.5 is that.
 
 Deviations from the code:
 
@@ -80,16 +77,7 @@ class Config(Strict):
 
 
 def matched(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> np.ndarray:
-    """γ*: the weights of the sites in the direction that is added to the mean change.
-
-    Args:
-        products: inner products of the sites' changes, (K, K).
-        shares: c_k, (K,).
-        kappa: κ.
-
-    Returns:
-        (K,), not negative, with sum 1.
-    """
+    """γ*, the weights of the sites in the added direction: changes' inner products (K, K), c_k (K,) -> (K,), sum 1."""
     mean, radius = np.einsum("ij,j->i", products, shares), kappa * _length(products, shares)
 
     def objective(gamma: np.ndarray) -> tuple[float, np.ndarray]:

@@ -12,16 +12,12 @@ round keeps its last prototype.
 
 Variants:
 
-- Only prototypes travel by default, as in the paper: every site keeps its own model and is evaluated with it.
-  ``average_weights: true`` also averages the models, as in benchmarks that compare a single global model.
-- ``prototypes: last_epoch`` (default) follows the authors' code: p is the mean over the round's last epoch of training,
-  each batch embedded before its step. It needs no extra pass, but mixes embeddings of changing weights. (With
-  ``schedule.local_steps``, an unfinished epoch is merged with the one before it. An image may then be in both, so the
-  larger count of a class in one of them counts as its number of images.)
-- ``prototypes: trained`` makes one more pass over all training images, un-augmented, with the trained model in
-  evaluation mode. With batch norm these embeddings differ from those in training, which use batch statistics. The
-  difference is large while running statistics are still averages over all sites, hence the default ``last_epoch``.
-- ``weights: samples`` weights the sites by their number of images of the class. Only then do class counts leave a site.
+- Only prototypes travel by default, as in the paper. ``average_weights: true`` also averages the models, as in
+  benchmarks that compare a single global model.
+- ``prototypes: last_epoch`` is the authors' code: each batch is embedded before its step, which mixes embeddings of
+  changing weights (an unfinished epoch: `fedshift.methods.shared.prototypes.LastEpoch`). ``trained`` makes one more
+  pass, un-augmented and in evaluation mode. With batch norm its embeddings differ from those in training, by much
+  while running statistics are still averages over all sites: hence the default.
 
 Deviations from the paper:
 
@@ -47,6 +43,7 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.shared.head import classes_of, head_of
+from fedshift.methods.shared.passes import predicted
 from fedshift.methods.shared.prototypes import TOO_FEW, LastEpoch, PrototypeClient, PrototypeServer
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -91,17 +88,14 @@ class Client(PrototypeClient[Config]):
         return frozenset() if self.config.average_weights else frozenset(net.state_dict())
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's prototypes and which classes have one."""
-        device = next(ctx.run.net.parameters()).device
-        self._prototypes = torch.from_numpy(arrays["prototypes"]).to(device)
-        self._known = torch.from_numpy(arrays["known"]).to(device) > 0
+        self._prototypes = torch.from_numpy(arrays["prototypes"]).to(ctx.run.device)
+        self._known = torch.from_numpy(arrays["known"]).to(ctx.run.device) > 0
         self._pulls = bool(arrays["known"].any())
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         self._means = LastEpoch(self._prototypes, ctx.run)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus λ times the prototype loss; embeddings are collected for ``last_epoch``."""
         u = precise(self.embedding)
         classes = classes_of(batch.y)
         if self.config.prototypes == "last_epoch":
@@ -111,7 +105,6 @@ class Client(PrototypeClient[Config]):
         return loss + self.config.weight * prototype_loss(u, classes, self._prototypes.to(u), self._known)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
         return super().end(data, ctx)
@@ -119,15 +112,8 @@ class Client(PrototypeClient[Config]):
     @torch.no_grad()
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Add the trained model's embeddings of all training images."""
-        net = ctx.run.net
-        training = net.training
-        net.eval()
-        try:
-            for x, y in data.chunks():
-                net(ctx.run.normalise(x.to(self._prototypes.device), training=False))
-                self._means.seen.add(self.embedding, y.to(self._prototypes.device))
-        finally:
-            net.train(training)
+        for _, y in predicted(ctx.run, data.chunks()):
+            self._means.seen.add(self.embedding, y)
 
 
 class Server(PrototypeServer[Config]):

@@ -7,8 +7,8 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. The l
 Choices: personal layers (FedBN) are held near the site's own values at the start of the round, because the received
 values are not the site's model. Buffers are not parameters and are not held.
 
-Variants: ``variant: released`` follows FedFA's and FedBN's code: μ/2 ‖w − w_g‖, the norm instead of its square, and no
-term in the first step of a round. The gradient of this term has constant length, however far w is from w_g.
+Variants: ``variant: released`` follows FedFA's and FedBN's code. The gradient of its term has constant length, however
+far w is from w_g.
 
 When: many local steps, sites whose optima differ.
 """

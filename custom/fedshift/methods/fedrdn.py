@@ -15,12 +15,6 @@ Deviations from the paper:
 - Of volumes that are larger than the network's patch an image is a window, side by side as in evaluation. Patches of
   training are more often where there is something to segment, and a new site has no labels.
 
-Variants:
-
-- ``variant: released`` follows the code: mean and standard deviation are drawn independently, one of each per batch.
-- ``mode: mean`` is FedRDN-V: the mean of all sites' pairs, in training and test.
-- ``mode: fixed`` is plain normalisation with ``fixed_mean`` and ``fixed_std`` at every site.
-
 When: sites differ in brightness and contrast; it costs almost nothing and combines with the other methods. Not where
 each volume is normalised by itself (``data.normalise: volume``, the default of patches): all pairs are then nearly the
 same, and it can do nothing. ``fedshift job`` warns.
@@ -49,9 +43,9 @@ SMALLEST_STD = 1e-6
 class Config(Strict):
     """Options of FedRDN.
 
-    ``variant``: ``released`` draws mean and standard deviation independently, one of each per batch. ``mode``: ``mean``
-    is FedRDN-V, the mean of all sites' pairs; ``fixed`` is plain normalisation. ``fixed_mean``: for ``fixed``, one
-    number or one per channel. ``fixed_std``: likewise.
+    ``variant``: ``released`` is the authors' code, which draws mean and standard deviation independently, one of each
+    per batch. ``mode``: ``mean`` is FedRDN-V, the mean of all sites' pairs in training and test; ``fixed`` is plain
+    normalisation. ``fixed_mean``: for ``fixed``, one number or one per channel. ``fixed_std``: likewise.
     """
 
     variant: Literal["paper", "released"] = "paper"
@@ -60,7 +54,6 @@ class Config(Strict):
     fixed_std: tuple[float, ...] = (0.5,)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse a standard deviation that is too small to divide by."""
         if min(self.fixed_std) < SMALLEST_STD:
             raise ConfigError(
                 "invalid-value", f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}"
@@ -141,13 +134,11 @@ class Client(base.Client[Config]):
         self._means, self._stds = pairs
 
     def state_from_model(self, arrays: Arrays, index: int) -> dict[str, Tensor]:
-        """The site's own pair, from its row in the received list."""
         if self.config.mode == "fixed":
             return {}
         return {name: torch.from_numpy(arrays[f"{name}s"][index]) for name in ("mean", "std")}
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
-        """Normalise with a random site's pair for every image in training, with the site's own pair otherwise."""
         if self.config.mode != "random":
             mean, std = self._means, self._stds
         elif not training:
@@ -175,7 +166,6 @@ class Server(base.Server[Config]):
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: stack the pairs in site order."""
         if ctx.round == 0 and self.config.mode != "fixed":
             self.state = {
                 f"{name}s": np.stack([update.arrays["fedrdn"][name] for update in updates]) for name in ("mean", "std")

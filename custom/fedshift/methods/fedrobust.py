@@ -9,9 +9,7 @@ an adversary x ↦ Γ x + s δ that acts on the channels of every pixel, Γ (C, 
 
 s is the range of the site's training images, largest minus smallest intensity, measured once, before its first round of
 training. The authors' images lie in [0, 1], where s is 1; an absolute shift would do nothing to images in [0, 255].
-Γ starts at I and δ at 0. Both stay at the site and persist over batches and rounds. The defaults of η_Γ
-(``step_gamma``), η_δ (``step_delta``), λ_Γ (``penalty_gamma``) and λ_δ (``penalty_delta``) are those of the authors'
-code: 0.001, 0.02, 100 and 4.
+Γ starts at I and δ at 0. Both stay at the site and persist over batches and rounds. Defaults are the authors' code's.
 
 Deviations from the paper:
 
@@ -67,7 +65,6 @@ class Config(Strict):
     penalty_gamma: float = Field(default=100.0, ge=0)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse a step size with which the adversary diverges under its own penalty."""
         for name in ("delta", "gamma"):
             step, penalty = getattr(self, f"step_{name}"), getattr(self, f"penalty_{name}")
             if step * penalty >= 1:
@@ -105,10 +102,9 @@ def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:
 
 def intensity_range(data: base.TrainingSamples, run: base.Run) -> float:
     """Largest minus smallest intensity of a site's training images, normalised as at test."""
-    device = next(run.net.parameters()).device
     low, high = float("inf"), -float("inf")
     for chunk, _ in data.chunks():
-        x = run.normalise(chunk.to(device), training=False)
+        x = run.normalise(chunk.to(run.device), training=False)
         low, high = min(low, float(x.min())), max(high, float(x.max()))
     return high - low
 
@@ -141,9 +137,8 @@ class Client(base.Client[Config]):
         return {"gamma": affine.gamma.detach(), "delta": affine.delta.detach()}
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        device = next(ctx.run.net.parameters()).device
         scale = float(ctx.state["range"])
-        ctx.scratch["affine"] = Affine(kept["gamma"].to(device), kept["delta"].to(device), scale)
+        ctx.scratch["affine"] = Affine(kept["gamma"].to(ctx.run.device), kept["delta"].to(ctx.run.device), scale)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Keep Γ and δ for the next round; nothing is sent."""

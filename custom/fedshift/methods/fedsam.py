@@ -15,8 +15,6 @@ Deviations from the paper: FedASAM's code does not scale parameters whose name i
 batch-norm statistics in both passes; here T follows the formula for all parameters. The reported loss is that of the
 first pass.
 
-Variants: ``adaptive: true`` is ASAM, with η as ``eta``.
-
 When: small sites; a model that must generalise to unseen sites.
 """
 

@@ -78,8 +78,7 @@ class Client(base.Client[Config]):
         return self._total
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        device = next(ctx.run.net.parameters()).device
-        self._total = {name: total.to(device) for name, total in kept.items()}
+        self._total = {name: total.to(ctx.run.device) for name, total in kept.items()}
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """One optimiser step along the mean gradient."""

@@ -11,8 +11,6 @@ only training uses need not be shared. μ is 0, ρ and c are 1 at first. α is `
 are those of the code's README for PACS. r is one Gaussian for each class; a mixture of all z of a batch is computed in
 the code, and not used.
 
-Variants: ``stochastic: false`` is the code's FedL2R: z = u and the first term alone.
-
 Deviations from the code:
 
 - The code inserts a linear layer after the features that gives mean and deviation of z. Here the mean is the embedding
@@ -104,8 +102,6 @@ class Client(EmbeddingClient[Config]):
     _noise: AuxiliaryNetwork | None = None
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """Put z in place of the head's input in training, and record it."""
-
         def draw(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             self._z = self._u = inputs[0]
             if self._noise is None or not net.training:
@@ -118,7 +114,6 @@ class Client(EmbeddingClient[Config]):
         return [head_of(net).register_forward_pre_hook(draw)]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Load σ's layer and the reference, or make them."""
         if not self.config.stochastic:
             return
         run, head = ctx.run, head_of(ctx.run.net)

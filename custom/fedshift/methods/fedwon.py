@@ -173,7 +173,7 @@ class Client(base.Client[Config]):
         return handles + [Replaced(module, shift) for module in net.modules() if is_norm(module, "all")]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Find the layers whose gradients are clipped; a second model's are clipped too."""
+        """Clip a second model's gradients too."""
         last = {id(module) for layer in last_layers(ctx.run.net) for module in layer.modules()}
         self._clipped = [module for module in ctx.run.net.modules() if id(module) not in last]
         ctx.run.clip_gradients = self._clip

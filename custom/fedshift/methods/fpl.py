@@ -15,9 +15,6 @@ alike sites do not outweigh a single one of another kind. The models are average
 p is made as FedProto makes it from the last epoch of training (`fedshift.methods.shared.prototypes`). A sample whose
 class has no prototype contributes 0, so round 1 has no extra term.
 
-Variants: ``variant: released`` follows the authors' code, whose consistency is the mean over the d elements, 1/d
-‖u − U_y‖².
-
 Deviations:
 
 - The paper makes p with the trained model, in a pass of its own after training; the code and this from the embeddings
@@ -25,8 +22,7 @@ Deviations:
 - The paper clusters by first neighbours and does not say how often; the code and this merge clusters as FINCH does.
 - A class that no site of a round has keeps its last prototypes; the code drops it.
 - As with FedProto, a site sends no prototype of fewer than ``min_samples`` images (2; the code: 1).
-- ``contrast`` and ``consistency`` scale the two terms; they are 1 in the paper. 0 and 1 give the rows of an ablation.
-- Soft labels (Mixup) count as their largest class.
+- ``contrast`` and ``consistency`` scale the two terms. Soft labels (Mixup) count as their largest class.
 
 Choices: τ is the paper's 0.02. The paper's sum with weight 1 is strong where u is long: with d = 512 and the learning
 rate of the task ``digits`` it slows training down a lot, and ``consistency`` has to be tuned (1/d is the code's).
@@ -111,14 +107,10 @@ def means_of(points: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def contrast_loss(u: Tensor, classes: Tensor, prototypes: Tensor, present: Tensor, *, temperature: float) -> Tensor:
-    """−log of the share of the class's own prototypes, (B, d) -> (B,).
+    """−log of the share of the class's own prototypes: embeddings (B, d) of ``classes`` (B,) -> (B,).
 
-    Args:
-        u: embeddings (B, d).
-        classes: their classes (B,), each of which has a prototype.
-        prototypes: (K, S, d), up to S for each class.
-        present: (K, S) bool, which of them there are.
-        temperature: τ.
+    ``prototypes`` (K, S, d) are up to S for each class, ``present`` (K, S) bool says which there are; each class of the
+    batch has one.
     """
     n_classes, most, _ = prototypes.shape
     similarity = functional.cosine_similarity(u[:, None], prototypes.flatten(0, 1)[None], dim=2) / temperature
@@ -139,7 +131,7 @@ class Client(PrototypeClient[Config]):
     )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        device = next(ctx.run.net.parameters()).device
+        device = ctx.run.device
         self._prototypes = torch.from_numpy(arrays["prototypes"]).to(device)
         number = torch.from_numpy(arrays["number"]).to(device)
         self._present = torch.arange(self._prototypes.shape[1], device=device)[None] < number[:, None]
@@ -149,7 +141,6 @@ class Client(PrototypeClient[Config]):
         self._means = LastEpoch(self._unbiased, ctx.run)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus both terms; embeddings are collected."""
         u, classes = precise(self.embedding), classes_of(batch.y)
         self._means.add(u, classes, ctx.run)
         known = self._present.any(1)[classes]
@@ -168,7 +159,6 @@ class Server(PrototypeServer[Config]):
     """Clusters the sites' prototypes class by class."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Clusters' prototypes, at most one for each site, and how many there are of each class."""
         head = head_of(net)
         shape = (head.out_features, "sites", head.in_features)
         return {

@@ -60,6 +60,7 @@ from fedshift.methods.shared.features import soft
 from fedshift.methods.shared.head import head_of
 from fedshift.methods.shared.mmd import mmd
 from fedshift.methods.shared.norms import norm_keys, re_estimate
+from fedshift.methods.shared.passes import evaluating, same_precision
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import derive_seed, seeded_global
@@ -444,14 +445,8 @@ class Client(base.Client[Config]):
     @torch.no_grad()
     def _embed(self, net: nn.Module, images: Tensor) -> Tensor:
         """Embeddings by the updated classifier, in the precision of the forward pass."""
-        training = net.training
-        net.eval()
-        try:
-            low = self._embedding.dtype == torch.bfloat16
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=low):
-                embedding: Tensor = cast(Any, net).features(images)
-        finally:
-            net.train(training)
+        with evaluating(net), same_precision(self._embedding):
+            embedding: Tensor = cast(Any, net).features(images)
         return embedding.float()
 
     def _train_generator(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:

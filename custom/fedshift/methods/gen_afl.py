@@ -15,8 +15,7 @@ Deviations from the paper:
 - The initial λ, n_i / n, is projected too. This changes it only if λ_min exceeds a site's share of the samples.
 - Negative weights apply to parameters only. For batch-norm statistics and all other choices see AFL.
 
-When: ``afl`` reacts too slowly. Extrapolation can overshoot and oscillate; a smaller ``eta`` damps it. ``lambda_min`` 0
-is ``afl``, 1/n is ``fedavg`` with uniform weights.
+When: ``afl`` reacts too slowly. Extrapolation can overshoot and oscillate; a smaller ``eta`` damps it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ f_i::
     q_i ← q_i exp(η f_i) / Σ_j q_j exp(η f_j),        q_i = 1/K at first
     minimise Σ_i q_i f_i                              q as a constant
 
-A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round. It is kept as
-log q: the q of a domain whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
+q goes on from round to round. It is kept as log q: the q of a domain whose loss stays far below the others' would
+underflow to 0, and 0 exp(η f) is 0 for ever.
 
 When: the centralised counterpart of AFL; the worst site's score matters. Run it with ``fedshift pooled groupdro
 <task>``.

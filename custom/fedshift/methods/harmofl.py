@@ -45,7 +45,7 @@ LARGEST = 1e10
 
 
 class Config(Strict):
-    """Options of HarmoFL's amplitude normalisation.
+    """Options of HarmoFL.
 
     ``variant``: ``released`` replaces only the DC term (the image's mean), which is the effect of the authors' code.
     """
@@ -84,7 +84,6 @@ class Client(base.Client[Config]):
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The mean amplitude spectrum, or with ``variant: released`` its DC term."""
         channels = cast(StagedNetwork, net).in_channels
         if self.config.variant == "released":
             shape: tuple[int | str, ...] = (channels, 1, 1)
@@ -120,7 +119,6 @@ class Client(base.Client[Config]):
         self._shared = torch.from_numpy(arrays["amplitude"])
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
-        """Images with the shared amplitude, in training and in evaluation."""
         return (with_mean if self.config.variant == "released" else with_amplitude)(x, self._shared)
 
 

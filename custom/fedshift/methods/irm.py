@@ -8,17 +8,11 @@ domains (each site is one, unless the task's ``domains`` put several together), 
     scalar:      P_i = ‖∇_{s=1} f_i(s · logits)‖²     s a single number that scales all logits
     classifier:  P_i = ‖∇_W f_i‖²                     W the weight matrix of the network's head
 
-Variants: ``penalty: scalar`` is the paper's equation, ``penalty: classifier`` the default of its code.
-
-Schedule of β, as in the code: β is 1 for the first ``warmup`` steps, then ``weight``; at the change the optimiser's
-state is reset. The objective is divided by β if β > 1, to keep the step length. A ``weight`` of at most 1 applies from
-the first step, without a reset, so that ``weight=0`` is the mean over domains.
+Variants, the schedule of β and its division are those of ``fedirm``; ``weight=0`` is the mean over domains.
 
 Deviations: the code uses the penalty of the last domain only, divided by K. (26) sums penalties over sites; here their
 mean is used, which makes β independent of K. DomainBed estimates the penalty from two halves of a batch; here it is
 computed on all of a domain's samples.
-
-A centralised reference, which needs all images in one place: `fedshift pooled irm`.
 
 When: the centralised counterpart of Fed-IRM. Run it with ``fedshift pooled irm <task>``.
 """
@@ -33,12 +27,7 @@ from torch import Tensor
 
 from fedshift.methods import base
 from fedshift.methods.fedirm import LINEAR, classifier_penalty, scalar_penalty
-from fedshift.methods.shared.domains import (
-    ByDomain,
-    WarmedUp,
-    by_site,
-    site_losses,
-)
+from fedshift.methods.shared.domains import ByDomain, WarmedUp, by_site, site_losses
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import ClassifyingNetwork
 

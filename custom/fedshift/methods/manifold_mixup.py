@@ -6,7 +6,7 @@ Verma et al., "Manifold Mixup: Better Representations by Interpolating Hidden St
     h̃_k = λ h_k(x_i) + (1−λ) h_k(x_j),   ỹ = λ y_i + (1−λ) y_j,   λ ~ Beta(α, α), one per batch
 
 Choices: α = 2, with the input and stages 1 and 2 as places, as in the authors' code for CIFAR (FedFA does not report
-its setting). ``layers`` selects other places. α = 0 disables mixing.
+its setting).
 
 Deviations: masks are blended pixel by pixel (the paper has no segmentation). A U-Net's stages are its pooled branches
 and its bottleneck, as for FedFA's layers. Mixing there does not change the skip connections of the same depth and
@@ -46,7 +46,6 @@ class Config(Strict):
     layers: tuple[int, ...] | None = None
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse an empty list of places."""
         if self.layers is not None and not self.layers:
             raise ConfigError(
                 "invalid-value", "method manifold_mixup: layers is empty: list 0 for the input, or stages from 1"
@@ -54,11 +53,7 @@ class Config(Strict):
 
 
 def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
-    """Places where a batch may be mixed, by number; the input (0) has no stage.
-
-    Raises:
-        ConfigError: a stage is not in the network.
-    """
+    """Places where a batch may be mixed, by number; the input (0) has no stage."""
     if config.layers is None:
         first = list(stages_of(net, None, "manifold_mixup").items())[:FIRST_STAGES]
         return {INPUT: None, **dict(first)}
@@ -91,7 +86,7 @@ class Client(base.Client[Config]):
         return [stage.hook(partial(layer, number)) for number, stage in stages.items() if stage is not None]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Clear the previous draw, so that other methods' passes before ``batch`` mix nothing."""
+        """Other methods' passes before ``batch`` mix nothing."""
         ctx.scratch["mix"] = None
         return batch
 

@@ -43,11 +43,6 @@ class Method:
     module: ModuleType
     config: Strict
 
-    @property
-    def is_pooled(self) -> bool:
-        """Whether it is a centralised reference, which trains on all sites' images in one place."""
-        return self.client().trains_on != "site"
-
     def client(self) -> Client[Any]:
         """Make a new client half; the base class if the module defines none."""
         half: Client[Any] = getattr(self.module, "Client", Client)(self.config)
@@ -57,6 +52,11 @@ class Method:
         """Make a new server half; the base class if the module defines none."""
         half: Server[Any] = getattr(self.module, "Server", Server)(self.config)
         return half
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it is a centralised reference, which trains on all sites' images in one place."""
+        return self.client().trains_on != "site"
 
     @property
     def owns(self) -> frozenset[Owned]:
@@ -121,11 +121,7 @@ def load(specs: Mapping[str, Mapping[str, Any]]) -> tuple[Method, ...]:
 
 
 def pooled_reference(specs: Mapping[str, Mapping[str, Any]]) -> Method | None:
-    """The centralised reference among a job's methods, if there is one.
-
-    Raises:
-        ConfigError: as `load`.
-    """
+    """The centralised reference among a job's methods, if there is one; errors as `load`."""
     return next((m for m in load(specs) if m.is_pooled), None)
 
 
@@ -145,11 +141,7 @@ def without(arrays: MethodArrays, left_out: frozenset[tuple[str, str]]) -> Metho
 
 
 def require_federation(job: JobSpec) -> None:
-    """Refuse a job that sites cannot run.
-
-    Raises:
-        ConfigError: the job is a centralised reference.
-    """
+    """Refuse a centralised reference, a job that sites cannot run (`ConfigError`)."""
     reference = pooled_reference(job.methods)
     if reference is not None:
         raise ConfigError(
@@ -163,17 +155,8 @@ class MethodSet:
     """The methods of a job with the job's network, in the order in which their halves are called."""
 
     def __init__(self, job: JobSpec, net: nn.Module) -> None:
-        """Load the job's methods.
-
-        Args:
-            job: the resolved job.
-            net: the job's network; only its structure is read.
-
-        Raises:
-            ConfigError: as `load`.
-        """
-        self.job = job
-        self.net = net
+        """Load the job's methods; of its network only the structure is read. Errors as `load`."""
+        self.job, self.net = job, net
         self._methods = load(job.methods)
         self._clients = {method.name: method.client() for method in self._methods}
         self._cases = {
@@ -221,7 +204,6 @@ class MethodSet:
 
     @property
     def withholding(self) -> tuple[str, ...]:
-        """Names of the methods that withhold keys."""
         return tuple(name for name, half in self._clients.items() if half.withheld(self.net))
 
     @property
@@ -241,7 +223,6 @@ class MethodSet:
 
     @property
     def resumable(self) -> bool:
-        """Whether a site can go on in the middle of a round."""
         return all(half.resumable for half in self._clients.values())
 
     @cached_property
@@ -265,11 +246,8 @@ class MethodSet:
     @cached_property
     def idle(self) -> dict[tuple[str, str], str]:
         """(method, option) of every option that changes nothing in this job, and why (`Client.idle`)."""
-        idle = {
-            (name, key): why
-            for name, half in self._clients.items()
-            for key, why in traits.idle_options(half, self._cases[name]).items()
-        }
+        halves = self._clients.items()
+        idle = {(n, key): why for n, half in halves for key, why in traits.idle_options(half, self._cases[n]).items()}
         if not self.sends_parameters and DEFAULT_COMBINE in self._clients:
             why = f"with {' and '.join(self.withholding)} no site sends its model, so none are averaged"
             idle |= {(DEFAULT_COMBINE, key): why for key in type(self[0].config).model_fields}

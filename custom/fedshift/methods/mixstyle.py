@@ -9,14 +9,13 @@ features x (B, C, *spatial) of a batch and x̃, the same features with the sampl
 μ and σ are taken over space per sample and channel (unbiased variance plus ε) and are detached from the graph.
 Targets are not changed.
 
-Variants: ``mix: random`` permutes the batch. ``mix: crossdomain`` draws each half's partners from the other half, for
-batches whose halves come from different sites; in a federation all of a batch comes from one site.
+Variant: ``mix: crossdomain`` is for batches whose halves come from different sites, as no federation's do.
 
 Choices: ``layers`` defaults to the first three stages without the last one, unless it is the only one: the authors
 recommend several lower layers and advise against the layer nearest to the prediction. The variance of a single pixel is
 taken as 0. The halves of an odd batch differ by one sample; the authors' code drops a sample.
 
-When: sites or new sites differ in style. In federated training a batch contains only the styles of one site.
+When: sites or new sites differ in style. In a federation a batch contains only the styles of one site.
 """
 
 from __future__ import annotations
@@ -78,11 +77,7 @@ class Client(base.Client[Config]):
     """Inserts MixStyle at the chosen stages."""
 
     def stages(self, net: nn.Module) -> dict[int, Stage]:
-        """The chosen stages of a network, by number from 1.
-
-        Raises:
-            ConfigError: a stage in ``layers`` is not in the network.
-        """
+        """The chosen stages of a network, by number from 1."""
         if self.config.layers is not None:
             return stages_of(net, self.config.layers, "mixstyle")
         stages = stages_of(net, None, "mixstyle")

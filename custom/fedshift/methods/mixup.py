@@ -9,10 +9,7 @@ y are one-hot labels.
 Deviation: in segmentation y are one-hot masks, blended pixel by pixel (the paper has no segmentation).
 
 Choices: α = 0.2, from the range that the paper recommends for large images (its CIFAR setting is 1; FedFA does not
-report its value). α = 0 disables mixing. Images are blended after normalisation, that is after every method's
-``inputs``.
-
-Variants: ``draw: batch`` draws one λ for each batch, as in the paper's code; ``draw: sample`` one for each image.
+report its value). Images are blended after normalisation, that is after every method's ``inputs``.
 
 When: a cheap first augmentation; compare with ``manifold_mixup`` and ``fedmix``, which mixes between sites.
 """
@@ -33,7 +30,8 @@ from fedshift.schema.strict import Strict
 class Config(Strict):
     """Options of Mixup.
 
-    ``alpha``: shape of the Beta distribution; 0 mixes nothing. ``draw``: one λ per batch, or one per image.
+    ``alpha``: shape of the Beta distribution; 0 mixes nothing. ``draw``: one λ per batch, as in the
+    paper's code, or one per image.
     """
 
     alpha: float = Field(default=0.2, ge=0)

@@ -9,8 +9,6 @@ equally many samples of each of K domains, with the losses f_i::
 λ_min = 1/K is the mean over domains, 0 the worst domain; below 0 the others have negative weights. The default is the
 paper's −1. A domain is a site, unless the task's ``domains`` put several sites together.
 
-A centralised reference, which needs all images in one place: `fedshift pooled mmrex`.
-
 When: the centralised counterpart of Gen-AFL. Run it with ``fedshift pooled mmrex <task>``.
 """
 

@@ -8,11 +8,8 @@ p, every sample A gets a partner B, and at one stage with features h::
 
 Variances are unbiased, plus ε. Gradients flow through the moments.
 
-Variants: ``norm`` selects the dimensions of the moments: ``pono`` over channels at each position (the authors' choice),
-``in`` over space for each channel, ``ln`` over both.
-
-Choices: λ = 0.9 (``lam``) and p = 1 as in the authors' ImageNet example (their CIFAR example: 0.5 and 0.25). ``layer``
-defaults to the network's first stage, the nearest to the authors' stem.
+Choices: λ = 0.9 and p = 1 as in the authors' ImageNet example (their CIFAR example: 0.5 and 0.25); moments over
+channels (``pono``) as theirs. ``layer`` defaults to the network's first stage, the nearest to the authors' stem.
 
 Deviations: soft targets replace the two terms of the loss, which is the same for cross-entropy but not for a Dice loss.
 In segmentation (not in the paper) targets are blended pixel by pixel, which fits ``pono``, whose moments belong to the
@@ -87,8 +84,6 @@ class Client(base.Client[Config]):
         return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """The exchange layer at the stage ``layer``."""
-
         def layer(features: Tensor) -> Tensor:
             partner = ctx.scratch.get("partner")
             # A different batch size: another method's pass over samples of its own.
@@ -99,12 +94,11 @@ class Client(base.Client[Config]):
         return [stage.hook(layer) for stage in stages_of(net, (self.config.layer,), "moex").values()]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Clear the previous draw, so that other methods' passes before ``batch`` exchange nothing."""
+        """Other methods' passes before ``batch`` exchange nothing."""
         ctx.scratch["partner"] = None
         return batch
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """With probability p, draw partners and blend the targets."""
         rng = ctx.rng("exchange")
         if float(torch.rand((), generator=rng)) >= self.config.p:
             return batch

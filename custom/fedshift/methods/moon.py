@@ -37,7 +37,7 @@ from torch.nn import functional
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import EmbeddingClient
-from fedshift.methods.shared.passes import same_precision
+from fedshift.methods.shared.passes import evaluating, same_precision
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -73,9 +73,7 @@ class Client(EmbeddingClient[Config]):
     )
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Load the previous model, if there is one."""
-        device = next(ctx.run.net.parameters()).device
-        self._previous = {key: value.to(device) for key, value in ctx.state.items()}
+        self._previous = {key: value.to(ctx.run.device) for key, value in ctx.state.items()}
         self._received: dict[str, Tensor] = {}
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
@@ -85,7 +83,6 @@ class Client(EmbeddingClient[Config]):
         return batch
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss plus μ times the contrast."""
         if not self._previous:
             return loss
         z = self.embedding
@@ -96,8 +93,7 @@ class Client(EmbeddingClient[Config]):
         return self._received
 
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        device = next(ctx.run.net.parameters()).device
-        self._received = {key: value.to(device) for key, value in kept.items()}
+        self._received = {key: value.to(ctx.run.device) for key, value in kept.items()}
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Keep the trained model at the site; sends nothing."""
@@ -108,11 +104,6 @@ class Client(EmbeddingClient[Config]):
     @torch.no_grad()
     def _embed(self, net: nn.Module, model: Mapping[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
         """Embeddings (B, d) by other weights of the network, in evaluation mode and the precision of ``like``."""
-        training = net.training
-        net.eval()
-        try:
-            with same_precision(like):
-                functional_call(net, dict(model), (x,))
-        finally:
-            net.train(training)
+        with evaluating(net), same_precision(like):
+            functional_call(net, dict(model), (x,))
         return precise(self.embedding)

@@ -160,25 +160,21 @@ class Client(base.Client[Config]):
         return self.config.mode == "adaptive" or bool(self.config.keep)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """Replace the kept modules of the received model by the site's own."""
         self._load_kept(ctx)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """With ``adaptive``, learn what to keep and load it."""
         if self.config.mode == "adaptive" and any(key.startswith("own.") for key in ctx.state):
             self._search(data, ctx)
             ctx.run.net.load_state_dict({key: torch.as_tensor(value) for key, value in ctx.run.received.items()})
             self._load_kept(ctx)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Save the site's own model in its state."""
         if self.scores_own_model(ctx.run.net):
             for key, value in ctx.run.net.state_dict().items():
                 ctx.state[f"own.{key}"] = value.detach().cpu().clone()
         return {}
 
     def kept_modules(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names of the modules that the site keeps."""
         if self.config.mode == "fixed":
             chosen = places(net)
             return frozenset().union(*(chosen[place] for place in self.config.keep))
@@ -202,7 +198,7 @@ class Client(base.Client[Config]):
     def _search(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Update the logits; the network's weights do not change."""
         net, config = ctx.run.net, self.config
-        device = next(net.parameters()).device
+        device = ctx.run.device
         modules = units(net)
         floating = {
             key: (torch.as_tensor(ctx.run.received[key]).to(device), ctx.state[f"own.{key}"].to(device), row)

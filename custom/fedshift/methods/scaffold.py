@@ -12,8 +12,6 @@ At the server, with S the sites that answered and N all sites::
 
     x ← x + η mean_S (y_i − x),    c ← c + 1/N Σ_S (c_i⁺ − c_i)
 
-η is ``server_lr``.
-
 Deviations from the paper:
 
 - The paper uses plain SGD. Momentum is allowed here if it starts at zero in each round. K is then the sum of the
@@ -48,7 +46,7 @@ from torch import Tensor, nn
 from fedshift.methods import base
 from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
-from fedshift.methods.shared.passes import gradient_over
+from fedshift.methods.shared.passes import gradient_over, gradient_specs
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
@@ -66,25 +64,6 @@ class Config(Strict):
     option: Literal["I", "II"] = "II"
     weights: Literal["uniform", "samples"] = "uniform"
     server_lr: float = Field(default=1.0, gt=0)
-
-
-def specs(net: nn.Module, reveals: str, *, change: bool = False) -> dict[str, base.ArraySpec]:
-    """One spec for each parameter, by name; ``change`` marks changes of a control variate, which the server sums."""
-    types = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in net.named_parameters()}
-    return {
-        name: base.ArraySpec(
-            shape,
-            dtype,
-            low=-1e6,
-            high=1e6,
-            alike="norm" if change else "",
-            averaged="changes" if change else "",
-            reveals=reveals,
-            keep=False,
-            kind="control",
-        )
-        for name, (shape, dtype) in types.items()
-    }
 
 
 def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Tensor]:
@@ -112,11 +91,10 @@ class Client(base.Client[Config]):
     )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The change of c_i, one array for each parameter."""
-        return specs(net, "change of the site's mean gradient since its last update", change=True)
+        what = "change of the site's mean gradient since its last update"
+        return gradient_specs(dict(net.named_parameters()), what, averaged="changes")
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's c, and which c_i it contains."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -129,7 +107,6 @@ class Client(base.Client[Config]):
 
     @torch.no_grad()
     def gradients(self, ctx: base.Context) -> None:
-        """Add c − c_i to every gradient."""
         for name, parameter in ctx.run.net.named_parameters():
             if parameter.grad is not None:
                 parameter.grad += self._correction[name]
@@ -157,8 +134,7 @@ class Server(base.Server[Config]):
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The control variate c, one array for each parameter, and what the server has used."""
-        return {**specs(net, "the mean gradient over all sites"), **tally.specs()}
+        return {**gradient_specs(dict(net.named_parameters()), "the mean gradient over all sites"), **tally.specs()}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
         self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}

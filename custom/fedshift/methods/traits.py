@@ -65,11 +65,7 @@ def remedy_of(trait: str, half: Half, case: Case) -> str | None:
 
 
 def check_pair(name: str, other: str, halves: Mapping[str, Half], cases: Mapping[str, Case]) -> None:
-    """Refuse method ``other`` if it does what method ``name`` does not bear.
-
-    Raises:
-        ConfigError: what it does, why that is refused, and the remedy.
-    """
+    """Refuse method ``other`` if it does what method ``name`` does not bear (`ConfigError`)."""
     for clash in halves[name].clashes:
         remedy = remedy_of(clash.what, halves[other], cases[other]) if clash.holds(cases[name]) else None
         if remedy is not None:
@@ -148,11 +144,7 @@ NEEDS: Mapping[str, Need] = {
 
 
 def check_needs(name: str, half: Half, case: Case) -> None:
-    """Refuse a job that lacks what a method needs.
-
-    Raises:
-        ConfigError: the need, what there is instead, and the remedy.
-    """
+    """Refuse a job that lacks what a method needs (`ConfigError`)."""
     for rule in half.needs:
         need = NEEDS[rule.what]
         if rule.holds(case) and need.lacks(case.job, case.net):

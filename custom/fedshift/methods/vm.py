@@ -17,14 +17,10 @@ Deviations from the paper:
 - Losses are computed on un-augmented samples in evaluation mode with test-time normalisation.
 - Batch-norm statistics are averaged with the convex weights nearest to c.
 
-Variants: ``variant: released`` follows the authors' code: no 1/n before the second sum, and f_i is the loss of the
-locally trained model.
-
 Choices: β = 0.5, the paper's value for PACS and OfficeHome. With it c_i stays positive as long as no loss is 1 or more
 below the mean loss. The paper uses 10 for Rotated MNIST. The code's β is n times the β of (24).
 
-When: all sites should reach similar losses. ``beta`` 0 is ``fedavg`` with uniform weights. A large β extrapolates: c_i
-is negative where f_i is more than 1/(2β) below the mean.
+When: all sites should reach similar losses. ``beta`` 0 is ``fedavg`` with uniform weights.
 """
 
 from __future__ import annotations
@@ -48,9 +44,8 @@ from fedshift.schema.strict import Strict
 class Config(Strict):
     """Options of VM.
 
-    ``beta``: weight of the variance. ``weights``: ``uniform`` is 1/n, ``samples`` n_i/N in place of every 1/n.
-    ``variant``: ``released`` has no 1/n before the second sum (its β is n times the paper's) and computes f_i with the
-    locally trained model.
+    ``beta``: β. ``weights``: ``uniform`` is 1/n, ``samples`` n_i/N in place of every 1/n. ``variant``: ``released`` has
+    no 1/n before the second sum (its β is n times the paper's) and computes f_i with the locally trained model.
     """
 
     variant: Literal["paper", "released"] = "paper"
@@ -58,7 +53,6 @@ class Config(Strict):
     weights: Literal["uniform", "samples"] = "uniform"
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse ``weights: samples`` with ``variant: released``, whose rule has no sample weights."""
         if self.variant == "released" and self.weights == "samples":
             raise ConfigError(
                 "options-clash", "method vm: variant released has no sample weights: use --set vm.weights=uniform"
@@ -79,12 +73,10 @@ class Client(base.Client[Config]):
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Compute the received model's mean loss over the training samples (``variant: paper``)."""
         if self.config.variant == "paper":
             self._loss = mean_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The loss; with ``variant: released`` it is computed now, with the trained model."""
         if self.config.variant == "released":
             self._loss = mean_loss(ctx.run, data)
         return {"loss": np.asarray(self._loss)}
@@ -97,7 +89,6 @@ class Server(base.Server[Config]):
     tells_sites_apart = True
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Return w + Σ_i c_i (w_i − w); buffers use the convex weights nearest to c."""
         losses = np.array([float(update.arrays["vm"]["loss"]) for update in updates])
         shares = np.array(site_fractions(updates, self.config.weights))
         released = self.config.variant == "released"

@@ -7,13 +7,7 @@ the losses f_i::
 
     minimise mean_i f_i + β mean_i (f_i − mean_j f_j)²
 
-Schedule of β, as in the released code: β is 1 for the first ``warmup`` steps, then ``weight``; at the change the
-optimiser's state is reset.
-
-Deviation: a ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is the mean over
-domains.
-
-A centralised reference, which needs all images in one place: `fedshift pooled vrex`.
+Schedule of β and its deviation as in ``fedirm``, without the division by β; ``weight=0`` is the mean over domains.
 
 When: the centralised counterpart of VM. Run it with ``fedshift pooled vrex <task>``.
 """

@@ -64,7 +64,6 @@ class SiteData(Samples):
         """(B,) or (B, *spatial) int64 for sample numbers (B,)."""
 
     def count(self, subset: Subset) -> int:
-        """Number of samples in a subset."""
         return len(self.members(subset))
 
     def cases(self, subset: Subset) -> np.ndarray:
@@ -89,12 +88,10 @@ class SiteData(Samples):
 
     @property
     def n_train(self) -> int:
-        """Training samples."""
         return self.count("train")
 
     @property
     def n_images(self) -> int:
-        """Windows of the training split."""
         return len(self.window_cases("train"))
 
     def image_samples(self, index: np.ndarray) -> Tensor:
@@ -126,7 +123,6 @@ class SiteData(Samples):
             yield members[start : start + self.eval_batch]
 
     def eval_images(self, subset: Subset) -> Iterator[Tensor]:
-        """The images of `eval_index`."""
         for index in self.eval_index(subset):
             yield self.images(index)
 
@@ -155,11 +151,7 @@ class ScanData(SiteData):
     """A prepared site of scans, whose labels are masks."""
 
     def check_masks(self, folder: Path) -> None:
-        """Look for the mask of every case.
-
-        Raises:
-            DataError: one is missing.
-        """
+        """Refuse a folder without the mask of every case (`DataError`)."""
         lost = next((case.id for case in self.manifest.cases if not mask_file(folder, case.id).is_file()), None)
         if lost is not None:
             said = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
@@ -178,30 +170,24 @@ class Everything(Samples):
     """All samples of a held-out site that has no training split: what methods measure there."""
 
     def __init__(self, data: SiteData) -> None:
-        """``data`` is the site's."""
         self._data = data
 
     @property
     def n_train(self) -> int:
-        """All."""
         return self._data.n_samples("all")
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """By their place."""
         return self._data.samples(index, "all")
 
     @property
     def n_images(self) -> int:
-        """Windows of all cases."""
         return len(self._data.window_cases("all"))
 
     def image_samples(self, index: np.ndarray) -> Tensor:
-        """Windows by their place."""
         return self._data.windows(index, "all")
 
     @property
     def chunk(self) -> int:
-        """That of the site."""
         return self._data.chunk
 
 
@@ -231,7 +217,7 @@ class Task(Protocol):
     def __init__(self, job: JobSpec) -> None: ...
 
     def network(self) -> nn.Module:
-        """The network with its initial weights."""
+        """The network; its initial weights depend on the job's seed only."""
 
     def preparation(self) -> dict[str, Any]:
         """How a scan or picture becomes the network's input, as plain values, for the header of a model file.
@@ -241,7 +227,11 @@ class Task(Protocol):
         """
 
     def open(self, folder: Path, site: str) -> SiteData:
-        """A site's prepared folder."""
+        """A site's prepared folder.
+
+        Raises:
+            DataError: it is damaged, or not what the job expects (`SiteData.check_fits`).
+        """
 
     def at(self, data: SiteData) -> Task:
         """The task at a site: itself, unless the site's labels are other than the task's."""
@@ -297,11 +287,7 @@ class ScanTask(Task, Protocol):
 
 
 def selecting(job: JobSpec, known: Sequence[str]) -> str:
-    """The score that selects the best round.
-
-    Args:
-        job: names it, or leaves it to the task.
-        known: the scores of every round (`Task.scores`), the task's own choice first.
+    """The score that selects the best round, of the ``known`` ones of every round, the task's own choice first.
 
     Raises:
         ConfigError: no round has the score that the job names.
@@ -316,11 +302,7 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
 
 
 def refuse_patch_options(job: JobSpec) -> None:
-    """Refuse options of evaluation that only segmentation by patches has.
-
-    Raises:
-        ConfigError: one is set.
-    """
+    """Refuse options of evaluation that only segmentation by patches has (`ConfigError`)."""
     fields = EvaluationSpec.model_fields
     for key in ("mirror", "largest_component", "tolerance"):
         default = fields[key].default
@@ -334,11 +316,7 @@ def refuse_patch_options(job: JobSpec) -> None:
 
 def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
     """`Task.sizes` of images of one size."""
-    return {
-        "spatial": tuple(spatial),
-        "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1),
-        "classes": (n_classes,),
-    }
+    return {"spatial": tuple(spatial), "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1), "classes": (n_classes,)}
 
 
 def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:

@@ -16,15 +16,16 @@ MAX_NAME_LENGTH = 64
 """Maximum length of a device name in records."""
 
 
-def spread(asked: str, number: int) -> str:
-    """Device of process ``number`` among several on this machine.
+def spread(asked: str, number: int, *, gpus: int | None = None) -> str:
+    """Device of process ``number`` among several on a machine with so many ``gpus`` (None asks torch).
 
-    On a machine with several GPUs ``auto`` deals them out in turn; any other value is returned unchanged.
+    With several GPUs ``auto`` deals them out in turn; any other value is returned unchanged.
     """
-    if asked != "auto" or not torch.cuda.is_available():
+    if asked != "auto":
         return asked
-    count = torch.cuda.device_count()
-    return f"cuda:{number % count}" if count > 1 else asked
+    if gpus is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return f"cuda:{number % gpus}" if gpus > 1 else asked
 
 
 @cache
@@ -53,9 +54,13 @@ def device_name(device: torch.device) -> str:
         name = torch.cuda.get_device_name(device)
     else:
         name = processor() if device.type == "cpu" else device.type
-    # A record is plain text that begins with a letter or a digit.
+    return recordable(name) or device.type
+
+
+def recordable(name: str) -> str:
+    """A name as records take it: plain text that begins with a letter or a digit."""
     plain = "".join(c if " " <= c <= "~" else " " for c in name)
-    return re.sub(r"^\W+", "", plain)[:MAX_NAME_LENGTH].strip() or device.type
+    return re.sub(r"^\W+", "", plain)[:MAX_NAME_LENGTH].strip()
 
 
 def choose_device(asked: str = "auto") -> torch.device:

@@ -282,7 +282,7 @@ def _value(name: str, key: str, value: Any, n_classes: int, background: bool, an
     """An option as MONAI takes it: numbers for each class as a tensor, without those of classes that are left out."""
     if isinstance(value, bool | int | float | str) or value is None:
         return value
-    if not isinstance(value, list | tuple) or not all(isinstance(one, int | float) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(number, int | float) for number in value):
         raise ConfigError("invalid-value", f"loss {name}: option {key} must be a number, a word or a list of numbers")
     first = 0 if background or name == f"{PREFIX}DiceCELoss" else 1  # DiceCE's cross-entropy has all classes
     if key in OF_CLASSES and len(value) != n_classes - first:

@@ -15,12 +15,12 @@ WORKERS = "FEDSHIFT_WORKERS"
 """Environment variable: number of processes that train in parallel on this machine."""
 
 
-def free_memory() -> int:
-    """Free memory in bytes of this machine, or of the container that it runs in."""
+def free_memory(group: Path = GROUP) -> int:
+    """Free memory in bytes of this machine, or of the container that it runs in, whose limits are in ``group``."""
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no memory limit, or not Linux
-        limit, used = (int((GROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         # The page cache counts as used but is released when memory is needed.
         free = min(free, limit - used + int(stat.get("inactive_file", 0)))
     return free
@@ -31,8 +31,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def own_cores(workers: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """This process's share of the cores, if ``workers`` (default ``$FEDSHIFT_WORKERS``) processes share them."""
+def own_cores(workers: int | None = None, environ: Mapping[str, str] = os.environ, *, total: int | None = None) -> int:
+    """This process's share of the cores, if ``workers`` (default ``$FEDSHIFT_WORKERS``) processes share ``total``."""
     text = environ.get(WORKERS, "")
     processes = workers or (int(text) if text.isdigit() else 1)
-    return max(1, cores() // max(processes, 1))
+    return max(1, (total or cores()) // max(processes, 1))

@@ -138,11 +138,7 @@ def build(
     spatial_dims: int,
     patch: Sequence[int] | None,
 ) -> nn.Module:
-    """A network of MONAI, from its name with `PREFIX`. The caller seeds.
-
-    Raises:
-        ConfigError: the name is not in the list, the installed MONAI lacks the network, or an option does not exist.
-    """
+    """A network of MONAI, from its name with `PREFIX`; the caller seeds. Errors as `fedshift.tasks.networks.build`."""
     if name not in names():
         raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, names())}")
     short = name.removeprefix(PREFIX)
@@ -175,10 +171,7 @@ def build(
 def as_given(short: str, arguments: Mapping[str, Any], *, where: str) -> nn.Module:
     """A network of MONAI with exactly these arguments and MONAI's own defaults, as others have described it.
 
-    Args:
-        short: the name of a class in the list, without `PREFIX`.
-        arguments: of its constructor, plain data.
-        where: the place that names it, for messages.
+    ``short`` is the name of a class in the list, ``where`` the place that names it, for messages.
 
     Raises:
         ConfigError: the name is not in the list, or an argument is not plain, or none of the installed MONAI's.
@@ -232,14 +225,8 @@ def _class(short: str) -> type[nn.Module]:
 
 def _made(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
     """An instance; on the meta device by way of the CPU, where a constructor reads values."""
-    net = _constructed(cls, name, arguments)
-    name_once(net)
-    return net
-
-
-def _constructed(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
     try:
-        return cls(**arguments)
+        net = cls(**arguments)
     except ImportError as error:
         missing = re.search(r"No module named '([\w.]+)'", str(error))
         package = missing[1].partition(".")[0] if missing else "a package that MONAI leaves optional"
@@ -250,7 +237,9 @@ def _constructed(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> 
         if torch.get_default_device().type != "meta":
             raise
         with torch.device("cpu"):
-            return cls(**arguments).to("meta")
+            net = cls(**arguments).to("meta")
+    name_once(net)
+    return net
 
 
 def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[int, ...]:
@@ -281,7 +270,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-# --- what is mended ---------------------------------------------------------------------------------------
+# --- what MONAI's networks do otherwise -------------------------------------------------------------------
 
 
 def pad_only_odd_sizes(net: nn.Module) -> None:

@@ -62,11 +62,7 @@ class Taken:
 
 
 def file_of(path: Path) -> Path:
-    """The file of weights that a path names: the file itself, or that of a MONAI bundle's folder.
-
-    Raises:
-        ConfigError: a folder that is no bundle.
-    """
+    """The file of weights that a path names: the file itself, or that of a MONAI bundle's folder."""
     if not path.is_dir():
         return path
     inside = path / IN_BUNDLE
@@ -133,21 +129,12 @@ def _by_layer(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def select(net: nn.Module, spec: WeightsSpec, path: Path) -> Taken:
-    """The arrays of a job's file at ``path`` that its network starts from: all that must fit, or those that do.
-
-    Raises:
-        ConfigError: the file cannot be read or does not fit.
-    """
+    """The arrays of a job's file at ``path`` that its network starts from: all that must fit, or those that do."""
     return (take_what_fits if spec.partial else take)(net, read(path), where=spec.file)
 
 
 def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
-    """Select the arrays of a file that fit a network. The network is not changed.
-
-    Args:
-        net: the job's network.
-        state: what `read` gave.
-        where: name of the file in error messages.
+    """Select the arrays of a file, as `read` gave them, that fit a network, which is not changed.
 
     Raises:
         ConfigError: an array is missing, unexpected, not finite or of another shape; the first one is named.
@@ -176,7 +163,7 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
                 "and data.channels as they were when the file was made, or another file",
             )
     arrays = {key: _checked(state[key], value, f"{where}: {key}") for key, value in taken.items()}
-    words = [*(() if fits else heads)]
+    words = [] if fits else list(heads)
     words += [f"group norms ({len(of_norms)} arrays)"] if of_norms else []
     words += [f"counters of norms ({len(counters)} arrays)"] if counters else []
     return Taken(arrays, len(initial), tuple(words))
@@ -188,24 +175,15 @@ def describe(spec: WeightsSpec, taken: Taken) -> str:
 
 
 def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> str:
-    """Load the job's file into its network. Returns the line of `describe`.
-
-    Raises:
-        ConfigError: the file is not on this machine, has another hash, or does not fit.
-    """
+    """Load the job's file into its network. Returns the line of `describe`; errors as `find` and `select`."""
     taken = select(net, spec, find(spec, environ))
     net.load_state_dict(taken.arrays, strict=False)
     return describe(spec, taken)
 
 
 def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Lineage:
-    """The sites that have trained a job's file, if fedshift wrote it.
-
-    Raises:
-        ConfigError: the file is not on this machine, is another, or does not say so.
-    """
-    path = find(spec, environ)
-    return lineage_of(_content(path), where=spec.file)
+    """The sites that have trained a job's file, if fedshift wrote it; errors as `find`."""
+    return lineage_of(_content(find(spec, environ)), where=spec.file)
 
 
 def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
@@ -222,22 +200,18 @@ def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
                 return path
             others.append(path)
     what = f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…)"
-    mend = "copy the file there, or make the job on this machine with 'fedshift job … --weights FILE'"
+    remedy = "copy the file there, or make the job on this machine with 'fedshift job … --weights FILE'"
     if others:
         other = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
-        raise ConfigError("weights-missing", f"the job starts from {what}, but {other}: {mend}")
+        raise ConfigError("weights-missing", f"the job starts from {what}, but {other}: {remedy}")
     raise ConfigError(
         "weights-missing",
-        f"the job starts from {what}, which is not on this machine: looked in {', '.join(map(str, looked))}; {mend}",
+        f"the job starts from {what}, which is not on this machine: looked in {', '.join(map(str, looked))}; {remedy}",
     )
 
 
 def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
-    """Copy a file atomically to where `find` looks, unless it is there already. Returns its path.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Copy a file atomically to where `find` looks, unless it is there already. Returns its path."""
     try:
         return find(spec, environ)
     except ConfigError:
@@ -261,11 +235,7 @@ def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ)
 
 
 def _content(path: Path) -> Any:
-    """What a file of ``torch.save`` holds; only arrays and plain values are loaded.
-
-    Raises:
-        ConfigError: the file cannot be read, or has anything else in it.
-    """
+    """What a file of ``torch.save`` holds; only arrays and plain values are loaded."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:

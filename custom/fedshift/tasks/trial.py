@@ -157,24 +157,24 @@ def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[StagePlace, ...]:
     for call in every:
         times[call.name] = times.get(call.name, 0) + 1
     steps = _steps_down(every, size)
-    found: list[tuple[Call, str]] = []
+    places: list[tuple[Call, str]] = []
     for number, (step, pooling) in enumerate(steps):
         lower = steps[number + 1][0] if number + 1 < len(steps) else None
         if pooling is not None:
-            found.append((pooling, "output"))
+            places.append((pooling, "output"))
         elif lower is not None:
-            found.append((lower, "input") if lower.taken is step.given else (step, "output"))
+            places.append((lower, "input") if lower.taken is step.given else (step, "output"))
     if steps:
         last, pooling = steps[-1]
         bottleneck = _bottleneck(every, last, size)
         if pooling is None and bottleneck is not last:
             deeper = next((c for c in every if c.entered > last.left and c.taken is last.given and c.is_place), None)
-            found.append((last, "output") if deeper is None else (deeper, "input"))
+            places.append((last, "output") if deeper is None else (deeper, "input"))
         if pooling is not bottleneck:
-            found.append((bottleneck, "output"))
+            places.append((bottleneck, "output"))
     return tuple(
         StagePlace(call.name, cast(Tensor, tensor).shape[1], where, cast(Level, level(tensor, size)))
-        for call, where in found
+        for call, where in places
         for tensor in (call.taken if where == "input" else call.given,)
         if times[call.name] == 1
     )
@@ -207,8 +207,8 @@ def _steps_down(every: list[Call], size: Sequence[int]) -> list[tuple[Call, Call
 
 def _goes_below(every: list[Call], call: Call, now: Level, size: Sequence[int]) -> bool:
     """Whether anything within a call is coarser than a level: nested U-Nets hold all that is below them."""
-    inner = (level(one.given, size) for one in every if one.inside(call))
-    return any(prod(one) > prod(now) for one in inner if one is not None)
+    inner = (level(other.given, size) for other in every if other.inside(call))
+    return any(prod(reached) > prod(now) for reached in inner if reached is not None)
 
 
 def _bottleneck(every: list[Call], last: Call, size: Sequence[int]) -> Call:
@@ -234,11 +234,7 @@ def fits(net: nn.Module, patch: Sequence[int]) -> bool:
 
 
 def check_patch(net: nn.Module, patch: Sequence[int], *, name: str) -> None:
-    """Refuse a patch that the network cannot halve often enough.
-
-    Raises:
-        ConfigError: names the nearest patch that fits.
-    """
+    """Refuse a patch that the network cannot halve often enough, and name the nearest that fits (`ConfigError`)."""
     if fits(net, patch):
         return
     subject = f"network {name}: a patch of {_by(patch)}"

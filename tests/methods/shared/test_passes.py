@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import Samples, make_context, make_image_site, make_site, small_image_job, small_job
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from volumesites import blob_job, make_volume_site
 
+from fedshift.methods import fedfa
 from fedshift.methods.shared.passes import frozen_statistics, gradient_over, mean_loss, validation_loss
 from fedshift.tasks.base import SiteData
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.networks.unet import UNet
+
+from ..made import OneByOne
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.InstanceNorm2d(3, track_running_stats=True)])
@@ -43,14 +46,6 @@ def test_validation_samples_are_those_of_the_split_as_in_training(tmp_path: Path
         trained, _ = next(data.chunks())
         assert x.dtype == trained.dtype and x.shape[1:] == trained.shape[1:]
         assert not any(torch.equal(x[0], other) for other in trained), "a training sample is among them"
-
-
-class OneByOne(Samples):
-    """Samples that are large, so that a chunk has one."""
-
-    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in super().chunks(order):
-            yield from zip(x.split(1), y.split(1), strict=True)
 
 
 def test_the_gradient_is_over_all_samples_where_each_is_a_chunk() -> None:
@@ -83,3 +78,18 @@ def test_the_validation_loss_is_over_validation_samples_or_else_training_samples
     assert validation_loss(ctx.run, samples) == mean_loss(ctx.run, samples) == pytest.approx(expected, rel=1e-6)
     assert net.training
     torch.testing.assert_close(dict(net.state_dict()), before, rtol=0, atol=0)
+
+
+def test_the_gradients_pass_moves_no_statistics_of_other_methods() -> None:
+    net = UNet(features=4)
+    half, ctx = (
+        fedfa.Client(fedfa.Config(p=1, layers=(1,))),
+        make_context("fedfa", net, objective=functional.cross_entropy),
+    )
+    half.attach(net, ctx)
+    data = Samples(torch.rand(4, 3, 16, 16), torch.zeros(4, 16, 16, dtype=torch.int64))
+    before = half.checkpoint(ctx)
+    gradient_over(ctx.run, data, dict(net.named_parameters()), method="m")
+    torch.testing.assert_close(half.checkpoint(ctx), before, rtol=0, atol=0)
+    net.train()(data.x)
+    assert not torch.equal(half.checkpoint(ctx)["mean.1"], before["mean.1"])

@@ -23,9 +23,17 @@ CHANCES = ("rotate", "scale", "noise", "blur", "brightness", "contrast", "low", 
 NOTHING = replace(STRONG, **dict.fromkeys(CHANCES, 0.0), part=1.0)
 
 
-def only(patch: tuple[int, ...], *, sequences: int = 1, nonzero: bool = False, **change: Any) -> WholeBatches:
-    preset, axes = replace(NOTHING, **change), tuple(range(len(patch)))
-    return WholeBatches(preset, patch=patch, sequences=sequences, mirror=axes, nonzero=nonzero)
+def only(
+    patch: tuple[int, ...],
+    *,
+    preset: Preset = NOTHING,
+    sequences: int = 1,
+    axes: tuple[int, ...] = (0, 1, 2),
+    nonzero: bool = False,
+    **change: Any,
+) -> WholeBatches:
+    axes = tuple(axis for axis in axes if axis < len(patch))
+    return WholeBatches(replace(preset, **change), patch=patch, sequences=sequences, mirror=axes, nonzero=nonzero)
 
 
 def smooth(count: int, size: tuple[int, ...], *, channels: int = 1, seed: int = 0) -> Tensor:
@@ -66,8 +74,7 @@ def test_none_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "mirror", "code", "names"),
-    [(3, None, "patch-size", "data.dims"), (2, [2], "invalid-value", "[2]")],
+    ("dims", "mirror", "code", "names"), [(3, None, "patch-size", "data.dims"), (2, [2], "invalid-value", "[2]")]
 )
 def test_a_wrong_size_is_named(dims: int, mirror: list[int] | None, code: str, names: str) -> None:
     with raises(code, naming=names):
@@ -130,12 +137,9 @@ def test_margin_has_room_for_one_turn_and_the_scale() -> None:
     assert geometry.margin((4, 40, 40), STRONG)[0] == 0
 
 
-def test_only_the_axes_named_are_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PRESETS, "mirror", replace(NOTHING, mirror=1.0))
+def test_only_the_axes_named_are_mirrored() -> None:
     images = smooth(8, (8, 10))
-    seen = make_augmentation("mirror", dims=2, patch=(8, 10), mirror=[0])
-    assert isinstance(seen, WholeBatches)
-    x, _ = seen(images, images[:, 0].long(), seeds=numbered(8))
+    x, _ = only((8, 10), axes=(0,), mirror=1.0)(images, images[:, 0].long(), seeds=numbered(8))
     assert torch.equal(x, images.flip(2))
 
 
@@ -158,12 +162,10 @@ def test_low_resolution_of_a_flat_volume_stays_within_its_slices() -> None:
 
 
 @pytest.mark.parametrize("nonzero", [True, False])
-def test_what_was_not_scanned_stays_0_if_the_task_leaves_it_out(nonzero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PRESETS, "still", replace(STRONG, rotate=0.0, scale=0.0))
+def test_what_was_not_scanned_stays_0_if_the_task_leaves_it_out(nonzero: bool) -> None:
     images = smooth(64, (16, 16))
     images[..., :6, :] = 0
-    augment = make_augmentation("still", dims=2, patch=(16, 16), mirror=[1], nonzero=nonzero)
-    assert augment is not None
+    augment = only((16, 16), preset=STRONG, axes=(1,), nonzero=nonzero, rotate=0.0, scale=0.0)
     x, _ = augment(images, images[:, 0].long(), seeds=numbered(64))
     assert (x[..., :6, :] == 0).all() == nonzero
 
@@ -193,10 +195,7 @@ LOW = {"zoom_range": [0.5, 1.0], "downsample_mode": "nearest-exact"}
 PAIRS: dict[str, tuple[dict[str, Any], Callable[[int], tuple[str, dict[str, Any]]]]] = {
     "rotate": ({"rotate": 1.0}, lambda dims: ("RandAffine", TURN_2D if dims == 2 else TURN_3D)),
     "noise": ({"noise": 1.0}, lambda _: ("RandGaussianNoise", {"std": 0.1})),
-    "blur": (
-        {"blur": 1.0},
-        lambda _: ("RandGaussianSmooth", {f"sigma_{axis}": [0.5, 1.0] for axis in "xyz"}),
-    ),
+    "blur": ({"blur": 1.0}, lambda _: ("RandGaussianSmooth", {f"sigma_{axis}": [0.5, 1.0] for axis in "xyz"})),
     "brightness": ({"brightness": 1.0}, lambda _: ("RandScaleIntensity", {"factors": 0.25})),
     "contrast": (
         {"contrast": 1.0},

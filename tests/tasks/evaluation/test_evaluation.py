@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_image_site, make_site, small_image_job, small_job
-from monai.metrics import (
-    DiceMetric,
-    compute_average_surface_distance,
-    compute_hausdorff_distance,
-    compute_surface_dice,
-)
+from errors import raises
+from monai.metrics import DiceMetric, compute_average_surface_distance, compute_hausdorff_distance, compute_surface_dice
 from volumesites import blob_job, make_volume_site
 
 from fedshift.federation.in_process import run_in_process
@@ -26,7 +22,6 @@ from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.runtime.grids import radiological, resize_images, restore
-from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation, OneSided
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores
@@ -36,9 +31,8 @@ from fedshift.tasks.evaluation.by_class import count_one_sided, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances, surface_scores
-from fedshift.tasks.evaluation.volumes import volumes
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.segmentation.slices import Slices
+from fedshift.tasks.segmentation.slices import Slices, volumes
 
 
 def ball(
@@ -81,10 +75,7 @@ def test_a_class_that_one_mask_only_has_is_counted_by_who_has_it() -> None:
     both, left, right = np.array([[[1, 2, 0]]]), np.array([[[1, 0, 0]]]), np.array([[[0, 2, 0]]])
     cases = [one_sided(*pair, numbers) for pair in ((both, both), (left, both), (both, left), (right, left))]
     assert cases == [{}, {"right": "missed"}, {"right": "invented"}, {"left": "missed", "right": "invented"}]
-    assert count_one_sided(cases) == {
-        "right": OneSided(missed=1, invented=2),
-        "left": OneSided(missed=1, invented=0),
-    }
+    assert count_one_sided(cases) == {"right": OneSided(missed=1, invented=2), "left": OneSided(missed=1, invented=0)}
 
 
 @pytest.mark.parametrize(("rows", "columns", "matrix"), [(128, 128, 96), (100, 60, 32), (60, 101, 96), (48, 48, 96)])
@@ -208,7 +199,7 @@ def test_a_site_without_its_masks_is_refused_before_training_and_not_after(
 ) -> None:
     lost = three_sites["HK"] / "volumes" / "Case01_mask.nii.gz"
     lost.unlink()
-    with pytest.raises(DataError, match=r"volumes has no mask of case Case01, .*"):
+    with raises("mask-missing", naming=("volumes", "Case01")):
         Site(small_job("fedavg"), "HK", three_sites["HK"], SiteOptions(tmp_path / "s", device="cpu"))
 
 

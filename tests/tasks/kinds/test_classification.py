@@ -158,12 +158,7 @@ def all_for_validation(site: Path) -> None:
         (None, (), "B", "site A.* B"),
         (labels(backwards), (), "A", "bar .*0000.* disc"),
         (labels(lambda site: np.full(48, 3, np.uint8)), (), "A", "class 3"),
-        (
-            lambda site: np.save(images(site), np.zeros((47, 3, 16, 16), np.uint8)),
-            (),
-            "A",
-            r"images\.npy .*47",
-        ),
+        (lambda site: np.save(images(site), np.zeros((47, 3, 16, 16), np.uint8)), (), "A", r"images\.npy .*47"),
         (lambda site: images(site).write_bytes(b"not an array"), (), "A", r"images\.npy"),
         (lambda site: images(site).unlink(), (), "A", r"images\.npy"),
         (all_for_validation, (), "A", "site A"),

@@ -22,6 +22,8 @@ SMALL = [
     ("resnet18", {}, 64, (64, 128, 256, 512), 20),
     ("resnet18", {"norm": "group", "stem": "small"}, 16, (64, 128, 256, 512), 20),
     ("lenet5", {"size": 12}, 12, (6, 16), 0),
+    ("mnist_cnn", {"size": 16}, 16, (16, 32), 0),
+    ("digits_cnn", {"size": 16, "width": 4}, 16, (4, 4, 8), 5),
 ]
 """Name, options, size of images, channels of stages, number of norms."""
 

@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, golden, make_context, rule_weights
+from conftest import GOLDEN, golden, rule_weights
 from errors import raises
 
-from fedshift.methods import fedfa
 from fedshift.tasks import networks
 from fedshift.tasks.networks.unet import UNet
 
@@ -29,36 +28,6 @@ def test_unet_gives_the_authors_outputs() -> None:
     x = torch.from_numpy(g["x"])
     for mode, name in ((False, "y_eval_fresh_bn"), (True, "y_train"), (False, "y_eval_after_one_train_pass")):
         np.testing.assert_allclose(net.train(mode)(x).detach().numpy(), g[name], rtol=1e-8, atol=1e-10, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("unet", {"features": 4}),
-        ("monai.UNet", {"channels": [4, 8, 8, 16, 16], "norm": "batch"}),
-        ("monai.BasicUNet", {"features": [4, 4, 8, 8, 16, 4], "norm": "batch"}),
-    ],
-)
-def test_stages_have_their_channels_and_augmenting_them_changes_the_output(
-    name: str, options: dict[str, object]
-) -> None:
-    net = networks.build(name, options, in_channels=3, n_classes=2, seed=1)
-    stages = net.stages
-    assert len(stages) == 5
-    seen: dict[int, int] = {}
-    handles = [s.hook(lambda f, i=i: (seen.__setitem__(i, f.shape[1]), f)[1]) for i, s in enumerate(stages)]
-    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    plain = net.train()(x)
-    assert plain.shape == (4, 2, 32, 32)
-    assert [seen[i] for i in range(5)] == [s.channels for s in stages]
-    for handle in handles:
-        handle.remove()
-    for layer in range(1, 6):
-        client = fedfa.Client(fedfa.Config(p=1.0, layers=(layer,)))
-        attached = client.attach(net, make_context("fedfa", net))
-        assert (net(x) - plain).abs().max() > 1e-4, f"layer {layer} is not on the way to the output"
-        for handle in attached:
-            handle.remove()
 
 
 def test_initial_weights_depend_on_the_seed_alone() -> None:
@@ -131,17 +100,3 @@ def test_the_digits_network_has_the_authors_shapes() -> None:
     assert sorted(map(list, (v.shape for v in net.state_dict().values()))) == sorted(
         shape for _, shape in facts["state_dict"]
     )
-
-
-@pytest.mark.parametrize("name", ["mnist_cnn", "digits_cnn"])
-def test_a_classifier_is_its_head_on_its_features(name: str) -> None:
-    options = {"size": 16, "width": 4} if name == "digits_cnn" else {"size": 16}
-    net = networks.build(name, options, in_channels=3, n_classes=5, seed=0).eval()
-    x = torch.randn(4, 3, 16, 16)
-    assert net.features(x).shape == (4, net.head.in_features)
-    assert torch.equal(net(x), net.head(net.features(x)))
-    seen = []
-    for stage in net.stages:
-        stage.hook(lambda f: (seen.append(f.shape[1]), f)[1])
-    net(x)
-    assert seen == [stage.channels for stage in net.stages]

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from fedshift.methods import base
+from fedshift.methods.base import SiteUpdate
 from fedshift.methods.shared import search
-from fedshift.methods.shared.aggregation import average, site_fractions
-from fedshift.schema.messages import Weights
+from fedshift.methods.shared.aggregation import MeanStep
 from fedshift.schema.strict import Strict
 
 SEARCH = {
@@ -46,24 +45,17 @@ class Config(Strict):
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class Server(base.Server[ConfigT], Generic[ConfigT]):
+class Server(MeanStep[ConfigT]):
     """An adaptive step on trainable parameters; ``m.<key>`` and ``v.<key>`` of the state are the moments, float64."""
-
-    owns = frozenset({"combine"})
 
     @abstractmethod
     def second_moment(self, v: np.ndarray, squared: np.ndarray) -> Any:
         """Return the new v from the old one and Δ², elementwise."""
 
-    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Return w + η m / (√v + τ); buffers are averaged as in FedAvg."""
-        config = self.config
-        result = average(weights, updates, site_fractions(updates, config.weights))
-        for key in sorted(ctx.trainable & set(updates[0].weights)):
-            old = weights[key].astype(np.float64)
-            change = result[key] - old
-            m = config.beta1 * self.state.get(f"m.{key}", np.zeros_like(old)) + (1 - config.beta1) * change
-            v = self.second_moment(self.state.get(f"v.{key}", np.full_like(old, config.tau**2)), change**2)
-            self.state[f"m.{key}"], self.state[f"v.{key}"] = np.asarray(m), np.asarray(v)
-            result[key] = np.asarray(old + config.server_lr * m / (np.sqrt(v) + config.tau), weights[key].dtype)
-        return result
+    def new_value(self, key: str, old: np.ndarray, mean: np.ndarray, updates: Sequence[SiteUpdate]) -> np.ndarray:
+        """Return w + η m / (√v + τ)."""
+        config, change = self.config, mean - old
+        m = config.beta1 * self.state.get(f"m.{key}", np.zeros_like(old)) + (1 - config.beta1) * change
+        v = self.second_moment(self.state.get(f"v.{key}", np.full_like(old, config.tau**2)), change**2)
+        self.state[f"m.{key}"], self.state[f"v.{key}"] = np.asarray(m), np.asarray(v)
+        return np.asarray(old + config.server_lr * m / (np.sqrt(v) + config.tau))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from fedshift.methods.base import ServerContext, SiteUpdate
+from fedshift.methods.base import ConfigT, Server, ServerContext, SiteUpdate
 from fedshift.schema.messages import Weights
 
 BLOCK = 1 << 16
@@ -88,6 +89,26 @@ def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Seque
         else:
             result[key] = _sum(old, updates, coefficients, key)
     return result
+
+
+class MeanStep(Server[ConfigT]):
+    """Averages the sites' models, and then gives each parameter another value; buffers stay averages.
+
+    The options have ``weights``: ``samples`` is n_k / n, ``uniform`` 1 / K.
+    """
+
+    owns = frozenset({"combine"})
+
+    @abstractmethod
+    def new_value(self, key: str, old: np.ndarray, mean: np.ndarray, updates: Sequence[SiteUpdate]) -> np.ndarray:
+        """Return a parameter's new value from w, float64, and the sites' mean."""
+
+    def combine(self, weights: Weights, updates: Sequence[SiteUpdate], ctx: ServerContext) -> Weights:
+        result = average(weights, updates, site_fractions(updates, cast(Any, self.config).weights))
+        for key in sorted(ctx.trainable & set(updates[0].weights)):
+            new = self.new_value(key, weights[key].astype(np.float64), result[key], updates)
+            result[key] = np.asarray(new, weights[key].dtype)
+        return result
 
 
 def move(

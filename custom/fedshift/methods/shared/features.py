@@ -45,11 +45,7 @@ def blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
 
 
 def stages_of(net: nn.Module, layers: Iterable[int] | None, method: str) -> dict[int, Stage]:
-    """The network's stages by their number from 1: those named in ``layers``, or all.
-
-    Raises:
-        ConfigError: the network names no stages, or ``layers`` names one that it has not.
-    """
+    """The network's stages by their number from 1: those named in ``layers``, or all; refuses others."""
     stages: dict[int, Stage] = dict(enumerate(getattr(net, "stages", ()), start=1))
     if not stages:
         raise ConfigError(

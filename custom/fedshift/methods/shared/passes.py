@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedshift.methods.base import Run, TrainingSamples
+from fedshift.methods.base import ArraySpec, Run, TrainingSamples
 from fedshift.methods.shared.norms import is_norm, trainable
 from fedshift.schema.seeding import derive_seed, generator, global_states, seeded_global, set_global_states
 from fedshift.tasks.losses import Logits
@@ -33,6 +34,17 @@ def frozen_statistics(net: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
         for other, buffers in zip(others, statistics, strict=True):
             other._buffers.update(buffers)
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """The network in evaluation mode."""
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training)
 
 
 @contextmanager
@@ -89,6 +101,26 @@ def gradient_over(
         run.net.train(was_training)
         run.replay = was_replay
     return {name: sum_ / max(count, 1) for name, sum_ in zip(parameters, total, strict=True)}
+
+
+def gradient_specs(
+    parameters: Mapping[str, nn.Parameter], reveals: str, *, averaged: Literal["", "values", "changes"] = ""
+) -> dict[str, ArraySpec]:
+    """Specs of one array for each parameter; ``averaged`` is of those that sites send."""
+    return {
+        name: ArraySpec(
+            tuple(p.shape),
+            str(p.dtype).removeprefix("torch."),
+            low=-1e6,
+            high=1e6,
+            alike="norm" if averaged else "",
+            averaged=averaged,
+            reveals=reveals,
+            keep=False,
+            kind="control",
+        )
+        for name, p in parameters.items()
+    }
 
 
 @contextmanager
@@ -148,15 +180,9 @@ def predicted(run: Run, samples: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tu
 
     Targets are on the network's device.
     """
-    net = run.net
-    device = next(net.parameters()).device
-    was_training = net.training
-    net.eval()
-    try:
+    with evaluating(run.net):
         for x, y in samples:
-            yield net(run.normalise(x.to(device), training=False)), y.to(device)
-    finally:
-        net.train(was_training)
+            yield run.net(run.normalise(x.to(run.device), training=False)), y.to(run.device)
 
 
 class Replayed:
@@ -165,7 +191,6 @@ class Replayed:
     def __init__(self, run: Run, compute: Callable[[], Tensor]) -> None:
         """``compute`` sets gradients and gives the loss."""
         self._run, self._compute, self._first = run, compute, True
-        self._device = next(run.net.parameters()).device
         self._draws: dict[str, Tensor] = {}
 
     def __call__(self) -> Tensor:
@@ -173,9 +198,9 @@ class Replayed:
         if self._first:
             self._first = False
             self._draws = {name: generator.get_state() for name, generator in run.generators.items()}
-            self._layers = global_states(self._device)  # dropout draws from them
+            self._layers = global_states(run.device)  # dropout draws from them
             return self._compute()
-        set_global_states(self._layers, self._device)
+        set_global_states(self._layers, run.device)
         _put_back(run, self._draws)
         run.replay = True
         try:

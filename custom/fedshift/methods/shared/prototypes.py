@@ -32,11 +32,6 @@ class ClassMeans:
         self.sums += member.T @ u.detach().double()  # index_add_ is not deterministic on a GPU
         self.counts += member.sum(0)
 
-    def merge(self, other: ClassMeans) -> None:
-        """Add the sums and counts of ``other``."""
-        self.sums += other.sums
-        self.counts += other.counts
-
     def means(self) -> Tensor:
         """Means (K, d), 0 for classes without embeddings."""
         return self.sums / self.counts.clamp(min=1)[:, None]
@@ -82,53 +77,17 @@ class LastEpoch:
         images = self.seen.counts.clone()  # no image occurs twice in an epoch, so this counts distinct images
         if images.sum() < self._before.counts.sum():  # unfinished: every epoch shows as many images
             images = torch.maximum(images, self._before.counts)
-            self.seen.merge(self._before)
+            self.seen.sums += self._before.sums
+            self.seen.counts += self._before.counts
         enough = (images >= min_samples).double()
         counts = images * enough if by_class else enough
         prototypes = self.seen.means() * enough[:, None]
         return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
 
 
-def prototype_specs(net: nn.Module, *, min_samples: int, by_class: bool) -> dict[str, ArraySpec]:
-    head = head_of(net)
-    counted = "the site's training images of each class"
-    which = f"number of {counted}" if by_class else "which classes the site has (1 or 0)"
-    return {
-        "prototypes": ArraySpec(
-            (head.out_features, head.in_features),
-            low=-LARGEST,
-            high=LARGEST,
-            reveals=f"average embedding of {counted}"
-            + (
-                f", if there are at least {min_samples}" if min_samples > 1 else " (of its only image, if there is one)"
-            ),
-            kind="prototypes",
-            alike="norm",
-        ),
-        "counts": ArraySpec((head.out_features,), low=0, high=1e9, reveals=which, kind="prototypes"),
-    }
-
-
-def prototype_fault(
-    arrays: Mapping[str, np.ndarray], n_samples: int, *, min_samples: int, by_class: bool
-) -> tuple[str, str] | None:
-    """Impossible counts, or prototypes of classes whose count is 0; as `fedshift.methods.base.Server.fault`."""
-    counts = arrays["counts"].astype(np.float64)
-    allowed = (counts == 0) | ((counts >= min_samples) & (counts == np.rint(counts)) if by_class else counts == 1)
-    if not allowed.all():
-        wanted = f"0 or an integer of at least {min_samples}" if by_class else "0 or 1"
-        return "counts", f"is {counts[~allowed][0]:g} for a class, must be {wanted}"
-    claimed = counts.sum() if by_class else min_samples * counts.sum()
-    if claimed > n_samples:
-        return "counts", f"implies at least {claimed:g} images, and the site has {n_samples}"
-    if (arrays["prototypes"] != 0)[counts == 0].any():
-        return "prototypes", f"holds a prototype of a class whose count is 0: a mean of fewer than {min_samples} images"
-    return None
-
-
-def _counts(config: Any) -> dict[str, Any]:
-    """What a method's options say of the counts that leave a site."""
-    return {"min_samples": config.min_samples, "by_class": getattr(config, "weights", "uniform") == "samples"}
+def _counts(config: Any) -> tuple[int, bool]:
+    """The fewest images of a class whose prototype leaves a site, and whether class counts do."""
+    return config.min_samples, getattr(config, "weights", "uniform") == "samples"
 
 
 class PrototypeClient(EmbeddingClient[ConfigT]):
@@ -140,7 +99,21 @@ class PrototypeClient(EmbeddingClient[ConfigT]):
     """A new one in each round (``begin``)."""
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
-        return prototype_specs(net, **_counts(self.config))
+        (least, by_class), head = _counts(self.config), head_of(net)
+        counted = "the site's training images of each class"
+        which = f"number of {counted}" if by_class else "which classes the site has (1 or 0)"
+        few = f", if there are at least {least}" if least > 1 else " (of its only image, if there is one)"
+        return {
+            "prototypes": ArraySpec(
+                (head.out_features, head.in_features),
+                low=-LARGEST,
+                high=LARGEST,
+                reveals=f"average embedding of {counted}{few}",
+                kind="prototypes",
+                alike="norm",
+            ),
+            "counts": ArraySpec((head.out_features,), low=0, high=1e9, reveals=which, kind="prototypes"),
+        }
 
     def checkpoint(self, ctx: Context) -> dict[str, Tensor]:
         return self._means.tensors()
@@ -150,14 +123,27 @@ class PrototypeClient(EmbeddingClient[ConfigT]):
 
     def end(self, data: TrainingSamples, ctx: Context) -> Arrays:
         """Without classes that have fewer than ``min_samples`` images."""
-        return self._means.arrays(**_counts(self.config))
+        least, by_class = _counts(self.config)
+        return self._means.arrays(min_samples=least, by_class=by_class)
 
 
 class PrototypeServer(Server[ConfigT]):
     """Sends its state, which is made of the sites' prototypes."""
 
     def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        return prototype_fault(arrays, n_samples, **_counts(self.config))
+        """Impossible counts, or prototypes of classes whose count is 0."""
+        least, by_class = _counts(self.config)
+        counts = arrays["counts"].astype(np.float64)
+        allowed = (counts == 0) | ((counts >= least) & (counts == np.rint(counts)) if by_class else counts == 1)
+        if not allowed.all():
+            wanted = f"0 or an integer of at least {least}" if by_class else "0 or 1"
+            return "counts", f"is {counts[~allowed][0]:g} for a class, must be {wanted}"
+        claimed = counts.sum() if by_class else least * counts.sum()
+        if claimed > n_samples:
+            return "counts", f"implies at least {claimed:g} images, and the site has {n_samples}"
+        if (arrays["prototypes"] != 0)[counts == 0].any():
+            return "prototypes", f"holds a prototype of a class whose count is 0: a mean of fewer than {least} images"
+        return None
 
     def broadcast(self, ctx: ServerContext) -> Arrays:
         return self.state

@@ -17,9 +17,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.schema.evaluation import Distribution, OneSided
+from fedshift.schema.evaluation import Distribution, Evaluation, OneSided
+from fedshift.tasks.base import CaseScores
+from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.overlap import dice
-from fedshift.tasks.evaluation.spread import distribution
+from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_scores
 
 Side = Literal["missed", "invented"]
@@ -149,8 +151,41 @@ def distributions(
     share_cases: bool,
 ) -> dict[str, Distribution]:
     """Distributions of `values_by_score`, each over the cases that have it; the options are those of `distribution`."""
-    values = values_by_score(cases, classes)
+    return _distributions(values_by_score(cases, classes), subjects, seed=seed, share_cases=share_cases)
+
+
+def _distributions(
+    values: Mapping[str, np.ndarray], subjects: Sequence[str], *, seed: int, share_cases: bool
+) -> dict[str, Distribution]:
     return {
         name: distribution(scores, subjects=subjects, seed=seed, share_cases=share_cases)
         for name, scores in values.items()
     }
+
+
+def evaluation(
+    values: dict[str, np.ndarray],
+    subjects: list[str],
+    *,
+    calibration: Calibration,
+    empty: int,
+    apart: Iterable[Mapping[str, Side]],
+    seed: int,
+    share_cases: bool,
+    keep: CaseScores | None,
+) -> Evaluation:
+    """What a site tells of a final model that segments, from scores over its cases (`fedshift.tasks.base.Task`).
+
+    ``empty`` counts cases without any foreground in the model's mask, ``apart`` has `one_sided` of each.
+    """
+    if keep is not None:
+        keep.values, keep.subjects = values, subjects
+    hides = not share_cases and len(subjects) < FEWEST
+    spreads = _distributions(values, subjects, seed=seed, share_cases=share_cases)
+    return Evaluation(
+        scores={name: spread.mean for name, spread in spreads.items()},
+        distributions=spreads,
+        calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
+        empty=empty,
+        one_sided=count_one_sided(apart),
+    )

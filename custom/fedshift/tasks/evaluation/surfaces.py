@@ -31,11 +31,7 @@ def surface_scores(
     missed organ counts. If both are empty the distances are 0 and surface Dice is 1; evaluation leaves out
     cases with an empty reference (`fedshift.tasks.evaluation.by_class`).
 
-    Args:
-        predicted: (slices, rows, columns) bool.
-        reference: (slices, rows, columns) bool.
-        spacing: mm, in the same order.
-        tolerance: mm.
+    Masks are (slices, rows, columns) bool, ``spacing`` is in mm in the same order.
     """
     guessed, actual = bool(predicted.any()), bool(reference.any())
     if not guessed and not actual:
@@ -60,6 +56,6 @@ def _distances(one: np.ndarray, other: np.ndarray, spacing: Sequence[float]) -> 
 
     (box,) = find_objects((one | other).view(np.uint8))
     points = [np.argwhere(mask[box] & ~binary_erosion(mask[box])) * np.asarray(spacing, float) for mask in (one, other)]
-    trees = [KDTree(found, leafsize=32) for found in points]  # fewer, larger leaves: each tree is asked once
+    trees = [KDTree(surface, leafsize=32) for surface in points]  # fewer, larger leaves: each tree is asked once
     there, back = (trees[1 - i].query(points[i])[0].astype(np.float32).astype(np.float64) for i in (0, 1))
     return there, back

@@ -14,11 +14,7 @@ from fedshift.tasks.base import Task
 
 
 def build_task(job: JobSpec) -> Task:
-    """The task of a job.
-
-    Raises:
-        ConfigError: no such kind, or a ``data`` key that the kind does not know.
-    """
+    """The task of a job; refuses an unknown kind or ``data`` key (`ConfigError`)."""
     kinds = [module.name for module in pkgutil.iter_modules(__path__)]
     kind = job.task.kind
     if kind not in kinds:

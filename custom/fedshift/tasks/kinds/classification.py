@@ -144,7 +144,6 @@ class Task:
     per_case = ("accuracy",)
 
     def __init__(self, job: JobSpec) -> None:
-        """Check the parts of the job that only this kind understands."""
         self._job = job
         refuse_patch_options(job)
         if job.evaluation.reference:
@@ -170,7 +169,6 @@ class Task:
         self.intensities = (float((-mean / std).min()), float(((1 - mean) / std).max()))
 
     def network(self) -> nn.Module:
-        """Initial weights depend on the job's seed only."""
         return initial_network(self._job, in_channels=self._data.channels)
 
     def preparation(self) -> dict[str, Any]:
@@ -185,11 +183,6 @@ class Task:
         }
 
     def open(self, folder: Path, site: str) -> Images:
-        """A site's images at the job's size.
-
-        Raises:
-            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
-        """
         data = Images(folder, self._data, site=site)
         data.check_fits(self._job, folder, site)
         return data

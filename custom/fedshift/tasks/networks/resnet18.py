@@ -67,8 +67,7 @@ class ResNet18(nn.Module):
         before = (WIDTHS[0], *WIDTHS)
         self.layer1, self.layer2, self.layer3, self.layer4 = (
             nn.Sequential(
-                Block(before[i], width, stride=1 if i == 0 else 2, norm=norm),
-                Block(width, width, stride=1, norm=norm),
+                Block(before[i], width, stride=1 if i == 0 else 2, norm=norm), Block(width, width, stride=1, norm=norm)
             )
             for i, width in enumerate(WIDTHS)
         )

@@ -23,8 +23,8 @@ from fedshift.tasks.base import CaseScores, SiteData, Subset, initial_network, s
 from fedshift.tasks.evaluation.by_class import (
     RANGES,
     Side,
-    count_one_sided,
     dice_by_class,
+    evaluation,
     mean_over,
     names,
     one_sided,
@@ -34,7 +34,6 @@ from fedshift.tasks.evaluation.by_class import (
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.evaluation.overlap import box_of
-from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
 
@@ -43,9 +42,7 @@ OVERLAP_OF_ROUNDS = 1 - STEP
 
 PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
 """Assumed for estimates of memory, before any volume is seen."""
-PREPARED = {
-    *("dims", "patch", "spacing", "matrix", "context", "sequences", "normalise", "nonzero", "fixed", "overlap"),
-}
+PREPARED = {*("dims", "patch", "spacing", "matrix", "context", "sequences", "normalise", "nonzero", "fixed", "overlap")}
 """What of `DataSpec` decides how a scan becomes the network's input."""
 
 
@@ -56,7 +53,6 @@ class Task:
     dense = True
 
     def __init__(self, job: JobSpec) -> None:
-        """Check the parts of the job that only this kind understands."""
         self._job, task = job, job.task
         self._data = DataSpec.parse(task.data, where=f"task {task.name}: data")
         if job.evaluation.mirror and self._data.mirror == ():
@@ -93,7 +89,6 @@ class Task:
         return make_loss(spec.name, spec.options, n_classes=n_classes, annotated=annotated, dims=dims)
 
     def network(self) -> nn.Module:
-        """Initial weights depend on the job's seed only."""
         return initial_network(self._job, in_channels=self._data.channels, spatial=self.spatial)
 
     def preparation(self) -> dict[str, Any]:
@@ -106,11 +101,6 @@ class Task:
         }
 
     def open(self, folder: Path, site: str) -> Patches:
-        """A site's patches.
-
-        Raises:
-            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
-        """
         data = Patches(folder, self._data, site=site, augmentation=self._augmentation)
         data.check_fits(self._job, folder, site)
         return data
@@ -137,7 +127,6 @@ class Task:
         return tuple(name for name in self._foreground if annotated is None or name in annotated)
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
-        """The job's loss, in float32 (float64 stays)."""
         return self._loss(logits, target)
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
@@ -227,24 +216,18 @@ class Task:
             subjects.append(subject_of(case))
             tolerance = self._job.evaluation.tolerance
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
-        hides = not share_cases and len(cases) < FEWEST
-        values = values_by_score(cases, self._foreground)
-        if keep is not None:
-            keep.values, keep.subjects = values, subjects
-        spreads = {
-            name: distribution(of_cases, subjects=subjects, seed=seed, share_cases=share_cases)
-            for name, of_cases in values.items()
-        }
-        return Evaluation(
-            scores={name: spread.mean for name, spread in spreads.items()},
-            distributions=spreads,
-            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
+        return evaluation(
+            values_by_score(cases, self._foreground),
+            subjects,
+            calibration=calibration,
             empty=empty,
-            one_sided=count_one_sided(apart),
+            apart=apart,
+            seed=seed,
+            share_cases=share_cases,
+            keep=keep,
         )
 
     def confidences(self, probabilities: Iterator[Tensor], data: Patches, subset: Subset) -> Iterator[float | None]:
-        """The model's confidence in each case, from ``probabilities`` as for `evaluate`."""
         for batch in probabilities:
             yield confidence(as_volume(batch, self._data.dims))
 

@@ -118,13 +118,7 @@ class Patches(ScanData):
     eval_batch = 1
 
     def __init__(self, folder: Path, spec: DataSpec, *, site: str, augmentation: Augmentation | None) -> None:
-        """Open the volumes.
-
-        Args:
-            folder: the prepared site.
-            spec: the task's ``data``.
-            site: its name, from which places of patches for statistics and the folds are drawn.
-            augmentation: of training batches.
+        """Open the volumes; places of patches for statistics and the folds are drawn from the site's name.
 
         Raises:
             DataError: volumes, arrays or manifest are missing or damaged, or a sequence is missing.
@@ -166,26 +160,19 @@ class Patches(ScanData):
         return labels[None] if self._spec.dims == AXES else labels
 
     def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
-        """Each case."""
         return self.eval_index(subset)
 
     def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the slices of one case: see `ScanData.heights`."""
         depth = int(self.volumes.shapes[_one(index)][0])
         return (np.arange(depth) + 0.5) / depth, np.full(depth, 1 / depth)
 
     def reference(self, case: int) -> np.ndarray:
-        """The classes (z, y, x) uint8 of a case on the scan's own grid.
-
-        Raises:
-            DataError: the mask cannot be read.
-        """
+        """The classes (z, y, x) uint8 of a case on the scan's own grid."""
         return read_labels(self._folder, self.manifest.cases[case])
 
     # --- patches --------------------------------------------------------------------------------------
 
     def n_samples(self, subset: Subset) -> int:
-        """Patches of a subset."""
         return len(self.members(subset)) * self._spec.samples_per_case
 
     def window_cases(self, subset: Subset) -> np.ndarray:
@@ -214,7 +201,6 @@ class Patches(ScanData):
 
     @property
     def n_train(self) -> int:
-        """Patches in an epoch."""
         return self.n_samples("train")
 
     @property

@@ -34,13 +34,11 @@ from fedshift.tasks.base import (
     selecting,
     sizes,
 )
-from fedshift.tasks.evaluation.by_class import MAX_MILLILITRES, MICROLITRES, Side, count_one_sided, one_sided
+from fedshift.tasks.evaluation.by_class import MAX_MILLILITRES, MICROLITRES, Side, evaluation, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
-from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_distances
-from fedshift.tasks.evaluation.volumes import volumes
 from fedshift.tasks.losses import Logits, make_loss
 
 
@@ -88,11 +86,6 @@ class Slices(ScanData):
     eval_batch = 32
 
     def __init__(self, folder: Path, spec: DataSpec, *, site: str) -> None:
-        """Open the arrays and assign slices to splits.
-
-        Raises:
-            DataError: arrays or manifest are missing or damaged.
-        """
         arrays = open_arrays(folder, matrix=spec.matrix, clip_above_quantile=spec.clip_above_quantile)
         self.manifest = arrays.manifest
         self.split_rule = split_rule(spec.fold) if spec.split == "case" else spec.split
@@ -134,7 +127,6 @@ class Slices(ScanData):
         return self._members[subset]
 
     def cases(self, subset: Subset) -> np.ndarray:
-        """The case of each slice."""
         volumes: np.ndarray = self.case_of[self.members(subset)]
         return volumes
 
@@ -154,22 +146,16 @@ class Slices(ScanData):
         return (members[self.case_of[members] == case] for case in np.unique(self.cases(subset)))
 
     def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of slices of any cases: see `ScanData.heights`."""
         cases = [self.manifest.cases[number] for number in self.case_of[index]]
         depth = np.array([case.shape[0] for case in cases])
         return (index - [case.offset for case in cases] + 0.5) / depth, 1 / depth
 
     def reference(self, case: int) -> np.ndarray:
-        """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+        """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays."""
         mask: np.ndarray = radiological(read_labels(self._folder, self.manifest.cases[case])) > 0
         return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Apply random rotations and flips if ``augmentation`` is ``rot90-flip``."""
         return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
 
 
@@ -193,6 +179,32 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
     return x, y
 
 
+def volumes(
+    values: Iterator[Tensor], members: Iterator[np.ndarray], case_of: np.ndarray, expected: dict[int, int]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each case as soon as its last slice is predicted; only incomplete cases are held in memory.
+
+    Args:
+        values: predictions of each batch, (B, …).
+        members: slice numbers of each batch, (B,).
+        case_of: the case of every slice number.
+        expected: case -> number of its slices.
+
+    Yields:
+        Case, its slice numbers in ascending order, and the values in that order.
+    """
+    begun: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for index, batch in zip(members, values, strict=True):
+        for number, value in zip(index.tolist(), batch.numpy(), strict=True):
+            case = int(case_of[number])
+            slices = begun.setdefault(case, [])
+            slices.append((number, value))
+            if len(slices) == expected[case]:
+                slices.sort(key=lambda entry: entry[0])
+                yield case, np.array([n for n, _ in slices]), np.stack([v for _, v in slices])
+                del begun[case]
+
+
 class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
@@ -211,7 +223,6 @@ class Task:
     per_case = ("dice", "hd95", "asd", "false_positives")
 
     def __init__(self, job: JobSpec) -> None:
-        """Check the parts of the job that only this kind understands."""
         self._job = job
         self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
@@ -232,7 +243,6 @@ class Task:
         refuse_patch_options(job)
 
     def network(self) -> nn.Module:
-        """Initial weights depend on the job's seed only."""
         return initial_network(self._job, in_channels=self._data.context, spatial=self.spatial)
 
     def preparation(self) -> dict[str, Any]:
@@ -256,25 +266,17 @@ class Task:
         return SliceSpec(data.matrix, data.context, data.scale, data.clip_above_quantile)
 
     def open(self, folder: Path, site: str) -> Slices:
-        """A site's slices at the job's matrix.
-
-        Raises:
-            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
-        """
         data = Slices(folder, self._data, site=site)
         data.check_fits(self._job, folder, site)
         return data
 
     def at(self, data: SiteData) -> Task:
-        """The same everywhere: there is one foreground class."""
         return self
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
-        """The job's loss, in float32 (float64 stays)."""
         return self._loss(logits, target)
 
     def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        """Of whole slices."""
         return forward(x)
 
     def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
@@ -352,26 +354,19 @@ class Task:
             if by_case and (name == "false_positives" or len(by_case) == len(by_metric["dice"]))
         }
         subjects = [subject_of(data.manifest.cases[number]) for number in order]
-        hides = not share_cases and len(subjects) < FEWEST
-        if keep is not None:
-            keep.values, keep.subjects = cases, subjects
-        distributions = {
-            name: distribution(values, subjects=subjects, seed=seed, share_cases=share_cases)
-            for name, values in cases.items()
-        }
-        return Evaluation(
-            scores={
-                **{name: spread.mean for name, spread in distributions.items()},
-                **self._papers(np.concatenate(counts), np.concatenate(shown)),
-            },
-            distributions=distributions,
-            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
+        made = evaluation(
+            cases,
+            subjects,
+            calibration=calibration,
             empty=empty,
-            one_sided=count_one_sided(apart),
+            apart=apart,
+            seed=seed,
+            share_cases=share_cases,
+            keep=keep,
         )
+        return made.model_copy(update={"scores": made.scores | self._papers(*map(np.concatenate, (counts, shown)))})
 
     def confidences(self, probabilities: Iterator[Tensor], data: Slices, subset: Subset) -> Iterator[float | None]:
-        """The model's confidence in each case, from ``probabilities`` as for `evaluate`."""
         expected = dict(zip(*np.unique(data.case_of[data.members(subset)], return_counts=True), strict=True))
         for _, _, probability in volumes(probabilities, data.eval_index(subset), data.case_of, expected):
             yield confidence(probability.swapaxes(0, 1))
