@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedshift.schema.errors import ConfigError
-from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked
-from fedshift_bench.leaderboard_tables import notes, p_text, rank_svg, table_lines
-from fedshift_bench.ranks import ALPHA
+from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked, notes, p_text, rank_svg, table_lines
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
+from fedshift_bench.significance import ALPHA
 from fedshift_bench.spec import read_spec
 from fedshift_bench.tables import heading
 

@@ -31,10 +31,9 @@ FURTHER_METRICS = {
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The runs of a cell, for seed 0.
+    """The runs of a cell, for seed 0: one job by its name, or for ``leave_one_out`` one for each held-out site.
 
-    ``jobs`` has one job by its name, or for ``leave_one_out`` one job for each held-out site. ``missing_inputs``
-    describes what is missing on this machine besides data. ``metric`` is the task's.
+    ``missing_inputs`` is what is missing on this machine besides data, ``metric`` the task's.
     """
 
     kind: CellKind
@@ -57,10 +56,7 @@ class CellPlan:
 def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> CellPlan:
     """Resolve a cell's merged settings, whose tasks and weights may be in the spec's ``folder``.
 
-    ``metric`` is the score in the table; None for the task's.
-
-    Raises:
-        ConfigError: a name, key or value is invalid.
+    ``metric`` is the score in the table, if it is not the task's.
     """
     if settings.task is None or settings.methods is None:
         key = "task" if settings.task is None else "methods"

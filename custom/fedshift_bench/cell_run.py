@@ -97,11 +97,7 @@ class _StatusWriter:
 
 
 def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[float], None]) -> bool:
-    """Run or resume a cell, and return whether ``run_federation`` was used.
-
-    Raises:
-        FedshiftError: the run failed, or the data have changed.
-    """
+    """Run or resume a cell, and return whether ``run_federation`` was used."""
     from fedshift.data.locate import find_sites
     from fedshift.federation import protocols
     from fedshift.methods import method_set

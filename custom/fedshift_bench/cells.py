@@ -54,10 +54,9 @@ class WorkItem(Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of each axis, a seed, and a fold if there are any.
+    """One value of each axis, a seed, and a fold if there are any; it can run if it has ``work``.
 
-    ``draw`` is the number of its setting, 0 being the row's own, and ``drawn`` are that setting's options. ``data`` are
-    the folders of sites. Without ``work`` the cell cannot run, because of ``missing_inputs``.
+    ``draw`` is the number of its setting, 0 being the row's own, and ``drawn`` are that setting's options.
     """
 
     labels: Mapping[str, str]
@@ -90,13 +89,18 @@ class Cell:
         return WorkItem(kind=self.plan.kind, name=self.plan.name, jobs=self.plan.at(self.seed), data=dict(data))
 
 
-def make_cells(
-    spec: Spec, *, folder: Path, on_resolved: Callable[[int, int], None] = lambda done, of: None
-) -> list[Cell]:
-    """Resolve all cells of a spec. The first axis varies slowest, then the others, the draw, the seed, the fold.
+OnCount = Callable[[int, int], None]
+"""Gets how many are done, and their total."""
 
-    ``folder`` is that of the spec's file; ``on_resolved`` gets the number of resolved combinations of labels and their
-    total.
+
+def ignore_count(n_done: int, n_all: int) -> None:
+    """An `OnCount` that shows nothing."""
+
+
+def make_cells(spec: Spec, *, folder: Path, on_resolved: OnCount = ignore_count) -> list[Cell]:
+    """Resolve all cells of a spec, whose file is in ``folder``.
+
+    The first axis varies slowest, then the others, the draw, the seed, the fold.
 
     Raises:
         ConfigError: a cell cannot be resolved (the message names its labels), or metrics differ between cells.
@@ -185,13 +189,7 @@ def _with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
 
 
 def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[dict[str, Any]]:
-    """The settings of a row after its own: options of its job, by their paths, but those that an axis has ``fixed``.
-
-    `Distribution.draw` does not depend on the job, so rows share the draws of shared options.
-
-    Raises:
-        ConfigError: a range is given for a method's option that it does not have.
-    """
+    """The settings of a row after its own, without options that an axis has ``fixed``; rows share draws of options."""
     space: dict[str, Distribution | None] = {LEARNING_RATE: around(job.task.optimizer.lr)}
     for method in job.methods:
         space |= {f"{method}.{name}": where for name, where in search.space(method_set.find(method)).items()}
@@ -213,8 +211,7 @@ def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[
 def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     """Combine the settings of all cells with the values of the axes; later values override, options key by key.
 
-    An option of a method that the cell does not use is dropped, so that one value can apply to several rows. It is kept
-    (and later refused) if the same axis value also sets ``methods``.
+    An option of a method that the cell does not use is dropped, unless the same axis value sets ``methods``.
     """
     merged: dict[str, Any] = {key: getattr(spec, key) for key in Settings.model_fields}
     for value in values:
@@ -235,11 +232,7 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
 def choose(
     cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int] = (), folds: Sequence[int] = ()
 ) -> list[Cell]:
-    """Select cells by label, seed and fold. Axes without a label in ``only`` are not restricted; no ``seeds`` are all.
-
-    Raises:
-        ConfigError: no axis has such a label, or the spec has no such seed or fold.
-    """
+    """Select cells by label, seed and fold; an axis without a label in ``only``, and no ``seeds``, restrict nothing."""
     known_seeds = sorted({cell.seed for cell in cells})
     known_folds = sorted({cell.fold for cell in cells if cell.fold is not None})
     for what, wanted, have in (("seeds", seeds, known_seeds), ("folds", folds, known_folds)):
@@ -289,3 +282,62 @@ def _find_data(dataset: str, sites: Sequence[str]) -> _Data:
         what = "only the phantom is there, which cannot be mixed with real data"
         result.missing_inputs.append(f"data of {dataset} at {', '.join(phantoms)}: {what}")
     return result
+
+
+REFERENCE = "trains on all sites' images in one place: a reference, and no federated method"
+"""Why a centralised reference gets no row unless the spec names it."""
+
+
+def expand(spec: Spec, *, folder: Path, on_tried: OnCount = ignore_count) -> tuple[Spec, dict[str, str]]:
+    """Add a row for every method that the spec asks for (`Spec.every_method`) and does not name itself.
+
+    Returned too are the methods without a row, and why: the spec leaves them out, they are centralised references, or
+    their job is refused.
+    """
+    if spec.every_method is None:
+        return spec, {}
+    for name in spec.every_method.without:
+        method_set.find(name)
+    rows, left_out = dict(spec.axes[spec.row_axis]), {}
+    named = {tuple(split_methods(row.methods)) for row in rows.values() if row.methods is not None}
+    new = [name for name in method_set.available() if (name,) not in named]
+    for number, name in enumerate(new, 1):
+        settings = Settings(methods=name)
+        reason = spec.every_method.without.get(name) or _refusal(spec, settings, folder)
+        if reason:
+            left_out[name] = " ".join(reason.split())
+        else:
+            rows[name] = settings
+        on_tried(number, len(new))
+    return spec.with_rows(rows), left_out
+
+
+def add_rows(spec: Spec, methods: Sequence[str], options: Mapping[str, Any]) -> tuple[Spec, list[str]]:
+    """Add rows of a user's own to an expanded spec, or find those that it has; and their labels, in order.
+
+    ``methods`` are names as for ``fedshift job``, or rows' labels; a row with ``options`` is called after them.
+    """
+    rows, labels = dict(spec.axes[spec.row_axis]), []
+    text = ", ".join(f"{key}={value}" for key, value in options.items())
+    for name in methods:
+        known = {label.lower(): label for label in rows}.get(name.lower())
+        row = rows[known] if known is not None else Settings(methods=name)
+        label = known or "+".join(split_methods(name))
+        if options:
+            label = f"{label} ({text})"
+            row = row.model_copy(update={"options": {**row.options, **options}})
+        rows.setdefault(label, row)
+        labels.append(label)
+    return spec.with_rows(rows), labels
+
+
+def _refusal(spec: Spec, settings: Settings, folder: Path) -> str:
+    """Why the task refuses the method, at the first value of each further axis; empty if it takes it."""
+    if method_set.pooled_reference({str(settings.methods): {}}) is not None:
+        return REFERENCE
+    further = [next(iter(values.values())) for values in list(spec.axes.values())[1:]]
+    try:
+        make_plan(merge(spec, [settings, *further]), metric=spec.metric, folder=folder)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -35,16 +35,8 @@ def recognises(path: Path) -> bool:
 
 
 def read_chapter(path: Path) -> Chapter:
-    """The chapter of a comparison's folder or record.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    return make_chapter(read_comparison(path))
-
-
-def make_chapter(comparison: Comparison) -> Chapter:
-    """The summary, the tables, and the commands that repeat the cells."""
+    """The chapter of a comparison's folder or record."""
+    comparison = read_comparison(path)
     return Chapter(
         "grid",
         tables.title_with_scale(comparison.title, comparison.scale),
@@ -70,7 +62,7 @@ def _tables(comparison: Comparison) -> Section:
     shown = measure(comparison.metric)
     blocks: list[Block] = []
     for table in tables.make_tables(comparison):
-        columns = [Column(comparison.row_axis, numeric=False), *(Column(column.heading) for column in table.columns)]
+        columns = [Column(comparison.row_axis, numeric=False), *map(Column, table.columns.values())]
         rows: list[Row] = [[name, *(_cell(entry, shown) for entry in entries)] for name, entries in table.rows.items()]
         blocks.append(Table(columns, rows, caption=table.title))
     above = notes(comparison)

@@ -9,9 +9,8 @@ from typing import Literal
 
 from fedshift.reporting.p_values import exact_p
 from fedshift_bench.columns import Block, averages, below_guess, blocks, measure
-from fedshift_bench.paired_tests import Paired, paired_test
-from fedshift_bench.ranks import ALPHA, FEWEST, holm
 from fedshift_bench.record import Comparison
+from fedshift_bench.significance import ALPHA, FEWEST, Paired, holm, paired_test
 from fedshift_bench.templates import render
 
 Outcome = Literal["confirmed", "refuted", "undecided"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -12,14 +12,54 @@ from typing import Any, Literal
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
 from fedshift.schema.results import Metrics, Results, read_results
-from fedshift_bench.cell_record import ByCase, CellRecord, LeftOutSite, Scores
 from fedshift_bench.cells import Cell
 from fedshift_bench.columns import column_keys
-from fedshift_bench.finished import FinishedCells
 from fedshift_bench.published import PublishedValue, read_published
-from fedshift_bench.record import Comparison
-from fedshift_bench.spec import DOMAINS, GRADIENT_NORMS, PAIR_SEPARATOR, ModelName, ScoredPart, Spec, Summary
+from fedshift_bench.record import FILE_NAME, ByCase, CellRecord, Comparison, LeftOutSite, Scores, read_comparison
+from fedshift_bench.spec import (
+    DOMAINS,
+    GRADIENT_NORMS,
+    PAIR_SEPARATOR,
+    ModelName,
+    ScoredPart,
+    Spec,
+    Summary,
+    folder_name,
+)
 from fedshift_bench.store import RUN_FOLDER, Store, read_done
+
+
+class FinishedCells:
+    """The finished cells of comparisons, but those with a key in ``again``; of two with the same key the first.
+
+    A cell is the same if its key is: the resolved job, the kind of run and the data (`WorkItem`). The version of
+    fedshift is not part of it, as a hash of the package would end every comparison with every commit.
+    """
+
+    def __init__(self, comparisons: Iterable[Comparison] = (), *, again: Collection[str] = ()) -> None:
+        self._records: dict[str, CellRecord] = {}
+        self._data: list[dict[str, str]] = []
+        for record in (record for comparison in comparisons for record in comparison.done):
+            if record.key not in again:
+                self._records.setdefault(record.key, record)
+                data = {site: about.manifest_sha256 for site, about in record.data.items()}
+                if data not in self._data:
+                    self._data.append(data)
+
+    def find(self, cell: Cell) -> CellRecord | None:
+        """The record of a cell; where its data are missing, that of the same job on any preparation of them."""
+        works = [cell.work] if cell.work is not None else map(cell.work_on, self._data)
+        return next((self._records[work.key] for work in works if work.key in self._records), None)
+
+
+def finished_comparisons(spec: Spec, scale: str, *, folder: Path, out: Path) -> list[Comparison]:
+    """The comparisons whose cells need not run again: that in ``out``, and that of `Spec.finished`, if they exist."""
+    remedies = {out: "remove it or name another --out; cells that have finished in --workspace are not run again"}
+    if spec.finished:
+        committed = folder / spec.finished / folder_name(spec.name, scale)
+        remedies.setdefault(committed, "remove it or leave 'finished' out of the spec")
+    return [read_comparison(path, remedy=text) for path, text in remedies.items() if (path / FILE_NAME).is_file()]
+
 
 CASE_DECIMALS = 6
 """Of the scores of single cases."""
@@ -30,11 +70,7 @@ OF_TABLE = ("labels", "seed", "fold", "draw", "drawn", "commands", "shown")
 
 
 class Collector:
-    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once.
-
-    ``cells`` are all cells of the spec, and ``folder`` that of its file. ``finished`` cells need not be in the store.
-    ``left_out`` are methods without a row, and why.
-    """
+    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once."""
 
     def __init__(
         self,
@@ -53,11 +89,7 @@ class Collector:
         self._published: list[PublishedValue] | None = None
 
     def collect(self, reasons: Mapping[str, str] | None = None) -> Comparison:
-        """Make the record from the cells' current state; ``reasons`` are those of failed cells, by cell name.
-
-        Raises:
-            ConfigError: the published values do not fit the spec, or a cell's files are damaged.
-        """
+        """Make the record from the cells' current state; ``reasons`` are those of failed cells, by cell name."""
         spec = self._spec
         records = [self._record(cell, (reasons or {}).get(cell.name, "")) for cell in self._cells]
         parts = {part for record in records for part in record.shown}
@@ -107,10 +139,7 @@ class Collector:
 
 
 def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: ModelName) -> dict[str, Any]:
-    """The fields of a finished cell's record that are the same for all cells with its key.
-
-    The curve is of the table's ``metric`` if rounds have that score, else of the one that selects the round.
-    """
+    """The fields of a finished cell's record that are the same for all cells with its key."""
     done, scored = read_done(folder), _read_runs(cell, folder)
     runs = list(scored.runs.values())
     first = scored.runs[min(scored.runs)]
@@ -172,10 +201,7 @@ def shown_score(runs: Sequence[Results], metric: str | None) -> str:
 
 
 def _validation(cell: Cell, runs: Mapping[str, Results], which: Literal["best", "last"]) -> float | None:
-    """Mean validation score over sites, then over runs (by held-out site), by the score that selects rounds.
-
-    None if a run has none, or lacks that of a training site with validation samples, or of one that never answered.
-    """
+    """Mean validation score over sites, then over runs, by the score that selects rounds; None if one is lacking."""
     means = []
     for held_out, run in runs.items():
         sites = {} if run.final is None else getattr(run.final, which).sites
@@ -202,10 +228,7 @@ def curve(runs: Sequence[Results], metric: str, part: Literal["val", "test"]) ->
 
 @dataclass
 class _Scored:
-    """A cell's scores, and the results of its runs by held-out site ("" for a single run).
-
-    ``cases`` has for each score that cases of scans (``has_cases``) have of their own its values.
-    """
+    """A cell's scores, those of single cases, and the results of its runs by held-out site ("" for a single run)."""
 
     has_cases: bool
     runs: dict[str, Results] = field(default_factory=dict)

@@ -11,8 +11,7 @@ from statistics import fmean, stdev
 
 from fedshift.reporting import differences
 from fedshift.reporting.known_scores import Better, Unit, known_score
-from fedshift_bench.cell_record import IMAGE_FREE, CellRecord
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import IMAGE_FREE, CellRecord, Comparison
 from fedshift_bench.spec import PAIR_SEPARATOR, Summary
 
 MAX_SITES = 20

@@ -6,7 +6,9 @@ import json
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fedshift.cli.display import console
 from fedshift.data.locate import is_phantom
 from fedshift.federation.effect import without_effect
 from fedshift.federation.options import parse_option
+from fedshift.reporting.progress import duration
 from fedshift.reporting.table import PHANTOM_NOTE, title_of
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.identity import own_identity
@@ -24,22 +27,76 @@ from fedshift.schema.results import BEST, LAST
 from fedshift.schema.results import FILE_NAME as RESULTS
 from fedshift.tasks.device import own_device
 from fedshift.tasks.machine import free_memory
-from fedshift_bench import cells, progress, runner
-from fedshift_bench.all_methods import add_rows, expand
+from fedshift_bench import runner
 from fedshift_bench.cell_run import run_cell
-from fedshift_bench.collect import Collector, seconds_in_rounds
+from fedshift_bench.cells import OnCount, add_rows, choose, expand, ignore_count, make_cells
+from fedshift_bench.collect import Collector, FinishedCells, finished_comparisons, seconds_in_rounds
 from fedshift_bench.curves import write_curves
 from fedshift_bench.estimate import ASSUMED_SAMPLES, Estimator
-from fedshift_bench.finished import FinishedCells, finished_comparisons
 from fedshift_bench.image_free import with_guess
-from fedshift_bench.leaderboard import make_leaderboard
-from fedshift_bench.leaderboard_tables import FILES, rich_leaderboard, write_leaderboard
-from fedshift_bench.progress import say
+from fedshift_bench.leaderboard import FILES, make_leaderboard, rich_leaderboard, write_leaderboard
 from fedshift_bench.record import Comparison, write_comparison
-from fedshift_bench.runner import GridProgress, QueueEntry
+from fedshift_bench.runner import GridProgress, QueueEntry, State
 from fedshift_bench.spec import Spec
 from fedshift_bench.store import Store, read_done
 from fedshift_bench.tables import heading, rich_tables, title_with_scale, write_tables
+
+SECONDS_PER_LINE = 30.0
+"""Seconds between two progress lines if the output is not a terminal."""
+say = partial(console.print, markup=False, emoji=False)
+"""Prints a line as it is."""
+STATES: dict[State, str] = {"running": "running", "elsewhere": "in another process", "failed": "failed"}
+
+
+def time_range(low: float, high: float) -> str:
+    """Format a range of seconds: ``2 min 10 s to 5 min 30 s``."""
+    first, last = duration(low), duration(high)
+    return first if first == last else f"{first} to {last}"
+
+
+def describe(progress: GridProgress, *, phantom: bool = False) -> str:
+    """The progress of a comparison in one line."""
+    done, n_rounds = progress.rounds
+    total = sum(len(entry.cells) for entry in progress.entries)
+    ended = f"{'PHANTOM ' if phantom else ''}{progress.count('done', 'failed')} of {total} cells ended"
+    counts = [f"{count} {word}" for state, word in STATES.items() if (count := progress.count(state))]
+    left = f"about {duration(progress.seconds_left)} left"
+    return ", ".join([ended, f"{done} of {n_rounds} rounds of all cells", *counts, left])
+
+
+@contextmanager
+def resolving() -> Iterator[OnCount]:
+    """Show on a terminal how many cells are resolved."""
+    if not console.is_terminal:
+        yield ignore_count
+        return
+    with console.status("resolving") as status:
+        yield lambda n_done, n_all: status.update(f"resolving {n_done}/{n_all}")
+
+
+@contextmanager
+def running(*, phantom: bool) -> Iterator[Callable[[GridProgress], None]]:
+    """Show the progress of all cells: a bar on a terminal, else a line when a cell has ended, and now and then."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if console.is_terminal:
+        columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=1.0)
+            yield lambda progress: bar.update(
+                task, completed=progress.share, description=describe(progress, phantom=phantom)
+            )
+        return
+    n_ended, last_printed = -1, 0.0
+
+    def show(progress: GridProgress) -> None:
+        nonlocal n_ended, last_printed
+        count, now = progress.count("done", "failed"), progress.clock()
+        if count != n_ended or now - last_printed > SECONDS_PER_LINE:
+            n_ended, last_printed = count, now
+            say(describe(progress, phantom=phantom))
+
+    yield show
 
 
 class Command:
@@ -49,13 +106,12 @@ class Command:
         self._args, self._scale, self._out, self._folder = args, scale, out, args.spec.absolute().parent
         self._store = Store(args.workspace.absolute())
         say(title_with_scale(spec.title, scale))
-        with progress.resolving() as on_resolved:
-            expanded = expand(spec, folder=self._folder, on_tried=on_resolved)
+        with resolving() as on_resolved:
+            expanded, self._left_out = expand(spec, folder=self._folder, on_tried=on_resolved)
             options = {".".join(option.path): option.value for option in map(parse_option, args.set)}
-            self._spec, rows = add_rows(expanded.spec, args.methods, options)
-            self._cells = cells.make_cells(self._spec, folder=self._folder, on_resolved=on_resolved)
-        self._left_out = expanded.left_out
-        self._selected = cells.choose(self._cells, [*args.only, *rows], args.seeds, args.folds)
+            self._spec, rows = add_rows(expanded, args.methods, options)
+            self._cells = make_cells(self._spec, folder=self._folder, on_resolved=on_resolved)
+        self._selected = choose(self._cells, [*args.only, *rows], args.seeds, args.folds)
         works = [cell.work for cell in self._selected if cell.work is not None] if args.again else []
         comparisons = finished_comparisons(self._spec, scale, folder=self._folder, out=out)
         self._finished = FinishedCells(comparisons, again={work.key for work in works})
@@ -86,7 +142,7 @@ class Command:
             return 0
         self._print_failed(entries)
         try:
-            with progress.running(phantom=self._phantom) as on_poll:
+            with running(phantom=self._phantom) as on_poll:
                 if args.flare:
                     run_in_flare(entries, self._store, on_poll, self._end)
                 else:
@@ -173,7 +229,7 @@ class Command:
             lows, highs = zip(*(entry.estimate.range for entry in of_row), strict=True)
             memory = max(entry.estimate.peak_bytes for entry in of_row) / 2**30
             n_done = sum(entry.state == "done" for entry in of_row)
-            seconds = progress.time_range(min(lows), max(highs))
+            seconds = time_range(min(lows), max(highs))
             table.add_row(row, str(len(of_row)), str(n_done), seconds, f"{memory:.1f} GiB")
         console.print(table)
 
@@ -181,7 +237,7 @@ class Command:
         """Print the estimated time and memory of the cells that are to run."""
         learned = all(entry.estimate.is_learned for entry in entries)
         basis = "from similar finished cells" if learned else "from short trials; some methods may take longer"
-        seconds = progress.time_range(*runner.total_seconds(entries, max_parallel))
+        seconds = time_range(*runner.total_seconds(entries, max_parallel))
         say(f"time: {seconds} with {max_parallel} in parallel ({basis})")
         peak = max(entry.estimate.peak_bytes for entry in entries)
         say(f"memory: up to {peak / 2**30:.1f} GiB per cell, {free_memory() / 2**30:.1f} GiB are free")

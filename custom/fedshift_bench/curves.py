@@ -13,12 +13,11 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from fedshift.schema.csv_text import csv_text
-from fedshift.schema.files import write_text
-from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.columns import Block, blocks, measure
 from fedshift_bench.footnotes import notes
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.tables import title_with_scale
+from fedshift_bench.templates import write_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,6 +110,8 @@ def axis_limits(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 def curves_svg(comparison: Comparison) -> str | None:
     """The figure as SVG, one panel per combination of the further axes; None if no row has scores in two rounds."""
+    from matplotlib.lines import Line2D
+
     from fedshift.reporting import figures
 
     rows, test = comparison.rows, shows_test(comparison)
@@ -136,7 +137,7 @@ def curves_svg(comparison: Comparison) -> str | None:
             place.set_visible(False)
         drawn.suptitle(title, fontsize=11, x=0.01, ha="left")
         drawn.legend(
-            handles=[_legend_handle(rows.index(row)) for row in shown],
+            handles=[_style_line(Line2D([], []), rows.index(row)) for row in shown],
             # Matplotlib omits labels that start with an underscore.
             labels=[f" {name}" if name.startswith("_") else name for name in (textwrap.shorten(r, 44) for r in shown)],
             loc="outside right upper",
@@ -153,9 +154,7 @@ def write_curves(comparison: Comparison, folder: Path) -> list[Path]:
     svg = curves_svg(comparison)
     if svg is None:
         return []
-    write_text(folder / CSV_FILE, curves_csv(comparison))
-    write_text(folder / SVG_FILE, svg)
-    return [folder / CSV_FILE, folder / SVG_FILE]
+    return write_files(folder, {CSV_FILE: curves_csv(comparison), SVG_FILE: svg})
 
 
 def _title(comparison: Comparison, width: int) -> str:
@@ -190,12 +189,6 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: Mapping[int,
     figures.integer_ticks(axes, [number for row in lines.values() for number in row.rounds])
     if block.labels:
         axes.set_title(", ".join(f"{axis} {label}" for axis, label in block.labels.items()), fontsize=11, loc="left")
-
-
-def _legend_handle(number: int) -> Line2D:
-    from matplotlib.lines import Line2D
-
-    return _style_line(Line2D([], []), number)
 
 
 def _style_line(drawn: Line2D, number: int) -> Line2D:

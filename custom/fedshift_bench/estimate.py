@@ -91,10 +91,7 @@ class Calibration(Strict):
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a cell.
-
-    ``is_learned``: cells of the same kind have finished here. ``is_assumed``: the cell's data are missing here.
-    """
+    """The estimate of a cell: learned from finished cells of its kind or not, of data here or of assumed numbers."""
 
     seconds: float
     peak_bytes: int
@@ -212,7 +209,7 @@ class Estimator:
 
 
 def _read(path: Path) -> Calibration:
-    """Read the measurements; a missing or damaged file, or one of another version, counts as empty."""
+    """The measurements; a missing or damaged file, or one of another version, counts as empty."""
     try:
         return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -220,7 +217,7 @@ def _read(path: Path) -> Calibration:
 
 
 def _step_key(job: JobSpec, device: str) -> str:
-    """A key of everything that the cost of a training step depends on."""
+    """Everything that the cost of a training step depends on."""
     task, built, schedule = job.task, build_task(job), job.task.schedule
     network = [task.network.name, task.network.options]
     images = [*built.spatial, len(task.classes), task.data.get("channels")]
@@ -229,7 +226,7 @@ def _step_key(job: JobSpec, device: str) -> str:
 
 
 def _cost_key(cell: Cell, device: str) -> str:
-    """A key of everything that a cell's cost depends on: the step, the kind of run and the methods."""
+    """Everything that a cell's cost depends on: the step, the kind of run and the methods."""
     local = " with local models" if cell.plan.job.evaluation.local else ""
     return f"{_step_key(cell.plan.job, device)} {cell.plan.kind} {'+'.join(cell.plan.job.methods)}{local}"
 
@@ -274,11 +271,7 @@ def measure_start() -> float:
 
 
 def run_trial(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled: bool) -> Trial:
-    """Run a job of one round in this process and measure its time.
-
-    Raises:
-        FedshiftError: the run failed.
-    """
+    """Run a job of one round in this process and measure its time."""
     from fedshift.federation.in_process import run_in_process, run_pooled
 
     with tempfile.TemporaryDirectory() as folder:
@@ -307,10 +300,7 @@ def _clock(device: torch.device) -> float:
 def seconds_of(
     job: JobSpec, kind: CellKind, counts: Mapping[str, Samples], step: Step, trial: Trial | None
 ) -> tuple[float, float]:
-    """Seconds of a job in its rounds and outside them, without the start of the process.
-
-    ``step`` and ``trial`` are measurements; without a trial the time is computed from the step alone.
-    """
+    """Seconds of a job in its rounds and outside them, without the start of the process; computed if not tried."""
     task, schedule = job.task, job.task.schedule
     share = (job.federation.sites_per_round or len(task.sites)) / len(task.sites)
     # Numbers of images that pass through the network.

@@ -10,11 +10,9 @@ from typing import Any
 from fedshift.data.splits import FOLDS
 from fedshift.reporting.known_scores import GUESS_NOTE, needs_voxel_size
 from fedshift.schema.results import FROM_SCRATCH
-from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.columns import below_guess, blocks, guess_cell, measure, summary
-from fedshift_bench.paired_tests import CONFIDENCE, paired_tests, printed_p
-from fedshift_bench.ranks import FEWEST
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import CellRecord, Comparison
+from fedshift_bench.significance import CONFIDENCE, FEWEST, paired_tests, printed_p
 from fedshift_bench.spec import Tuning
 from fedshift_bench.templates import lines
 

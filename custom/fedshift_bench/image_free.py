@@ -13,9 +13,8 @@ from fedshift.federation.image_free import can_guess, score_guess
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Metrics
 from fedshift.tasks.base import Subset
-from fedshift_bench.cell_record import IMAGE_FREE, CellRecord
 from fedshift_bench.cells import Cell
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import IMAGE_FREE, CellRecord, Comparison
 from fedshift_bench.spec import PAIR_SEPARATOR, ScoredPart
 
 SUBSETS: dict[ScoredPart, Subset] = {"test": "test", "val": "val", "held_out": "all"}
@@ -24,11 +23,7 @@ Guess = dict[str, dict[str, Metrics]]
 
 
 def with_guess(comparison: Comparison, cells: Sequence[Cell]) -> Comparison:
-    """Add the guess to finished cells that lack it and whose data are here; ``cells`` are in the record's order.
-
-    Raises:
-        DataError: a site's folder is damaged.
-    """
+    """Add the guess to finished cells that lack it and whose data are here; ``cells`` are in the record's order."""
     guesses: dict[str, Guess] = {}
     records = []
     for record, cell in zip(comparison.cells, cells, strict=True):

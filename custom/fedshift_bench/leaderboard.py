@@ -1,15 +1,16 @@
-"""Rank the rows of one comparison or several, and test each against one of them.
+"""Rank the rows of one comparison or several, test each against one of them, and write and draw the leaderboard.
 
 A block is a task and a site: the mean over seeds of a row's scores there, as Demšar has a block for each data set and
 averages its repetitions first. Sites of one task are scored with models of the same runs, so their blocks are not quite
 independent. Ranked are the rows that every comparison has with the same seeds in all blocks.
 
 Tests against the baseline: within one task a paired t-test over seeds of the averages over sites, as in the tables
-(`fedshift_bench.paired_tests`); over several tasks Wilcoxon's signed-rank test over the blocks. Holm's
+(`fedshift_bench.significance`); over several tasks Wilcoxon's signed-rank test over the blocks. Holm's
 correction is for the number of rows tested.
 
 Blocks in which half of the rows end no better than the image-free guess are not ranked: what differs there is not what
-methods see in images (`fedshift_bench.columns`).
+methods see in images (`fedshift_bench.columns`). The diagram is that of critical differences of Demšar 2006 (Figure 1):
+mean ranks on a line, and bars join what is not told apart.
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from fedshift.reporting.differences import signed
+from fedshift.reporting.p_values import p_text
+from fedshift.schema.csv_text import csv_text
 from fedshift.schema.errors import ConfigError
-from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.columns import Block, Measure, below_guess, blocks, main_scores, measure, summary
-from fedshift_bench.paired_tests import t_test
-from fedshift_bench.ranks import (
+from fedshift_bench.record import CellRecord, Comparison
+from fedshift_bench.significance import (
+    ALPHA,
+    FEWEST,
     Friedman,
     block_ranks,
     critical_difference,
@@ -33,16 +42,17 @@ from fedshift_bench.ranks import (
     holm,
     indistinct,
     signed_rank,
+    t_test,
 )
-from fedshift_bench.record import Comparison
+from fedshift_bench.templates import lines, render, write_files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class RankedRow:
-    """A row: its mean rank and score over the blocks, and its test against the baseline.
-
-    ``p`` and ``p_holm`` are None for the baseline and where there are too few pairs.
-    """
+    """A row's mean rank and score over the blocks, and its test against the baseline, if there are pairs enough."""
 
     name: str
     rank: float
@@ -132,11 +142,10 @@ class _Ranked:
 def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None = None) -> Leaderboard:
     """Rank the rows of comparisons of different tasks, whose rows of one name are one method.
 
-    ``against`` is the row that the others are tested against; by default that of the first comparison's ``ranking``.
+    The others are tested against the row ``against``, by default that of the first comparison's ``ranking``.
 
     Raises:
-        ConfigError: no row is to test against, it is not ranked, scores cannot be ranked together, or all are no better
-            than the image-free guess.
+        ConfigError: that row is unknown or not ranked, or scores cannot be ranked (together).
     """
     rankings = [comparison.ranking for comparison in comparisons if comparison.ranking is not None]
     against = against or next((ranking.against for ranking in rankings), None)
@@ -221,3 +230,129 @@ def _test(
         return len(ours), signed_rank(list(ours), list(theirs))
     test = t_test(tasks[0].averages(row), tasks[0].averages(against))
     return len(tasks[0].seeds), None if test is None else test.p
+
+
+FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.svg")
+WIDTH, LINE, BAR, TOP = 760, 17, 9, 50
+"""Width of the diagram, height of a name and of a bar, and the space above them, in pixels."""
+
+
+def row_text(row: RankedRow, board: Leaderboard) -> list[str]:
+    """A row's entries after its name, in the order of `headings`."""
+    decimals = board.measure.decimals
+    numbers = [f"{row.rank:.2f}", f"{row.score:.{decimals}f}"]
+    if row.name == board.against:
+        return [*numbers, "", "", ""]
+    difference = signed(row.difference, decimals=decimals).replace("-", "−")
+    return [*numbers, difference, *(p_text(p) for p in (row.p, row.p_holm))]
+
+
+def headings(board: Leaderboard) -> list[str]:
+    """Those of all columns but the first."""
+    unit = f", {board.measure.unit}" if board.measure.unit else ""
+    return ["mean rank", f"mean score{unit}", f"against {board.against}", "p", "p (Holm)"]
+
+
+def notes(board: Leaderboard) -> list[str]:
+    """What the numbers are, and which rows are not told apart from the first."""
+    tested = [row for row in board.rows if row.name != board.against]
+    first = board.rows[0].name
+    return lines(
+        "leaderboard_notes.j2",
+        board=board,
+        alpha=ALPHA,
+        fewest=FEWEST,
+        alike=next((group for group in board.groups if group[0] == first), (first,)),
+        n_tests=sum(row.p is not None for row in tested),
+        pairs=max((row.pairs for row in tested), default=0),
+    )
+
+
+def table_lines(board: Leaderboard) -> list[str]:
+    """The lines of the table in Markdown."""
+    rows = [["row", *headings(board)], *([row.name, *row_text(row, board)] for row in board.rows)]
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return [head, "|---|" + "---:|" * len(headings(board)), *body]
+
+
+def rich_leaderboard(board: Leaderboard, title: str) -> RichTable:
+    """The table for the terminal."""
+    caption = Text("\n".join(notes(board)))
+    table = RichTable(title=Text(title), caption=caption, title_justify="left", caption_justify="left")
+    table.add_column(no_wrap=True)
+    for heading in headings(board):
+        table.add_column(Text(heading), justify="right")
+    for row in board.rows:
+        table.add_row(*map(Text, [row.name, *row_text(row, board)]))
+    return table
+
+
+def leaderboard_csv(board: Leaderboard) -> str:
+    """The table in CSV, with every block's score."""
+    rows: list[list[object]] = []
+    for place, row in enumerate(board.rows):
+        numbers = [row.rank, row.score, row.difference, row.pairs, row.p, row.p_holm, *board.scores[:, place]]
+        rows.append([row.name, *("" if number is None else f"{number:.6g}" for number in numbers)])
+    return csv_text(["row", "mean rank", "mean score", "difference", "pairs", "p", "p holm", *board.blocks], rows)
+
+
+def write_leaderboard(board: Leaderboard, folder: Path, *, title: str, left_out: Mapping[str, str]) -> list[Path]:
+    """Write `FILES`, with the methods ``left_out`` among those that are not in the table; return their paths."""
+    absent = {**board.unranked, **left_out}
+    facts = {"title": title, "table": table_lines(board), "notes": notes(board), "absent": absent}
+    text = render("leaderboard.md.j2", picture=FILES[2], **facts)
+    return write_files(folder, dict(zip(FILES, (text, leaderboard_csv(board), rank_svg(board, title)), strict=True)))
+
+
+def rank_svg(board: Leaderboard, title: str) -> str:
+    """The diagram as SVG: the better half of the rows is named on the left, the others on the right."""
+    from fedshift.reporting import figures
+
+    half, last = (len(board.rows) + 1) // 2, max(len(board.rows), 2)
+    bars, margin = len(board.groups) * BAR, 0.45 * (last - 1)
+    height = TOP + 30 + bars + half * LINE + 20
+    with figures.style():
+        drawn, (axes,) = figures.drawing(WIDTH, height)
+        axes.set_axis_off()
+        axes.grid(visible=False)
+        axes.set_xlim(1 - margin, last + margin)
+        axes.set_ylim(height - 30, 0)
+        _draw_scale(axes, board, last)
+        ranks = {row.name: row.rank for row in board.rows}
+        for number, group in enumerate(board.groups, 1):
+            ends, y = [ranks[group[0]], ranks[group[-1]]], TOP + BAR * number
+            axes.plot(ends, [y, y], color=figures.INK, linewidth=3, solid_capstyle="round")
+        for place, row in enumerate(board.rows):
+            left = place < half
+            y = TOP + bars + LINE * (1 + (place if left else len(board.rows) - 1 - place))
+            end = 1 - 0.02 * margin if left else last + 0.02 * margin
+            axes.plot([row.rank, row.rank, end], [TOP, y, y], color=figures.FAINT, linewidth=0.8)
+            axes.annotate(
+                f"{row.name}  {row.rank:.1f}" if left else f"{row.rank:.1f}  {row.name}",
+                (end, y),
+                xytext=(-4 if left else 4, 0),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="center",
+                fontsize=10,
+                color=figures.INK,
+            )
+        drawn.suptitle(title, fontsize=11, x=0.01, ha="left")
+        words = ", ".join(f"{row.name} {row.rank:.1f}" for row in board.rows)
+        return figures.standalone(drawn, "ranks", f"{title}: mean ranks, the best first: {words}")
+
+
+def _draw_scale(axes: Axes, board: Leaderboard, last: int) -> None:
+    from fedshift.reporting import figures
+
+    axes.plot([1, last], [TOP, TOP], color=figures.INK, linewidth=1)
+    step = max(round(last / 10), 1)
+    for rank in [1, *range(step, last + 1, step)] if step > 1 else range(1, last + 1):
+        axes.plot([rank, rank], [TOP, TOP - 5], color=figures.INK, linewidth=1)
+        axes.annotate(str(rank), (rank, TOP - 7), ha="center", va="bottom", fontsize=10, color=figures.INK)
+    difference = board.critical_difference
+    if difference is not None:
+        shown = min(difference, last - 1.0)
+        label = f"critical difference {difference:.1f}" + ("" if shown == difference else " (more than the scale)")
+        axes.plot([1, 1 + shown], [12, 12], color=figures.colour(0), linewidth=3)
+        axes.annotate(f"{label}, α = {ALPHA}", (1 + shown, 12), xytext=(6, 0), textcoords="offset points", va="center")

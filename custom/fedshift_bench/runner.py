@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 from fedshift.tasks.machine import WORKERS, cores, free_memory, own_cores
 from fedshift_bench.cell_run import EXIT_BUSY
 from fedshift_bench.cells import Cell
+from fedshift_bench.collect import FinishedCells
 from fedshift_bench.estimate import Estimate
-from fedshift_bench.finished import FinishedCells
 from fedshift_bench.store import LOG_FILE, Store, is_locked, read_status, reset_share
 
 POLL_INTERVAL = 0.3
@@ -36,8 +36,7 @@ State = Literal["waiting", "running", "elsewhere", "done", "failed"]
 class QueueEntry:
     """A cell to run, with all other cells that compute the same.
 
-    ``was_done``: it had finished before this command. ``share`` is the completed fraction; ``share_before`` is that of
-    an interrupted run that this command resumed, None until the run reports.
+    ``share`` is the completed fraction; ``share_before`` that of an interrupted run, None until it has reported.
     """
 
     cells: list[Cell]
@@ -150,10 +149,9 @@ def run(
     on_end: Callable[[QueueEntry], None],
     memory: Callable[[], int] | None = None,
 ) -> None:
-    """Run the cells that have not ended, the longest first. An interrupt stops all child processes and is raised again.
+    """Run the cells that have not ended, the longest first: one, or more if the free bytes (``memory``) allow.
 
-    At least one runs, and up to ``max_parallel`` if the free bytes (``memory``) allow. ``on_poll`` is called a few
-    times per second, ``on_end`` when an entry has finished or failed.
+    An interrupt stops all child processes. ``on_poll`` is called a few times per second.
     """
     free = memory or free_memory
     progress = GridProgress(entries, time.monotonic(), max_parallel)

@@ -157,11 +157,7 @@ class Spec(Settings):
         return (self.part,) if isinstance(self.part, str) else self.part
 
     def check(self, where: str) -> None:
-        """Check what no single key shows; ``where`` begins the sentence.
-
-        Raises:
-            ConfigError: keys do not fit each other, or name a row that does not exist.
-        """
+        """Check what no single key shows; ``where`` begins the sentence."""
         parts = set(self.parts("federation"))
         settings = [self, *(value for values in self.axes.values() for value in values.values())]
         if len(parts & {"test", "val", DOMAINS}) > 1:

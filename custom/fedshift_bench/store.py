@@ -60,11 +60,7 @@ class Store:
         return (self.folder_of(work) / DONE_FILE).is_file()
 
     def prepare(self, work: WorkItem) -> Path:
-        """Create a cell's folder and its ``cell.json`` if they do not exist.
-
-        Raises:
-            ConfigError: they cannot be written.
-        """
+        """Create a cell's folder and its ``cell.json`` if they do not exist."""
         folder = self.folder_of(work)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +72,7 @@ class Store:
         return folder
 
     def forget(self, work: WorkItem) -> None:
-        """Remove a cell's run and results, so that it runs again from its start.
-
-        Raises:
-            BusyError: another process is running it.
-        """
+        """Remove a cell's run and results, so that it runs again from its start."""
         folder = self.folder_of(work)
         if folder.is_dir():
             with lock_cell(folder):
@@ -90,11 +82,7 @@ class Store:
 
 
 def read_work(folder: Path) -> WorkItem:
-    """Read a cell's ``cell.json``.
-
-    Raises:
-        ConfigError: the file is missing or invalid, or its hash is not the folder's name.
-    """
+    """Read a cell's ``cell.json``."""
     path = folder / WORK_FILE
     work = WorkItem.parse(_json(path), where=str(path))
     if work.key != folder.name:
@@ -103,11 +91,7 @@ def read_work(folder: Path) -> WorkItem:
 
 
 def read_done(folder: Path) -> Done:
-    """Read how a finished cell was run.
-
-    Raises:
-        ConfigError: the cell has not finished, or the file is damaged.
-    """
+    """Read how a finished cell was run."""
     return Done.parse(_json(folder / DONE_FILE), where=str(folder / DONE_FILE))
 
 
@@ -135,11 +119,7 @@ def _json(path: Path) -> object:
 
 @contextmanager
 def lock_cell(folder: Path) -> Iterator[None]:
-    """Lock a cell for this process. The operating system releases the lock when the process ends for any reason.
-
-    Raises:
-        BusyError: another process holds the lock.
-    """
+    """Lock a cell for this process. The operating system releases the lock when the process ends for any reason."""
     path = folder / LOCK_FILE
     try:
         file = take(path)

@@ -14,8 +14,6 @@ from rich.text import Text
 from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
-from fedshift.schema.files import write_text
-from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import (
     MAX_SITES,
@@ -31,14 +29,13 @@ from fedshift_bench.columns import (
     summary,
 )
 from fedshift_bench.footnotes import footnotes
-from fedshift_bench.paired_tests import Paired, paired_tests, printed_p
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import CellRecord, Comparison
+from fedshift_bench.significance import Paired, paired_tests, printed_p
 from fedshift_bench.spec import FULL
-from fedshift_bench.templates import render
+from fedshift_bench.templates import render, write_files
 
 LAST_ROUND = "average, last round"
 """A column beside the average of the best round: what selecting a round adds, or takes."""
-FILES = ("table.md", "table.tex", "table.csv")
 MODELS = {
     "best": "of the best round",
     "last": "of the last round",
@@ -72,19 +69,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column: ``heading`` for readers, ``key`` for published values and CSV."""
-
-    key: str
-    heading: str
-
-
-@dataclass(frozen=True)
 class Table:
     """A table; each row has one entry per column. The image-free guess is a row too, if it is known."""
 
     title: str
-    columns: list[Column]
+    columns: dict[str, str]
+    """Headings by keys, as published values and CSV have them."""
     rows: dict[str, list[Entry]]
 
 
@@ -128,7 +118,7 @@ def _summary_columns(comparison: Comparison, block: Block, *, alone: bool) -> li
 
 def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
     """A table of the given blocks, each with its columns as (key, heading)."""
-    columns: list[Column] = []
+    columns: dict[str, str] = {}
     rows: dict[str, list[Entry]] = {row: [] for row in comparison.rows}
     guesses: list[Entry] = []
     for block, keys in parts:
@@ -137,7 +127,7 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
         for key, heading in keys:
             if len(parts) > 1:
                 heading = block.key if len(keys) == 1 else f"{block.key}: {heading}"
-            columns.append(Column(block.name(key), heading))
+            columns[block.name(key)] = heading
             entries = [_entry(comparison, block, row, key) for row in rows]
             if may_be_best and key != "spread":
                 entries = _mark_best(entries, measure(comparison.metric))
@@ -239,8 +229,8 @@ def rich_tables(comparison: Comparison) -> list[RichTable]:
         rich = RichTable(title=Text(title), title_justify="left", caption_justify="left")
         longest = max(map(len, table.rows))
         rich.add_column(Text(comparison.row_axis), no_wrap=True, min_width=longest)  # names are never truncated
-        for column in table.columns:
-            rich.add_column(Text(column.heading), justify="right")
+        for name in table.columns.values():
+            rich.add_column(Text(name), justify="right")
         for row, entries in table.rows.items():
             words = [Text(entry_text(entry, shown), style="bold" if entry.best else "") for entry in entries]
             for text, entry in zip(words, entries, strict=True):
@@ -293,8 +283,5 @@ def _test_lines(test: Paired, shown: Measure, printed: str) -> Iterator[tuple[st
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Write ``table.md``, ``table.tex`` and ``table.csv``, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = (markdown(comparison), latex(comparison), long_csv(comparison))
-    for name, text in zip(FILES, texts, strict=True):
-        write_text(folder / name, text)
-    return [folder / name for name in FILES]
+    texts = {"table.md": markdown(comparison), "table.tex": latex(comparison), "table.csv": long_csv(comparison)}
+    return write_files(folder, texts)

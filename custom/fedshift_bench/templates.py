@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedshift.reporting.p_values import exact_p, p_equals
+from fedshift.schema.files import write_text
 
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -31,6 +33,14 @@ def render(template: str, **facts: Any) -> str:
 def lines(template: str, **facts: Any) -> list[str]:
     """The sentences of a template that has one a line; empty lines are none."""
     return [line for line in render(template, **facts).splitlines() if line]
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write texts under their names in a folder, which is made if need be; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 @cache

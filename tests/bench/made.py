@@ -10,9 +10,8 @@ from typing import Any
 from conftest import SHAPES
 
 from fedshift.schema.results import DataRecord
-from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.cells import Cell, WorkItem, make_cells
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.spec import read_spec
 
 Numbers = Mapping[tuple[str, ...], Sequence[Mapping[str, float] | None]]

@@ -9,9 +9,8 @@ import pytest
 
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
-from fedshift_bench.all_methods import REFERENCE, Expanded, add_rows, expand
-from fedshift_bench.cells import make_cells
-from fedshift_bench.spec import read_spec
+from fedshift_bench.cells import REFERENCE, add_rows, expand, make_cells
+from fedshift_bench.spec import Spec, read_spec
 
 from .made import write_spec
 
@@ -27,32 +26,32 @@ def _few_methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
 
 
-def expanded(folder: Path, **changes: Any) -> Expanded:
+def expanded(folder: Path, **changes: Any) -> tuple[Spec, dict[str, str]]:
     spec, _ = read_spec(write_spec(folder, **{"axes": ONE, "every_method": {}, **changes}))
     return expand(spec, folder=folder)
 
 
 def test_every_method_that_the_task_takes_has_a_row(tmp_path: Path) -> None:
-    found = expanded(tmp_path, options={"optimizer.name": "adam", "fedprox.mu": 0.3})
-    assert found.spec.rows == ["average", "fedprox", "fedrdn"], "the spec's own row is not there twice"
-    assert found.left_out["all"] == REFERENCE and "adam" in found.left_out["fednova"]
-    cells = make_cells(found.spec, folder=tmp_path)
-    assert [cell.labels["method"] for cell in cells] == found.spec.rows
+    spec, left_out = expanded(tmp_path, options={"optimizer.name": "adam", "fedprox.mu": 0.3})
+    assert spec.rows == ["average", "fedprox", "fedrdn"], "the spec's own row is not there twice"
+    assert left_out["all"] == REFERENCE and "adam" in left_out["fednova"]
+    cells = make_cells(spec, folder=tmp_path)
+    assert [cell.labels["method"] for cell in cells] == spec.rows
     assert cells[1].plan.job.methods["fedprox"]["mu"] == 0.3, "an option of one method is for its row"
 
 
 def test_a_spec_leaves_methods_out_with_its_reason(tmp_path: Path) -> None:
-    found = expanded(tmp_path, every_method={"without": {"fedprox": "as the paper does"}})
-    assert found.left_out["fedprox"] == "as the paper does" and "fedprox" not in found.spec.rows
+    spec, left_out = expanded(tmp_path, every_method={"without": {"fedprox": "as the paper does"}})
+    assert left_out["fedprox"] == "as the paper does" and "fedprox" not in spec.rows
 
 
 def test_without_the_key_a_spec_has_its_own_rows_only(tmp_path: Path) -> None:
-    found = expanded(tmp_path, every_method=None)
-    assert found.spec.rows == ["average"] and found.left_out == {}
+    spec, left_out = expanded(tmp_path, every_method=None)
+    assert spec.rows == ["average"] and left_out == {}
 
 
 def test_rows_of_ones_own_are_found_or_added(tmp_path: Path) -> None:
-    spec = expanded(tmp_path).spec
+    spec = expanded(tmp_path)[0]
     same, labels = add_rows(spec, ["FedProx", "average"], {})
     assert same.rows == spec.rows and labels == ["fedprox", "average"]
     more, labels = add_rows(spec, ["FedRDN+FedProx"], {})

@@ -9,12 +9,11 @@ from errors import raises
 from scipy import stats
 
 from fedshift.reporting.known_scores import GUESS
-from fedshift_bench.cell_record import IMAGE_FREE
 from fedshift_bench.claims import claims_sentence, conclusions, pairs_in_order
 from fedshift_bench.columns import below_guess, blocks
 from fedshift_bench.leaderboard import make_leaderboard
 from fedshift_bench.published import PublishedValue
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import IMAGE_FREE, Comparison
 from fedshift_bench.tables import LAST_ROUND, latex, long_csv, make_tables, markdown
 
 from .made import changed, made
@@ -158,6 +157,6 @@ def test_the_last_round_stands_beside_the_selected_one() -> None:
     comparison = guessed(0.55)
     last = {"test": {"A": {"dice": 0.3}, "B": {"dice": 0.4}}}
     (table,) = make_tables(changed(comparison, lambda cell: {"scores": {**cell.scores, "last": last}}))
-    assert [column.key for column in table.columns] == ["A", "B", "average", LAST_ROUND]
+    assert list(table.columns) == ["A", "B", "average", LAST_ROUND]
     assert table.rows["X"][-1].mean == pytest.approx(0.35) and table.rows[GUESS][-1].mean is None
-    assert [column.key for column in make_tables(comparison)[0].columns] == ["A", "B", "average"]
+    assert list(make_tables(comparison)[0].columns) == ["A", "B", "average"]

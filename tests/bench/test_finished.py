@@ -13,8 +13,7 @@ from errors import raises
 
 from fedshift import cli
 from fedshift_bench import estimate, runner
-from fedshift_bench.cell_record import CellRecord
-from fedshift_bench.record import read_comparison, write_comparison
+from fedshift_bench.record import CellRecord, read_comparison, write_comparison
 from fedshift_bench.store import Store
 
 from .conftest import START, Ended, at_home, make_home, run_here

@@ -13,13 +13,12 @@ from scipy import stats
 from volumesites import BLOBS, make_volume_site
 
 from fedshift import cli
-from fedshift_bench.cell_record import CellRecord, over_folds
 from fedshift_bench.cells import choose, make_cells
 from fedshift_bench.claims import conclusions
 from fedshift_bench.curves import line
 from fedshift_bench.footnotes import footnotes
-from fedshift_bench.paired_tests import paired_tests
-from fedshift_bench.record import Comparison, read_comparison
+from fedshift_bench.record import CellRecord, Comparison, over_folds, read_comparison
+from fedshift_bench.significance import paired_tests
 from fedshift_bench.spec import read_spec
 from fedshift_bench.tables import long_csv, make_tables
 

@@ -10,11 +10,11 @@ import pytest
 from volumesites import BLOBS, make_volume_site
 
 from fedshift.federation.image_free import score_guess
-from fedshift_bench.cell_record import IMAGE_FREE, CellRecord
 from fedshift_bench.cell_run import run_cell
 from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.collect import Collector
 from fedshift_bench.image_free import with_guess
+from fedshift_bench.record import IMAGE_FREE, CellRecord
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import Store
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from fedshift_bench.footnotes import footnotes
-from fedshift_bench.paired_tests import paired_tests, t_test
 from fedshift_bench.record import Comparison
+from fedshift_bench.significance import paired_tests, t_test
 from fedshift_bench.tables import long_csv
 
 from .made import made

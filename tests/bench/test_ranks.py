@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshift_bench.ranks import (
+from fedshift_bench.significance import (
     block_ranks,
     critical_difference,
     friedman,

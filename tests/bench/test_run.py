@@ -24,8 +24,8 @@ from fedshift_bench import collect, runner
 from fedshift_bench.cell_run import EXIT_FAILED, run_cell
 from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.collect import Collector
+from fedshift_bench.compare import describe
 from fedshift_bench.estimate import Estimate
-from fedshift_bench.progress import describe
 from fedshift_bench.record import read_comparison, write_comparison
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import (
@@ -369,7 +369,7 @@ def test_columns_may_be_the_domains_that_sites_are_parts_of(home: Path, capsys: 
     final = read_results(store.folder_of(work_of(cell)) / RUN_FOLDER).final
     assert final is not None
     near, far = final.last.domain_gradient_norms["near"], final.last.evaluations["C"]["all"].gradient_norm
-    assert [column.key for column in table.columns] == ["near", "C", "everywhere"]
+    assert list(table.columns) == ["near", "C", "everywhere"]
     assert [entry.mean for entry in table.rows["FedAvg"]] == [near, far, (near + (far or 0.0)) / 2]
     assert cli.main(["compare", str(path), "--flare"]) == 2
     assert "sites do not send the gradients" in capsys.readouterr().err

@@ -149,8 +149,8 @@ def test_further_axes_are_columns_and_then_tables_of_their_own() -> None:
     published = [{"row": "X", "column": "5%", "value": "99.9"}, p]
     comparison = made(BY_SIZE, **SIZES, published=published, tests=[("X", "Y")])
     overview, small, large = make_tables(comparison)
-    assert [column.heading for column in overview.columns] == ["5%", "all"]
-    assert [column.key for column in small.columns] == ["5%/A", "5%/B", "5%/average"] and small.title == "size 5%"
+    assert list(overview.columns.values()) == ["5%", "all"]
+    assert list(small.columns) == ["5%/A", "5%/B", "5%/average"] and small.title == "size 5%"
     assert overview.rows["X"][0].mean == pytest.approx(0.6) and overview.rows["X"][0].published == "99.9"
     assert small.rows["X"][2].published == "99.9" and large.rows["X"][2].published == ""
     lines = csv_lines(comparison)
@@ -167,7 +167,7 @@ def test_held_out_sites_have_an_average_of_their_own() -> None:
     cell.shown["held_out"] = ["C", "D"]
     cell.scores["best"]["held_out"] = {"C": {"accuracy": 0.2}, "D": {"accuracy": 0.3}}
     (table,) = make_tables(comparison)
-    means = {column.key: entry.mean for column, entry in zip(table.columns, table.rows["X"], strict=True)}
+    means = {key: entry.mean for key, entry in zip(table.columns, table.rows["X"], strict=True)}
     expected = {"average": 0.6, "held_out": 0.25, "everywhere": 0.425, "spread": stdev([5, 7, 2, 3]) / 10}
     assert means == pytest.approx({"A": 0.5, "B": 0.7, "C": 0.2, "D": 0.3, **expected})
 
@@ -180,7 +180,7 @@ def test_averages_can_be_over_samples() -> None:
         cell.data[site] = record(site).model_copy(update={"n": {"train": 9, "val": 5, "test": n}})
     cell.shown["held_out"], cell.scores["best"]["held_out"] = ["C"], {"C": {"accuracy": 1.0}}
     (table,) = make_tables(comparison)
-    means = {column.key: entry.mean for column, entry in zip(table.columns, table.rows["X"], strict=True)}
+    means = {key: entry.mean for key, entry in zip(table.columns, table.rows["X"], strict=True)}
     assert means["average"] == pytest.approx(22 / 55)
     assert means["everywhere"] == pytest.approx((22 + 14) / (55 + 14)), "a held-out site is scored on all it has"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedshift_bench.cells import make_cells
-from fedshift_bench.finished import FinishedCells
-from fedshift_bench.paired_tests import FEWEST
+from fedshift_bench.collect import FinishedCells
 from fedshift_bench.record import FILE_NAME, read_comparison
+from fedshift_bench.significance import FEWEST
 from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.methods import method_set
-from fedshift_bench.all_methods import expand
-from fedshift_bench.cells import make_cells
+from fedshift_bench.cells import expand, make_cells
 from fedshift_bench.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -39,10 +38,10 @@ def test_every_row_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     taken = [name for name in method_set.available() if name in {*SOME, "fednova", "fpl", "scaffold"}]
     monkeypatch.setattr(method_set, "available", lambda: taken)
     spec, _ = read_spec(path)
-    found = expand(spec, folder=path.parent)
-    assert {"fedavg", "fedfa", "fedbn", "fedrdn", "fedfa+fedrdn"} <= set(found.spec.rows) and "all" in found.left_out
+    expanded, left_out = expand(spec, folder=path.parent)
+    assert {"fedavg", "fedfa", "fedbn", "fedrdn", "fedfa+fedrdn"} <= set(expanded.rows) and "all" in left_out
     dense = path.stem.startswith(("prostate", "hippocampus"))
-    assert ("fedproto" in found.left_out) is dense
-    cells = make_cells(found.spec, folder=path.parent)
-    assert len(cells) == 3 * len(found.spec.rows)
+    assert ("fedproto" in left_out) is dense
+    cells = make_cells(expanded, folder=path.parent)
+    assert len(cells) == 3 * len(expanded.rows)
     assert {cell.plan.job.task.schedule.precision for cell in cells} == {"fp32"}, "the same on every processor"

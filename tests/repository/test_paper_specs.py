@@ -20,8 +20,8 @@ from fedshift_bench import cells as comparison_cells
 from fedshift_bench import compare, estimate
 from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.collect import Collector
-from fedshift_bench.paired_tests import Paired, printed_p
 from fedshift_bench.published import COLUMNS
+from fedshift_bench.significance import Paired, printed_p
 from fedshift_bench.spec import Spec, read_spec
 from fedshift_bench.store import Store
 

@@ -18,8 +18,7 @@ from fedshift.cli import evaluate, predict
 from fedshift.inference.scoring import Scored
 from fedshift.schema.csv_text import csv_text, path_of, safe_cell
 from fedshift_bench.curves import curves_csv
-from fedshift_bench.leaderboard import RankedRow
-from fedshift_bench.leaderboard_tables import leaderboard_csv
+from fedshift_bench.leaderboard import RankedRow, leaderboard_csv
 from fedshift_bench.record import Comparison
 from fedshift_bench.tables import long_csv
 from fedshift_survey.cli import drift

@@ -29,8 +29,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def leaderboard_command(args: argparse.Namespace) -> int:
     """The command ``fedshift leaderboard``."""
-    from fedshift_bench.leaderboard import make_leaderboard
-    from fedshift_bench.leaderboard_tables import rich_leaderboard, write_leaderboard
+    from fedshift_bench.leaderboard import make_leaderboard, rich_leaderboard, write_leaderboard
     from fedshift_bench.record import read_comparison
 
     comparisons = [read_comparison(path) for path in args.comparisons]

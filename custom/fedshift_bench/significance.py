@@ -1,22 +1,13 @@
-"""Paired tests between rows: t-tests as in Tables 7 and 8 of FedRDN, and for cross-validations Wilcoxon's.
+"""Mean ranks of many methods, and which of them are not told apart (Demšar 2006).
 
-The paper compares "each method and our method" by a paired t-test over three trials, beside the means and standard
-deviations of the trials' averages over clients. So a pair is a seed here: the averages over sites of both rows' models
-that were trained with it (`Comparison.pairs`). With ``sites_and_seeds`` each site of each seed is a pair, which gives
-many more pairs; but those of one seed are scores of one model and are not independent, so p tends to be too small.
+Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006, sections 3.1.3 and 3.2.2: with N
+blocks and k methods, r_ij is the rank of method j in block i, 1 being the best, and ties share their mean rank::
 
-In a cross-validation every case is tested once. With ``sites_and_folds`` a pair is a site's test part of a fold: other
-patients in each, so that pairs share no test case; scores are first averaged over seeds. Differences are of few cases
-each and far from normal, so the test is Wilcoxon's signed-rank test. Pairs of one fold are scores of one model, and the
-models of two folds share training cases, so that p tends to be too small. Beside it is therefore the p of a paired
-t-test over folds, each the average over sites: few pairs, without the first of these two faults.
+    R_j = 1/N Σ_i r_ij
+    Friedman:   χ² of k - 1 degrees of freedom (with the correction for ties)
+    Nemenyi:    CD = q_α √(k (k + 1) / 6N)      q_α: studentized range of k groups and ∞ degrees of freedom, by √2
 
-Where both rows have scores of single cases (scans of patients), Wilcoxon's signed-rank test over cases stands beside
-either: a pair is a case, each row's score the mean over seeds, so that a patient counts once. Seeds say what another
-training would give, patients what other patients would.
-
-The smallest detectable difference is the true one that a paired t-test finds at the 5 % level with a power of 80 %, by
-the noncentral t distribution, where differences of pairs have the standard deviation of those that were seen.
+Two methods whose mean ranks differ by less than CD are not told apart at the level α.
 """
 
 from __future__ import annotations
@@ -24,13 +15,96 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from fedshift_bench.cell_record import CellRecord
+import numpy as np
+
 from fedshift_bench.columns import Block, blocks, main_scores, p_value, summary
-from fedshift_bench.ranks import FEWEST, signed_rank
-from fedshift_bench.record import Comparison
+from fedshift_bench.record import CellRecord, Comparison
+
+FEWEST = 3
+"""Blocks or pairs that a test needs: with fewer p says next to nothing."""
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Friedman:
+    """Whether any method differs from another."""
+
+    statistic: float
+    p: float
+
+
+def block_ranks(scores: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
+    """Rank methods in each block: (N, k) finite scores to (N, k) ranks, 1 for the best, the mean rank for ties."""
+    from scipy.stats import rankdata
+
+    ranks: np.ndarray = rankdata(-scores if higher_is_better else scores, axis=1)
+    return ranks
+
+
+def friedman(scores: np.ndarray) -> Friedman | None:
+    """Friedman's test of (N, k) scores; None with fewer than three methods or blocks, or if all scores are equal."""
+    blocks, methods = scores.shape
+    if methods < 3 or blocks < FEWEST:
+        return None
+    from scipy.stats import friedmanchisquare
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        test = friedmanchisquare(*scores.T)
+    statistic, p = float(test.statistic), float(test.pvalue)
+    return Friedman(statistic, p) if math.isfinite(p) else None
+
+
+def critical_difference(methods: int, blocks: int, *, alpha: float = ALPHA) -> float | None:
+    """Nemenyi's critical difference of two mean ranks; None with fewer than two methods or three blocks."""
+    if methods < 2 or blocks < FEWEST:
+        return None
+    from scipy.stats import studentized_range
+
+    q = float(studentized_range.ppf(1 - alpha, methods, math.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * blocks))
+
+
+def indistinct(means: Mapping[str, float], difference: float) -> list[tuple[str, ...]]:
+    """The largest groups of two methods or more whose mean ranks differ by less than ``difference``, the best first."""
+    names = sorted(means, key=lambda name: (means[name], name))
+    groups: list[tuple[str, ...]] = []
+    reached = 0
+    for start, name in enumerate(names):
+        end = start + sum(means[other] - means[name] < difference for other in names[start:])
+        if end > max(reached, start + 1):
+            groups.append(tuple(names[start:end]))
+        reached = max(reached, end)
+    return groups
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjust p-values for their number; None, a test that could not be made, does not count.
+
+    Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979: of m ordered p-values the i-th is multiplied
+    by m - i + 1, and none is smaller than one before it.
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    steps = [min(p * (len(known) - number), 1.0) for number, (p, _) in enumerate(known)]
+    adjusted = dict(zip((place for _, place in known), accumulate(steps, max), strict=True))
+    return [adjusted.get(place) for place in range(len(p_values))]
+
+
+def signed_rank(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Two-sided p of Wilcoxon's signed-rank test, zero differences split; None with fewer than three pairs that differ.
+
+    Demšar's choice for two methods over several data sets, whose differences are not of one size.
+    """
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    if sum(difference != 0 for difference in differences) < FEWEST:
+        return None
+    from scipy.stats import wilcoxon
+
+    return float(wilcoxon(differences, zero_method="zsplit").pvalue)
+
 
 CONFIDENCE = 0.95
 """Of the interval of a mean difference."""
@@ -42,10 +116,7 @@ PairScores = dict[tuple[Any, ...], float]
 
 @dataclass(frozen=True)
 class TTest:
-    """A two-sided paired t-test: its statistic, its p, and the 95 % interval of the mean difference.
-
-    ``smallest`` is the smallest true difference that such a test finds (p < 0.05) in four of five repetitions.
-    """
+    """A two-sided paired t-test, the 95 % interval of the mean difference and the smallest detectable difference."""
 
     t: float
     p: float
@@ -63,11 +134,9 @@ class OverCases:
 
 @dataclass(frozen=True)
 class Paired:
-    """A two-sided paired test, of ``n`` pairs whose mean difference is ``difference``.
+    """A two-sided paired test of ``n`` pairs: over pairs, or a signed-rank test of folds with a t-test beside it.
 
-    With pairs of folds it is a signed-rank test, ``folds`` are those that have pairs, and ``over_folds`` is the t-test
-    of their averages; otherwise it is ``over_pairs``. ``p`` is None with fewer than `FEWEST` pairs (that differ), and
-    of a t-test with constant differences. ``over_cases`` is there if both rows have scores of single cases.
+    ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences.
     """
 
     row: str
@@ -89,19 +158,17 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean difference, by the t-test over pairs or over folds; None without one.
-
-        Where folds lack sites that others have, the mean of their averages is not that of all pairs, and there is none.
-        """
-        return None if self._t_test is None else self._t_test.interval
+        """The 95 % interval of the mean difference."""
+        return None if self.interval_test is None else self.interval_test.interval
 
     @property
     def smallest(self) -> float | None:
-        """The smallest detectable difference (`TTest.smallest`), by the same t-test."""
-        return None if self._t_test is None else self._t_test.smallest
+        """The smallest detectable difference."""
+        return None if self.interval_test is None else self.interval_test.smallest
 
     @property
-    def _t_test(self) -> TTest | None:
+    def interval_test(self) -> TTest | None:
+        """The t-test over pairs or folds; None where folds lack sites, as their mean is not that of all pairs."""
         test = self.over_pairs or self.over_folds
         if test is None or not math.isclose(sum(test.interval) / 2, self.difference, abs_tol=1e-9):
             return None
@@ -213,10 +280,7 @@ def t_test(a: Sequence[float], b: Sequence[float]) -> TTest | None:
 
 
 def _detectable(n: int) -> float:
-    """The smallest detectable difference of n pairs as a multiple of half of the interval, from the noncentral t.
-
-    Of the power only the part in the true direction counts: the other one adds nothing there.
-    """
+    """The smallest detectable difference of n pairs in halves of the interval; power in the wrong direction is none."""
     from scipy.optimize import brentq
     from scipy.stats import nct
     from scipy.stats import t as student
