@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_bits, add_volume, make_folder
+from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def add_parsers(subparsers: Any) -> None:
     )
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
-    add_volume(parser)
-    add_bits(parser)
+    add_shared(parser, "--volume", "--bits")
     add_choice(parser)
     parser.set_defaults(func=run)
 
