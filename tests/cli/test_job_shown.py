@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedshift import cli
-from fedshift.cli.job_shown import commented, known_settings
+from fedshift.cli.job import commented, known_settings
 from fedshift.federation.resolve import resolve
 
 

@@ -64,7 +64,7 @@ def test_an_error_of_the_machine_is_a_sentence_and_exit_code_2(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedshift.cli.tasks.show", full)
+    monkeypatch.setattr("fedshift.cli.methods.show_tasks", full)
     assert cli.main(["tasks"]) == 2
     assert "the machine refused (No space left on device): see to its disk" in capsys.readouterr().err
 

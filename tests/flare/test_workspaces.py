@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import small_job
 
-from fedshift.cli.previous_run import require_free
+from fedshift.cli.run import require_free
 from fedshift.flare.run_folders import RunFolders
 from fedshift.flare.simulator_state import aside_of
 from fedshift.flare.workspaces import find_former, find_run

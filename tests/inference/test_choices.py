@@ -94,7 +94,7 @@ def test_own_statistics_are_those_of_all_given_images_together(trained: Run, sit
     path, _ = trained("fedfa+fedrdn")
     model = open_model(path)
     images = images_of(open_arrays(sites["UCL"], matrix=32), model)
-    ready = make_ready(model, Choice(estimate=True), images=images, device="cpu")
+    ready = make_ready(model, Choice(estimate=True), images=lambda: images, device="cpu")
     assert ready.statistics == "own, of 32 slices"
     x = torch.cat([batch for batch, _ in images.chunks()])
     mean, std = x.mean((0, 2, 3)), x.std((2, 3), correction=0).mean(0)
@@ -133,7 +133,7 @@ def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Pat
         with raises(code, naming=naming):
             make_ready(model, choice)
     images = images_of(open_arrays(sites["HK"], matrix=32), model)
-    ready = make_ready(model, Choice(estimate=True), images=images, device="cpu")
+    ready = make_ready(model, Choice(estimate=True), images=lambda: images, device="cpu")
     assert ready.statistics == "own, of 32 slices" and "fedbn" in ready.notes[0]
     x = torch.cat([batch for batch, _ in images.chunks()])
     first = ready.predictor.net.encoder1.enc1_bn1  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_nothing_stands_in_for_a_model_of_ones_own(trained: Run, sites: dict[str
     model = open_model(trained("single")[0])
     images = images_of(open_arrays(sites["HK"], matrix=32), model)
     with raises("model-personal", naming="single") as error:
-        make_ready(model, Choice(estimate=True), images=images)
+        make_ready(model, Choice(estimate=True), images=lambda: images)
     assert "--statistics own" not in str(error.value)
 
 

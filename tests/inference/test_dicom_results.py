@@ -21,9 +21,10 @@ from scanfiles import rotation, volume, write_dicom
 from fedshift.data.dicom_objects import quiet
 from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
+from fedshift.inference import dicom_source
 from fedshift.inference.dicom_rtstruct import write_structure_set
 from fedshift.inference.dicom_seg import write_segmentation
-from fedshift.inference.dicom_source import Origin, open_source, origin_of_model
+from fedshift.inference.dicom_source import Origin, open_source
 from fedshift.inference.dicom_sr import write_report
 from fedshift.inference.masks import volume_ml, write_mask
 from fedshift.inference.model import open_model
@@ -160,7 +161,7 @@ def test_codes_names_and_the_note_are_those_of_task_and_model(tmp_path: Path) ->
         assert algorithm.AlgorithmVersion == "0.1.0, model 0123456789abcdef"
     long = origin(simulated=True, task="t" * 128)
     assert len(long.description) == 64 and long.description.endswith(": research use, not for diagnosis")
-    of_prostate = origin_of_model(open_model(brightness_model(tmp_path / "model.pt")))
+    of_prostate = dicom_source.origin(open_model(brightness_model(tmp_path / "model.pt")))
     assert of_prostate.simulated and of_prostate.codes["prostate"].type.same_as == ("41216001", "SCT")
 
 

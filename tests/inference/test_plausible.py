@@ -18,7 +18,6 @@ from fedshift.federation.model_files import add_references
 from fedshift.inference import plausible
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
-from fedshift.inference.segment import ModelSegmenter
 from fedshift.schema.reference import Reference
 
 from .conftest import BALL, save_model
@@ -79,7 +78,7 @@ def test_a_model_may_know_that_it_was_trained_on_negative_intensities(
 
     def signed() -> bool:
         model = open_model(path)
-        return ModelSegmenter(make_ready(model, Choice())).signed
+        return make_ready(model, Choice()).signed
 
     assert not signed(), "the file does not tell"
     add_references(path, {"A": Reference(fingerprint=fingerprint(site), apart={})})

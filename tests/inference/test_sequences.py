@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -124,7 +125,7 @@ def test_the_volumes_of_a_4d_file_are_in_the_models_order(tmp_path: Path, name: 
     assert scan.voxels.shape == (3, 4, 5) and voxels.min((1, 2, 3)).tolist() == [1000, 2000]
     assert "volume 1 = T2, volume 2 = ADC" in (case.assignment or "")
     with raises("options-clash", naming="--volume"):
-        case.read(volume=1)
+        replace(case, volume=1).read()
 
 
 @pytest.mark.parametrize("key", ["channel_names", "modality"])

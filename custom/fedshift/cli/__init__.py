@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 
 import fedshift
-from fedshift.cli import (
-    card,
-    cross_site,
-    data,
-    evaluate,
-    export,
-    job,
-    leave_one_out,
-    methods,
-    pooled,
-    predict,
-    report,
-    run,
-    site,
-    tasks,
-    watch,
-)
-from fedshift.cli.arguments import check_paths, chosen_device, phantom_data
-from fedshift.cli.parser import Parser
+from fedshift.cli import data, evaluate, export, job, methods, predict, protocols, report, run, site, watch
+from fedshift.cli.arguments import Parser, check_paths, chosen_device, phantom_data
 from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.names import printable
 from fedshift.schema.satellites import parts_of_satellites
 
-COMMANDS: tuple[ModuleType, ...] = (
-    data,
-    job,
-    run,
-    watch,
-    pooled,
-    leave_one_out,
-    cross_site,
-    report,
-    evaluate,
-    predict,
-    card,
-    export,
-    site,
-    methods,
-    tasks,
+COMMANDS: tuple[Callable[[argparse._SubParsersAction[Parser]], None], ...] = (
+    data.add_parsers,
+    job.add_parsers,
+    run.add_run,
+    watch.add_parsers,
+    run.add_pooled,
+    protocols.add_leave_one_out,
+    protocols.add_cross_site,
+    report.add_report,
+    evaluate.add_parsers,
+    predict.add_parsers,
+    report.add_card,
+    export.add_parsers,
+    site.add_parsers,
+    methods.add_methods,
+    methods.add_tasks,
 )
-"""The core's commands, as ``--help`` lists them."""
+"""Each adds a command of the core, in the order of ``--help``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +96,6 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fedshift {fedshift.__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (*COMMANDS, *parts_of_satellites("fedshift.commands")):
-        command.add_parsers(commands)
+    for add in (*COMMANDS, *(module.add_parsers for module in parts_of_satellites("fedshift.commands"))):
+        add(commands)
     return parser

@@ -1,27 +1,104 @@
-"""Options that several commands share, and what is checked of every command line."""
+"""The argument parser of all commands, options that several share, and what is checked of every command line."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedshift.data.locate import DATA, DEVICE, phantom_home
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import closest, nearest
 
 
-def add_phantom(parser: Any) -> None:
-    """``--phantom``; `phantom_data` acts on it."""
-    parser.add_argument(
-        "--phantom",
-        dest="only_phantom",  # 'fedshift site init' has an option of this name that means something else
-        action="store_true",
-        help="train on the simulated scans of 'fedshift data phantom', whatever other data are prepared",
-    )
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` whose sub-parsers report their own unknown arguments, with the nearest name.
+
+    argparse returns them to the top-level parser, which knows neither the options nor the usage of the command.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse ``args``; unknown ones end the program with exit code 2."""
+        known, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(self._unknown(extra[0]))
+        return known, extra
+
+    def _unknown(self, argument: str) -> str:
+        if not argument.startswith("-"):
+            return f"unexpected argument {argument!r}: see '{self.prog} --help'"
+        option = argument.partition("=")[0]
+        near = closest(option, self._option_string_actions)
+        return f"unknown option {option}" + (f"; did you mean {near}?" if near else f": see '{self.prog} --help'")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is none of the choices, as argparse does, and name the nearest."""
+        choices: Iterable[Any] | None = action.choices
+        if choices is None or value in choices:
+            return
+        is_command = isinstance(action, argparse._SubParsersAction)
+        what = f"unknown {str(action.metavar or 'command').lower()}" if is_command else "unknown value"
+        message = f"{what} {str(value)!r}{nearest(str(value), map(str, choices))}"
+        raise argparse.ArgumentError(None if is_command else action, message)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+SWITCH: dict[str, Any] = {"action": "store_true"}
+SHARED: dict[str, dict[str, Any]] = {
+    # `phantom_data` acts on it; 'fedshift site init' has an option of this name that means something else
+    "--phantom": SWITCH
+    | {
+        "dest": "only_phantom",
+        "help": "train on the simulated scans of 'fedshift data phantom', whatever other data are prepared",
+    },
+    # `chosen_device` acts on it; 'fedshift predict' has an option of this name that it passes on itself
+    "--device": {
+        "dest": "train_on",
+        "metavar": "NAME",
+        "help": "cpu, cuda, cuda:1 … for all sites (default: $FEDSHIFT_DEVICE, else a GPU if any)",
+    },
+    "--true-spacing": SWITCH | {"help": "voxels of 1 x 1 x 1 mm are real, not a header's placeholder"},
+    "--trust-voxels": SWITCH
+    | {"help": "accept files whose header differs from the image's if the number of voxels is the same"},
+    "--interpolate": SWITCH
+    | {"help": "fill slices that lie between two contours of an RT Structure Set, as planning systems do"},
+    "--empty": SWITCH
+    | {"help": "take cases without the structure, whose masks are empty (default: as the task says, data.empty)"},
+    "--ignore-memory": SWITCH | {"help": "run it even if it is not expected to fit into memory"},
+    "--bits": {
+        "type": int,
+        "choices": range(8, 17),
+        "metavar": "N",
+        "help": "of grey pictures of 16 bits: how many are used (default: 8, 10, 12, 14 or 16, by their largest value)",
+    },
+    "--volume": {
+        "type": positive,
+        "metavar": "N",
+        "help": "of series and 4D files that hold several volumes (time points, echoes, b-values) take the N-th, "
+        "from 1",
+    },
+}
+"""Options that have one meaning wherever a command takes them."""
+
+
+def add_shared(parser: Any, *options: str) -> None:
+    """Add some of the `SHARED` options."""
+    for option in options:
+        parser.add_argument(option, **SHARED[option])
 
 
 def add_parallel(parser: Any, *, note: str = "") -> None:
@@ -31,62 +108,11 @@ def add_parallel(parser: Any, *, note: str = "") -> None:
     )
 
 
-def add_true_spacing(parser: Any) -> None:
-    """``--true-spacing``."""
-    parser.add_argument(
-        "--true-spacing", action="store_true", help="voxels of 1 x 1 x 1 mm are real, not a header's placeholder"
-    )
-
-
-def add_trust_voxels(parser: Any) -> None:
-    """``--trust-voxels``."""
-    parser.add_argument(
-        "--trust-voxels",
-        action="store_true",
-        help="accept files whose header differs from the image's if the number of voxels is the same",
-    )
-
-
-def add_interpolate(parser: Any) -> None:
-    """``--interpolate``."""
-    parser.add_argument(
-        "--interpolate",
-        action="store_true",
-        help="fill slices that lie between two contours of an RT Structure Set, as planning systems do",
-    )
-
-
-def add_empty(parser: Any) -> None:
-    """``--empty``."""
-    parser.add_argument(
-        "--empty",
-        action="store_true",
-        help="take cases without the structure, whose masks are empty (default: as the task says, data.empty)",
-    )
-
-
-def add_memory(parser: Any) -> None:
-    """``--ignore-memory``."""
-    parser.add_argument(
-        "--ignore-memory", action="store_true", help="run it even if it is not expected to fit into memory"
-    )
-
-
-def add_earlier_run(parser: Any) -> None:
+def add_resume_or_force(parser: Any) -> None:
     """``--resume`` or ``--force``: what to do with a run that is in the workspace already."""
-    earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument("--resume", action="store_true", help="go on with the run in the workspace")
-    earlier.add_argument("--force", action="store_true", help="replace the run in the workspace")
-
-
-def add_device(parser: Any) -> None:
-    """``--device``; `chosen_device` acts on it."""
-    parser.add_argument(
-        "--device",
-        dest="train_on",  # 'fedshift predict' has an option of this name that it passes on itself
-        metavar="NAME",
-        help="cpu, cuda, cuda:1 … for all sites (default: $FEDSHIFT_DEVICE, else a GPU if any)",
-    )
+    former = parser.add_mutually_exclusive_group()
+    former.add_argument("--resume", action="store_true", help="go on with the run in the workspace")
+    former.add_argument("--force", action="store_true", help="replace the run in the workspace")
 
 
 @contextmanager
@@ -96,35 +122,35 @@ def chosen_device(asked: str | None) -> Iterator[None]:
     Raises:
         ConfigError: this machine has no such device.
     """
-    if asked is None:
-        yield
-        return
-    from fedshift.tasks.device import choose_device  # brings torch
+    if asked is not None:
+        from fedshift.tasks.device import choose_device  # brings torch
 
-    choose_device(asked)
-    former = os.environ.get(DEVICE)
-    os.environ[DEVICE] = asked
-    try:
+        choose_device(asked)
+    with _environment(DEVICE, asked):
         yield
-    finally:
-        del os.environ[DEVICE]
-        if former is not None:
-            os.environ[DEVICE] = former
 
 
 @contextmanager
 def phantom_data(asked: bool) -> Iterator[None]:
     """While it is open, this process and those it starts find the phantom and no other data, if ``asked``."""
-    former = os.environ.get(DATA)
-    if asked:
-        os.environ[DATA] = str(phantom_home().absolute())
+    with _environment(DATA, str(phantom_home().absolute()) if asked else None):
+        yield
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable, unless ``value`` is None, and put back what it was."""
+    if value is None:
+        yield
+        return
+    former = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        if asked:
-            del os.environ[DATA]
-            if former is not None:
-                os.environ[DATA] = former
+        del os.environ[name]
+        if former is not None:
+            os.environ[name] = former
 
 
 def check_paths(args: argparse.Namespace) -> None:
@@ -144,17 +170,6 @@ def check_paths(args: argparse.Namespace) -> None:
             )
 
 
-def add_bits(parser: Any) -> None:
-    """``--bits``."""
-    parser.add_argument(
-        "--bits",
-        type=int,
-        choices=range(8, 17),
-        metavar="N",
-        help="of grey pictures of 16 bits: how many are used (default: 8, 10, 12, 14 or 16, by their largest value)",
-    )
-
-
 def make_folder(folder: Path) -> None:
     """Make the folder that ``--out`` names, before long work whose result goes there.
 
@@ -170,24 +185,3 @@ def make_folder(folder: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
         raise ConfigError("folder-unwritable", f"{folder} cannot be written ({reason}): name another folder with --out")
-
-
-def add_volume(parser: Any) -> None:
-    """Add ``--volume``."""
-    parser.add_argument(
-        "--volume",
-        type=positive,
-        metavar="N",
-        help="of series and 4D files that hold several volumes (time points, echoes, b-values) take the N-th, from 1",
-    )
-
-
-def positive(text: str) -> int:
-    """A whole number from 1.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)

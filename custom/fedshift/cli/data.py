@@ -1,4 +1,4 @@
-"""The commands ``fedshift data prepare`` and ``fedshift data check``."""
+"""``fedshift data``: prepare sites, check scans and sites, and say how files are read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
 
 from fedshift.cli import own_scans, phantom
-from fedshift.cli.arguments import add_bits, add_empty, add_interpolate, add_trust_voxels
-from fedshift.cli.parser import Parser
+from fedshift.cli.arguments import Parser, add_shared
+from fedshift.cli.display import console
 from fedshift.cli.prepared import (
     add_out,
     add_volumes,
-    console,
     default_root,
     print_export,
     print_findings,
@@ -26,6 +28,12 @@ from fedshift.cli.prepared import (
     progress,
     sizes,
 )
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.names import one_line, printable
+
+if TYPE_CHECKING:
+    from fedshift.data.explain import Explained
 
 MAX_SITES_LISTED = 20
 """With more sites than this, only their number is printed."""
@@ -66,12 +74,7 @@ def add_parsers(subparsers: Any) -> None:
     """Add ``fedshift data`` with its sub-commands."""
     parser = subparsers.add_parser("data", help="prepare and check a site's images")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_parsers(commands)
-    phantom.add_parser(commands)
-
-
-def _add_parsers(subparsers: Any) -> None:
-    prepare = subparsers.add_parser("prepare", help="convert scans or images to a prepared site")
+    prepare = commands.add_parser("prepare", help="convert scans or images to a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="DATASET", parser_class=_DataSetParser)
     own_scans.add_parser(kinds)
     for file in sorted(resources.files("data_prep").iterdir(), key=lambda file: file.name):
@@ -84,7 +87,7 @@ def _add_parsers(subparsers: Any) -> None:
                 help=text.partition("\n")[0].strip('"'),
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-    look = subparsers.add_parser("check", help="report problems of scans or prepared sites")
+    look = commands.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
     look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
@@ -94,12 +97,11 @@ def _add_parsers(subparsers: Any) -> None:
         help="how a scan, series or mask is read, and why not if it is not; DIR may be a file, --masks its mask",
     )
     own_scans.add_meaning(look)
-    add_trust_voxels(look)
-    add_interpolate(look)
-    add_empty(look)
+    add_shared(look, "--trust-voxels", "--interpolate", "--empty")
     look.set_defaults(func=_check)
-    formats = subparsers.add_parser("formats", help="what is read, converted, warned of and refused, by format")
+    formats = commands.add_parser("formats", help="what is read, converted, warned of and refused, by format")
     formats.set_defaults(func=_formats)
+    phantom.add_parser(commands)
 
 
 def _add_pictures(parser: Any) -> None:
@@ -110,7 +112,7 @@ def _add_pictures(parser: Any) -> None:
         metavar="N,M",
         help="image sizes in pixels (default: those of the task and its protocols)",
     )
-    add_bits(parser)
+    add_shared(parser, "--bits")
     parser.add_argument("--skip-damaged", action="store_true", help="skip images that cannot be read, and count them")
 
 
@@ -142,7 +144,6 @@ def _prepare_volumes(args: argparse.Namespace) -> int:
 
 def _prepare_pictures(args: argparse.Namespace) -> int:
     from data_prep.pictures import write_pictures
-    from fedshift.schema.manifest import read_manifest
 
     plan = args.plan(**_options(args))
     with progress(plan.total) as on_case:
@@ -168,9 +169,7 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 if there are errors."""
     if args.explain:
-        from fedshift.cli import explain
-
-        return explain.run(args)
+        return _explain(args)
     from fedshift.data.case_notes import Counts
     from fedshift.data.check import check
 
@@ -197,6 +196,41 @@ def _check(args: argparse.Namespace) -> int:
     asked = "; prepare will ask for --label" if counts.unnamed else ""
     console.print(f"{args.dir}: {counts}: {summary}{asked}", markup=False)
     return 1 if errors else 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    """Print how each file is read; the exit code is 1 if one cannot be.
+
+    Raises:
+        ConfigError: options that say what the values of masks mean, which is not asked here.
+    """
+    from fedshift.data.explain import How, explain
+
+    for option in ("task", "label", "sequence", "annotated"):
+        if getattr(args, option):
+            raise ConfigError(
+                "options-clash", f"--explain shows a file as it is, whatever the task: leave out --{option}"
+            )
+    how = How(args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty)
+    failed = False
+    for result in explain(args.dir, args.masks, how):
+        console.print(_reading_table(result), markup=False)
+        print_findings(result.findings)
+        failed = failed or any(finding.level == "error" for finding in result.findings)
+    return int(failed)
+
+
+def _reading_table(result: Explained) -> Table:
+    table = Table(title=escape(printable(str(result.path))), title_justify="left", show_header=False)
+    record = {} if result.reading is None else result.reading.model_dump()
+    remarks = record.pop("remarks", ())
+    for name, value in {**record, **result.outcome}.items():
+        table.add_row(name.replace("_", " "), escape(one_line(value)))
+    for remark in remarks:
+        table.add_row("remark", escape(one_line(remark)))
+    if result.reading is None:
+        table.add_row("not read", "see below")
+    return table
 
 
 def _formats(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own_scans
-from fedshift.cli.arguments import add_empty, add_interpolate, add_trust_voxels, make_folder
+from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
 
@@ -33,9 +33,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
     own_scans.add_meaning(parser)
-    add_trust_voxels(parser)
-    add_interpolate(parser)
-    add_empty(parser)
+    add_shared(parser, "--trust-voxels", "--interpolate", "--empty")
     parser.add_argument(
         "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+from fedshift.schema.errors import ConfigError
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -33,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference import classify, export, segment
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import find_cases
-    from fedshift.schema.errors import ConfigError
 
     if not (args.bundle or args.onnx or args.torch_export):
         raise ConfigError("option-missing", "name what to write: --bundle DIR, --onnx FILE or --torch-export FILE")

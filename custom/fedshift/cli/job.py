@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedshift.cli.job_shown import commented
+import yaml
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import BY_CLOCK, JobSpec, read_job
 from fedshift.schema.names import comma_separated
+from fedshift.schema.policy import USUAL_SITES_IN_SUM
+from fedshift.schema.results import FILE_NAME, TRAINED_BEFORE
+from fedshift.schema.settings import Setting, settings
 
-if TYPE_CHECKING:
-    from fedshift.schema.job import JobSpec
+WIDTH = 100
+"""Of the comments in a job that is shown."""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -97,7 +105,6 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         ConfigError: a name, key or value is not valid.
     """
     from fedshift.federation.resolve import resolve
-    from fedshift.schema.results import TRAINED_BEFORE
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
 
@@ -136,7 +143,6 @@ def _choose(args: argparse.Namespace) -> None:
         ConfigError: methods or a protocol are named too, or the task recommends nothing.
     """
     from fedshift.federation.resolve import practical
-    from fedshift.schema.errors import ConfigError
 
     if args.task is not None:
         raise ConfigError(
@@ -152,37 +158,33 @@ def _choose(args: argparse.Namespace) -> None:
     print(f"settings: the task's default: {chosen.settings}")
 
 
-def _show_folder(args: argparse.Namespace) -> int:
-    """Print the job of a folder, such as ``jobs/fedfa_prostate`` or its name below ``--out``."""
-    from fedshift.flare.export import SPEC
-    from fedshift.schema.job import read_job
-
-    folder = Path(args.methods)
-    print(commented(read_job((folder if folder.is_dir() else args.out / folder) / SPEC)), end="")
-    return 0
-
-
 def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
-    from fedshift.cli.previous_run import require_no_run_inside
     from fedshift.federation.effect import without_effect
     from fedshift.federation.resolve import misfits
-    from fedshift.flare.export import write_job
+    from fedshift.flare.export import SPEC, write_job
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
-    from fedshift.schema.job import BY_CLOCK
-    from fedshift.schema.policy import USUAL_SITES_IN_SUM
 
     if args.show and args.task is None and not args.practical:
-        return _show_folder(args)
+        folder = Path(args.methods)
+        print(commented(read_job((folder if folder.is_dir() else args.out / folder) / SPEC)), end="")
+        return 0
     if args.practical:
         _choose(args)
     job = resolve_job(args, quiet=args.show)
     if args.show:
         print(commented(job), end="")
         return 0
-    require_no_run_inside(args.out / job.name, force=args.force)
-    folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
+    folder = args.out / job.name
+    inside = min(folder.rglob(FILE_NAME), default=None)
+    if inside is not None and not args.force:
+        raise ConfigError(
+            "run-exists",
+            f"{folder} holds a run ({inside.parent}): move that away, give another --name or --out, or use --force "
+            "to replace both",
+        )
+    write_job(job, folder, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
     for departure in job.task.departures:
         print(f"not the protocol: {departure}")
@@ -201,3 +203,51 @@ def write(args: argparse.Namespace) -> int:
         print(f"does not fit the data here: {misfit}")
     print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")
     return 0
+
+
+# --- a job that is shown ------------------------------------------------------------------------------------
+
+
+def commented(job: JobSpec) -> str:
+    """The job's ``fedshift.yaml`` with a comment above every key that a model or a method knows."""
+    return "\n".join(_lines(job.dump(), known_settings(job))) + "\n"
+
+
+def known_settings(job: JobSpec) -> dict[str, Setting]:
+    """Dotted key of the job -> what is known of it, with the keys of its kind of data and of its methods."""
+    from fedshift.methods import method_set
+    from fedshift.tasks.kinds import build_task
+
+    known = [*settings(JobSpec), *settings(build_task(job).data_spec, "task.data.")]
+    for name in job.methods:
+        known += settings(method_set.find(name).Config, f"methods.{name}.")
+    return {setting.key: setting for setting in known}
+
+
+def _lines(values: Mapping[str, Any], known: Mapping[str, Setting], path: str = "") -> Iterator[str]:
+    """The keys of a mapping; those that a job may have and this one leaves out are comments with their defaults."""
+    indent = "  " * path.count(".")
+    for key, value in values.items():
+        yield from _comment(known.get(f"{path}{key}"), indent)
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{_in_a_line(key)}:"
+            yield from _lines(value, known, f"{path}{key}.")
+        else:
+            yield f"{indent}{_in_a_line(key)}: {_in_a_line(value)}"
+    for setting in known.values():
+        parent, _, key = setting.key.rpartition(".")
+        if path and f"{parent}." == path and key not in values and setting.default is not None:
+            yield from _comment(setting, indent)
+            yield f"{indent}# {key}: {setting.default}"
+
+
+def _comment(setting: Setting | None, indent: str) -> Iterator[str]:
+    if setting is not None:
+        default = "required" if setting.default is None else f"default {setting.default}"
+        text = f"{setting.meaning} {setting.type[:1].upper()}{setting.type[1:]}; {default}.".strip()
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+
+
+def _in_a_line(value: Any) -> str:
+    """A value as YAML without line breaks, which PyYAML writes inside of a list only."""
+    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1]

@@ -1,4 +1,4 @@
-"""``fedshift methods``."""
+"""``fedshift methods`` and ``fedshift tasks``: what there is to choose from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import argparse
 from typing import Any
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
+def add_methods(subparsers: Any) -> None:
+    """Add ``fedshift methods``."""
     parser = subparsers.add_parser(
         "methods", help="list the methods, or show one's paper, formula, options and what leaves a site"
     )
     parser.add_argument("name", nargs="?", metavar="METHOD", help="one method, in upper or lower case")
     parser.add_argument("--leaves", action="store_true", help="tables of what leaves a site with each method")
-    parser.set_defaults(func=show)
+    parser.set_defaults(func=show_methods)
 
 
-def show(args: argparse.Namespace) -> int:
+def add_tasks(subparsers: Any) -> None:
+    """Add ``fedshift tasks``."""
+    parser = subparsers.add_parser("tasks", help="list the tasks with their sites and protocols")
+    parser.set_defaults(func=show_tasks)
+
+
+def show_methods(args: argparse.Namespace) -> int:
     """``fedshift methods``."""
     from fedshift.methods import method_set
 
@@ -25,7 +31,7 @@ def show(args: argparse.Namespace) -> int:
 
         print(leaves_page(), end="")
     elif args.name is not None:
-        _show_one(args.name.lower())
+        _show_method(args.name.lower())
     else:
         for name in method_set.available():
             first = (method_set.find(name).__doc__ or "").strip().splitlines()[0]
@@ -33,7 +39,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_one(name: str) -> None:
+def _show_method(name: str) -> None:
     from fedshift.methods import method_set
     from fedshift.methods.shared import search
     from fedshift.reporting.leaves import leaves_section, reference_job
@@ -48,3 +54,20 @@ def _show_one(name: str) -> None:
         print(f"  {name}.{option} = {field.default!r}    {choices}{where}")
     leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
     print(f"\nWhat leaves a site:\n{leaves}")
+
+
+def show_tasks(args: argparse.Namespace) -> int:
+    """``fedshift tasks``."""
+    from fedshift.schema.job import read_yaml
+    from fedshift.schema.task_files import apps_dir, tasks
+
+    for name in tasks():
+        raw = read_yaml(apps_dir() / f"{name}.yaml")
+        protocols = ", ".join(["default", *raw.get("protocols", {})])
+        out = f"; held out {_sites(raw['held_out'])}" if raw.get("held_out") else ""
+        print(f"{name:<18} {raw['kind']}; sites {_sites(raw['sites'])}{out}; protocols {protocols}")
+    return 0
+
+
+def _sites(named: list[str] | dict[str, Any]) -> str:
+    return ", ".join(named) if isinstance(named, list) else f"{named['prefix']}… ({named['count']})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_true_spacing
+from fedshift.cli.arguments import add_shared
 
 if TYPE_CHECKING:
     from fedshift.inference.model import Choice, Model, ReadyModel
@@ -23,7 +23,7 @@ def add_choice(parser: Any) -> None:
     whose.add_argument(
         "--site-state", type=Path, metavar="DIR", help="a site's folder of the job, which holds its personal parts"
     )
-    add_true_spacing(parser)
+    add_shared(parser, "--true-spacing")
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 … (default: a GPU if any)")
 
 

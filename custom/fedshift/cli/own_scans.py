@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.arguments import add_interpolate, add_true_spacing, add_volume
+from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.cli.prepared import (
     add_volumes,
@@ -72,8 +72,7 @@ def add_parser(kinds: Any) -> None:
     add_meaning(parser)
     parser.add_argument("--withdraw", nargs="+", default=[], metavar="ID", help="cases to remove")
     parser.add_argument("--licence", metavar="TEXT", help="licence terms, stored in the manifest")
-    add_true_spacing(parser)
-    add_interpolate(parser)
+    add_shared(parser, "--true-spacing", "--interpolate")
     add_volumes(parser)
     parser.set_defaults(func=run)
 
@@ -98,7 +97,7 @@ def add_meaning(parser: Any) -> None:
     parser.add_argument(
         "--annotated", type=comma_separated, metavar="A,B", help="the classes that the masks outline (default: all)"
     )
-    add_volume(parser)
+    add_shared(parser, "--volume")
 
 
 def meaning(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import shlex
 import time
 from pathlib import Path
 
-from fedshift.cli.prepared import console, progress
+from fedshift.cli.display import console
+from fedshift.cli.prepared import progress
 from fedshift.data.locate import DATA, phantom_home
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated
 
 
@@ -35,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the phantom with a progress bar; returns the exit code."""
     from data_prep.phantom import CASES, dataset_of, make_phantom
     from data_prep.phantom_scanner import SCANNERS
-    from fedshift.schema.errors import ConfigError
 
     try:
         matrices = [int(part) for part in args.matrix.split(",")]

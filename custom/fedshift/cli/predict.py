@@ -12,14 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_bits, add_volume, make_folder
+import fedshift
+from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+from fedshift.schema.codes import parse_codes
+from fedshift.schema.csv_text import CsvWriter, path_of
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import write_text
+from fedshift.schema.job import read_yaml
+from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
-    from fedshift.inference.dicom_source import Origin
     from fedshift.inference.model import Model
     from fedshift.inference.monai_bundle import Bundle
-    from fedshift.inference.segment import Segmented
+    from fedshift.inference.segment import ClassResult, Segmented
     from fedshift.inference.sequences import ScanCase
 
 TABLE = "predictions.csv"
@@ -66,8 +72,7 @@ def add_parsers(subparsers: Any) -> None:
     )
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
-    add_volume(parser)
-    add_bits(parser)
+    add_shared(parser, "--volume", "--bits")
     add_choice(parser)
     parser.set_defaults(func=run)
 
@@ -75,39 +80,27 @@ def add_parsers(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
     from fedshift.data.scans import require_text
-    from fedshift.inference.monai_bundle import Bundle, describe_bundle
-    from fedshift.schema.errors import ConfigError
+    from fedshift.inference.model import Choice, Model, open_model
+    from fedshift.inference.monai_bundle import describe_bundle, is_bundle, open_bundle
 
-    model, images, table = _open(args), list(dict.fromkeys(args.images)), args.out / TABLE
+    bundle = is_bundle(args.model)
+    if bundle and choice(args) != Choice():
+        said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
+        raise ConfigError("no-effect", f"{args.model} {said}")
+    model = open_bundle(args.model, device=args.device) if bundle else open_model(args.model)
+    images, table = list(dict.fromkeys(args.images)), args.out / TABLE
     for image in images:
         require_text(image)
     if table.exists() and not args.force:
         said = f"{table} already exists: name another folder with --out, or replace it with --force"
         raise ConfigError("output-exists", said)
-    for line in describe_bundle(model) if isinstance(model, Bundle) else describe(model):
+    for line in describe(model) if isinstance(model, Model) else describe_bundle(model):
         print(line)
-    if not isinstance(model, Bundle) and not model.is_segmentation:
-        return _write_rows(_classify(model, images, args), args.out, n=len(images), about=_about(model))
+    about = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE, **model.about}
+    if isinstance(model, Model) and not model.is_segmentation:
+        return _write_rows(_classify(model, images, args), args.out, n=len(images), about=about)
     cases = _cases(model, images, args)
-    return _write_rows(_segment(model, cases, args), args.out, n=len(cases), about=_about(model))
-
-
-def _open(args: argparse.Namespace) -> Model | Bundle:
-    """Read what the command line names.
-
-    Raises:
-        ConfigError: it cannot be read, or a bundle is asked for a site's statistics.
-    """
-    from fedshift.inference.model import Choice, open_model
-    from fedshift.inference.monai_bundle import is_bundle, open_bundle
-    from fedshift.schema.errors import ConfigError
-
-    if not is_bundle(args.model):
-        return open_model(args.model)
-    if choice(args) != Choice():
-        said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
-        raise ConfigError("no-effect", f"{args.model} {said}")
-    return open_bundle(args.model, device=args.device)
+    return _write_rows(_segment(model, cases, args), args.out, n=len(cases), about=about)
 
 
 # --- scans ------------------------------------------------------------------------------------------------
@@ -117,12 +110,11 @@ def _cases(model: Model | Bundle, images: Sequence[Path], args: argparse.Namespa
     """The cases in what the command line names; prints what is not read, and which file is which sequence."""
     from fedshift.data.scan_folders import not_read, scans_in
     from fedshift.inference.sequences import find_cases, in_case_folders
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.names import printable
 
     for line in not_read(images):
         print(printable(line))
-    cases = find_cases(scans_in(in_case_folders(images, model.sequences)), model.sequences)
+    scans = scans_in(in_case_folders(images, model.sequences))
+    cases = find_cases(scans, model.sequences, volume=args.volume)
     for line in dict.fromkeys(case.assignment for case in cases if case.assignment):
         print(printable(line))
     if args.bits is not None:
@@ -132,66 +124,60 @@ def _cases(model: Model | Bundle, images: Sequence[Path], args: argparse.Namespa
 
 
 def _segment(model: Model | Bundle, cases: Sequence[ScanCase], args: argparse.Namespace) -> Iterator[Row]:
-    from fedshift.inference import outputs, segment
-    from fedshift.inference.monai_bundle import Bundle
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.names import printable
+    from fedshift.inference import dicom_source, masks, segment
+    from fedshift.inference.model import Model
 
     replace = {case.image.resolve() for case in cases} if args.force else _predicted_before(args.out)
-    paths_for = partial(outputs.output_paths, cases, args.out, overlay=args.overlay, replace=replace)
+    paths_for = partial(masks.output_paths, cases, args.out, overlay=args.overlay, replace=replace)
     paths, origin = paths_for(formats=args.format), None
     if any(results.keys() - {"mask", "overlay"} for results in paths):
         try:
-            origin = _origin(model, args.codes)
+            origin = dicom_source.origin(model, _codes(args.codes))
         except ConfigError as error:
             if args.format or args.codes:
                 raise
             print(f"masks only: {error}")
             paths = paths_for(formats=["mask"])
-    options = {"true_spacing": args.true_spacing, "volume": args.volume}
     segmenter: segment.Segmenter
-    if isinstance(model, Bundle):
-        segmenter, statistics = model, "the bundle's own"
-    else:
-        ready = segment.ready_for(model, cases, choice(args), device=args.device, **options)
-        segmenter, statistics = segment.ModelSegmenter(ready), ready.statistics
+    if isinstance(model, Model):
+        ready = segment.ready_for(model, cases, choice(args), device=args.device, true_spacing=args.true_spacing)
         print_statistics(ready)
+        segmenter = ready
+    else:
+        segmenter = model
     make_folder(args.out)
-    for done in segment.segment_cases(segmenter, cases, paths, origin=origin, **options):
+    for done in segment.segment_cases(segmenter, cases, paths, origin=origin, true_spacing=args.true_spacing):
         if done.error is None:
             written = ", ".join(map(str, done.written.values()))
             print(printable(f"{done.image}: {done.total.volume_ml:.1f} ml, {written or 'nothing written'}"))
         for remark in done.remarks:
             print(f"  warning: {remark}")
-        yield _row(done, segmenter.classes, statistics), _entry(done, statistics)
+        yield _row(done, segmenter), _entry(done, segmenter.statistics)
 
 
-def _row(done: Segmented, classes: Sequence[str], statistics: str) -> dict[str, object]:
+def _row(done: Segmented, segmenter: Any) -> dict[str, object]:
     """The columns of one scan; of each class where there are several."""
-    results = {"": done.total} | ({f" {name}": done.classes.get(name) for name in classes} if len(classes) > 1 else {})
+    names = segmenter.classes if len(segmenter.classes) > 1 else ()
     columns = ("volume_ml", "voxels", "probability")
-    row: dict[str, object] = {"file": done.image, **dict.fromkeys(columns, ""), "statistics": statistics}
-    row |= {f"{column}{name}": "" for column in ("volume_ml", "probability") for name in results if name}
-    for name, result in results.items() if done.error is None else ():
-        assert result is not None
-        row[f"volume_ml{name}"] = f"{result.volume_ml:.3f}"
-        row[f"probability{name}"] = "" if result.probability is None else f"{result.probability:.4f}"
+    row: dict[str, object] = {"file": done.image, **dict.fromkeys(columns, ""), "statistics": segmenter.statistics}
+    row |= {f"{column} {name}": "" for column in ("volume_ml", "probability") for name in names}
+    if done.error is None:
         row["voxels"] = done.total.voxels
+        for suffix, result in {"": done.total, **{f" {name}": done.classes[name] for name in names}}.items():
+            row[f"volume_ml{suffix}"] = f"{result.volume_ml:.3f}"
+            row[f"probability{suffix}"] = "" if result.probability is None else f"{result.probability:.4f}"
     return row | {"warnings": " | ".join(done.remarks), "error": done.error or ""}
 
 
 def _entry(done: Segmented, statistics: str) -> dict[str, object]:
+    def numbers(result: ClassResult) -> dict[str, object]:
+        probability = None if result.probability is None else round(result.probability, 4)
+        return {"volume_ml": round(result.volume_ml, 3), "voxels": result.voxels, "probability": probability}
+
     return {
         "file": str(done.image),
         "written": {name: path.name for name, path in done.written.items()},
-        "classes": {
-            name: {
-                "volume_ml": round(result.volume_ml, 3),
-                "voxels": result.voxels,
-                "probability": None if result.probability is None else round(result.probability, 4),
-            }
-            for name, result in done.classes.items()
-        },
+        "classes": {name: numbers(result) for name, result in done.classes.items()},
         "statistics": statistics,
         "reading": {name: reading.model_dump(mode="json") for name, reading in done.reading.items()},
         "warnings": list(done.remarks),
@@ -199,27 +185,13 @@ def _entry(done: Segmented, statistics: str) -> dict[str, object]:
     }
 
 
-def _origin(model: Model | Bundle, file: Path | None) -> Origin:
-    """What DICOM results say of the model; ``file`` has codes in place of those of its task."""
-    from fedshift.inference import dicom_source
-    from fedshift.inference.monai_bundle import Bundle
-    from fedshift.schema.codes import parse_codes
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.job import read_yaml
-
+def _codes(file: Path | None) -> Any:
+    """Codes of the classes in place of those of the model's task, if a file is given."""
     codes = None if file is None else parse_codes(read_yaml(file), where=str(file))
     if codes is not None and not codes:
         said = f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)"
         raise ConfigError("codes-missing", said)
-    if not isinstance(model, Bundle):
-        return dicom_source.origin_of_model(model, codes)
-    return dicom_source.origin(
-        model.weights,
-        program=f"MONAI bundle {model.version}",
-        task=model.name,
-        classes=("background", *model.classes),
-        codes=codes or {},
-    )
+    return codes
 
 
 # --- pictures ---------------------------------------------------------------------------------------------
@@ -227,8 +199,6 @@ def _origin(model: Model | Bundle, file: Path | None) -> Origin:
 
 def _classify(model: Model, images: Sequence[Path], args: argparse.Namespace) -> Iterator[Row]:
     from fedshift.inference import classify
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.names import printable
 
     for given, what, options in (
         (args.overlay, "which have no outline", "--overlay"),
@@ -260,31 +230,8 @@ def _classify(model: Model, images: Sequence[Path], args: argparse.Namespace) ->
 # --- the table and the record -----------------------------------------------------------------------------
 
 
-def _about(model: Model | Bundle) -> dict[str, object]:
-    """What the record says of the model."""
-    import fedshift
-    from fedshift.inference.monai_bundle import Bundle
-
-    about: dict[str, object] = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE}
-    if isinstance(model, Bundle):
-        return {**about, "bundle": {"name": model.name, "version": model.version}}
-    header = model.header
-    return {
-        **about,
-        "model": {
-            "file": model.path.name,
-            "task": header.job.task.name,
-            "methods": list(header.job.methods),
-            "round": header.round,
-            "trained_on": header.kind,
-        },
-    }
-
-
 def _predicted_before(out: Path) -> set[Path]:
     """Images whose masks an unfinished call wrote into ``out``; repeating that call replaces them."""
-    from fedshift.schema.csv_text import path_of
-
     try:
         with (out / PARTIAL).open(newline="", encoding="utf-8") as file:
             return {path_of(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
@@ -298,11 +245,6 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     Returns:
         1 if there was one; it is printed.
     """
-    from fedshift.schema.csv_text import CsvWriter
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.files import write_text
-    from fedshift.schema.names import printable
-
     failed, partial_table = 0, out / PARTIAL
     first = next(rows)  # raises whatever forbids all predictions, before anything is written
     try:

@@ -14,13 +14,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedshift.cli.arguments import add_empty, add_trust_voxels
+from fedshift.cli.arguments import add_shared
+from fedshift.cli.display import console
 from fedshift.data.locate import DATA, data_home
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.job import read_yaml
+from fedshift.schema.manifest import DEPTH, read_manifest
+from fedshift.schema.task_files import apps_dir, tasks
 
 if TYPE_CHECKING:
     from fedshift.data.scan_file import Finding
 
-console = Console(soft_wrap=True, highlight=False)
+
+LEFT_OUT = "cases_left_out_as_damaged"
+"""Key in a manifest's ``preparation``."""
 
 
 def default_root() -> Path:
@@ -38,8 +45,7 @@ def add_volumes(parser: Any) -> None:
     """Options of all data sets of volumes."""
     add_out(parser)
     parser.add_argument("--matrix", type=sizes, default=(), metavar="N,M", help="image sizes in pixels to cache now")
-    add_trust_voxels(parser)
-    add_empty(parser)
+    add_shared(parser, "--trust-voxels", "--empty")
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out cases with an error, list them, and count them"
     )
@@ -49,41 +55,30 @@ def print_findings(findings: Iterable[Finding]) -> None:
     """Print findings, a line each, with the codes that they can be looked up by."""
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
-        said = escape(f"{finding.sentence()} [{finding.code}]")
-        console.print(f"[{colour}]{finding.level}[/{colour}] {said}")
+        console.print(f"[{colour}]{finding.level}[/{colour}] {escape(f'{finding.sentence()} [{finding.code}]')}")
 
 
 def print_site(folder: Path) -> None:
     """Print a prepared site's name, number of cases or images by split, and folder."""
-    from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
-    from fedshift.schema.manifest import DEPTH, read_manifest
-
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
     noun = "case(s)" if manifest.cases else "picture(s)"
     console.print(f"{manifest.site}: {len(manifest.entries)} {noun} ({counts}) in {folder}", markup=False)
-    details = []
-    if len(manifest.classes) > 2 and manifest.cases:
-        details.append(f"classes {', '.join(manifest.classes[1:])}")
-    if manifest.annotated is not None:
-        details.append(f"masks of {', '.join(manifest.annotated)} only")
-    if manifest.sequences:
-        details.append(f"sequences {', '.join(manifest.sequences)}")
-    if manifest.simulated:
-        details.append(f"simulated {manifest.simulated}")
-    if without := manifest.preparation.get(WITHOUT_STRUCTURE):
-        details.append(f"{without} without the structure")
-    if left_out := manifest.preparation.get("cases_left_out_as_damaged"):
-        details.append(f"{left_out} left out, see above")
-    if manifest.counts is not None:
-        totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
-        details.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
-    if depth := manifest.preparation.get(DEPTH):
-        details.append(str(depth))
-    if (folder / "montage.png").is_file():
-        details.append(f"look at {folder / 'montage.png'}")
-    if details:
-        console.print(f"  {'; '.join(details)}", markup=False)
+    said, counts_of, montage = manifest.preparation, manifest.counts, folder / "montage.png"
+    totals = [] if counts_of is None else [sum(n[label] for n in counts_of.values()) for label in manifest.classes]
+    details = {
+        f"classes {', '.join(manifest.classes[1:])}": len(manifest.classes) > 2 and manifest.cases,
+        f"masks of {', '.join(manifest.annotated or ())} only": manifest.annotated is not None,
+        f"sequences {', '.join(manifest.sequences)}": manifest.sequences,
+        f"simulated {manifest.simulated}": manifest.simulated,
+        f"{said.get(WITHOUT_STRUCTURE)} without the structure": said.get(WITHOUT_STRUCTURE),
+        f"{said.get(LEFT_OUT)} left out, see above": said.get(LEFT_OUT),
+        f"{len(totals)} classes of {min(totals, default=0)} to {max(totals, default=0)} pictures": totals,
+        f"{said.get(DEPTH)}": said.get(DEPTH),
+        f"look at {montage}": montage.is_file(),
+    }
+    if any(details.values()):
+        console.print(f"  {'; '.join(text for text, holds in details.items() if holds)}", markup=False)
 
 
 def print_export(out: Path | None) -> None:
@@ -95,9 +90,6 @@ def print_export(out: Path | None) -> None:
 
 def print_next(dataset: str) -> None:
     """Print the command that plans a task for a data set, unless a task of `apps/` is of it."""
-    from fedshift.schema.job import read_yaml
-    from fedshift.schema.task_files import apps_dir, tasks
-
     if all(read_yaml(apps_dir() / f"{name}.yaml").get("dataset") != dataset for name in tasks()):
         print(f"To compare its sites and plan a task for them: fedshift survey {shlex.quote(dataset)}")
 

@@ -1,62 +1,87 @@
-"""``fedshift report``."""
+"""``fedshift report`` and ``fedshift card``: what runs have given, and what a model is, as pages of HTML."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import write_text
 
-def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
-    report = subparsers.add_parser(
+
+def add_report(subparsers: Any) -> None:
+    """Add ``fedshift report``."""
+    parser = subparsers.add_parser(
         "report",
         help="write the results of runs, comparisons and evaluations as one HTML file",
         description="Write one HTML file that needs no network, from the records of runs: what was run, on what data, "
         "scores with intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well.",
     )
-    report.add_argument(
+    parser.add_argument(
         "runs",
         type=Path,
         nargs="+",
         metavar="RUN",
         help="a folder of a run, comparison, leave-one-out, cross-site or evaluate, a workspace, or a results.json",
     )
-    report.add_argument(
+    parser.add_argument(
         "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="default: report.html"
     )
-    report.add_argument(
+    parser.add_argument(
         "--images",
         action="store_true",
         help="with cases, histograms and features, where the sites' data are: such a file must not leave them",
     )
-    report.add_argument(
+    parser.add_argument(
         "--site-data",
         action="append",
         default=[],
         metavar="SITE=DIR",
         help="with --images: a site's prepared folder; only the sites that are named are shown (repeat it)",
     )
-    report.add_argument(
+    parser.add_argument(
         "--most-sites", type=int, default=12, metavar="N", help="with --images: of so many sites (default 12)"
     )
-    report.add_argument("--site", metavar="NAME", help="only this site's page: is the federation worth it for it?")
-    report.add_argument(
+    parser.add_argument("--site", metavar="NAME", help="only this site's page: is the federation worth it for it?")
+    parser.add_argument(
         "--own",
         type=Path,
         metavar="FILE",
         help="with --site: the site's own against_local.json, for the scores of its single cases, which stay there",
     )
-    report.set_defaults(func=write)
+    parser.set_defaults(func=report)
 
 
-def write(args: argparse.Namespace) -> int:
+def add_card(subparsers: Any) -> None:
+    """Add ``fedshift card``."""
+    parser = subparsers.add_parser(
+        "card",
+        help="write a model card: what a model was trained on, its use and limits, scores, privacy, versions",
+        description="Write a model card as one HTML file that needs no network, and as JSON beside it, from the model "
+        "file and the results of its run. Nothing in it is typed by hand.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
+    parser.add_argument(
+        "results",
+        type=Path,
+        nargs="?",
+        metavar="RESULTS",
+        help="the run's folder or results.json (default: the one beside the model, if there is one)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("card.html"), metavar="FILE.html", help="default: card.html; and FILE.json"
+    )
+    parser.set_defaults(func=card)
+
+
+def report(args: argparse.Namespace) -> int:
     """``fedshift report``."""
     from fedshift.reporting.report import page
     from fedshift.reporting.report.runs import Run, Transfer, own_models, read
     from fedshift.reporting.report.wording import size
-    from fedshift.schema.errors import ConfigError
 
     given = [read(path) for path in args.runs]
     if args.out.is_dir():
@@ -69,7 +94,9 @@ def write(args: argparse.Namespace) -> int:
     if args.images:
         if args.most_sites < 1:
             raise ConfigError("invalid-value", f"--most-sites must be at least 1, not {args.most_sites}")
-        if not any(isinstance(one, Run) or (isinstance(one, Transfer) and own_models(one)) for one in given):
+        if not any(
+            isinstance(record, Run) or (isinstance(record, Transfer) and own_models(record)) for record in given
+        ):
             raise ConfigError(
                 "no-model",
                 "--images needs models, and what was named holds scores only: name a run, or make a cross-site table "
@@ -79,9 +106,9 @@ def write(args: argparse.Namespace) -> int:
 
         folders = _folders(args.site_data)
 
-        def pictures(one: Run | Transfer) -> list[Any]:
-            told = partial(print, flush=True)
-            return list(sections(one, folders=folders, most_sites=args.most_sites, tell=told))
+        def pictures(record: Run | Transfer) -> list[Any]:
+            say = partial(print, flush=True)
+            return list(sections(record, folders=folders, most_sites=args.most_sites, tell=say))
 
     if args.site is not None and args.images:
         raise ConfigError("options-clash", "--site makes a page without images: leave out --images or --site")
@@ -90,12 +117,12 @@ def write(args: argparse.Namespace) -> int:
             raise ConfigError("options-clash", "--own is for one site's page: add --site")
         from fedshift.reporting.report.benefit import with_own_cases
 
-        runs = [one for one in given if isinstance(one, Run)]
-        if len(runs) != 1:
+        n_runs = sum(isinstance(record, Run) for record in given)
+        if n_runs != 1:
             raise ConfigError(
-                "several-runs", f"--own is of one run, and {len(runs)} are given: name the run that it is of"
+                "several-runs", f"--own is of one run, and {n_runs} are given: name the run that it is of"
             )
-        given = [with_own_cases(one, args.site, args.own) if isinstance(one, Run) else one for one in given]
+        given = [with_own_cases(each, args.site, args.own) if isinstance(each, Run) else each for each in given]
     html = page.render(page.chapters(given, pictures=pictures, site=args.site))
     page.write(html, args.out)
     print(f"report: {args.out} ({size(args.out.stat().st_size)})")
@@ -108,8 +135,6 @@ def write(args: argparse.Namespace) -> int:
 
 def _folders(given: list[str]) -> dict[str, Path] | None:
     """``SITE=DIR`` as a mapping; None if nothing was given."""
-    from fedshift.schema.errors import ConfigError
-
     folders = {}
     for text in given:
         site, sign, folder = text.partition("=")
@@ -119,3 +144,27 @@ def _folders(given: list[str]) -> dict[str, Path] | None:
             )
         folders[site] = Path(folder).absolute()
     return folders or None
+
+
+def card(args: argparse.Namespace) -> int:
+    """``fedshift card``."""
+    from fedshift.reporting import card
+    from fedshift.reporting.report import page
+
+    if args.out.is_dir() or args.out.suffix != ".html":
+        raise ConfigError(
+            "invalid-value", f"--out {args.out}: name a file that ends in .html; a file with .json is written beside it"
+        )
+    described = card.describe(args.model, args.results)
+    page.write(page.render(page.with_ids([card.chapter(described)])), args.out)
+    record = args.out.with_suffix(".json")
+    try:
+        write_text(record, json.dumps(card.record(described), indent=1))
+    except OSError as error:
+        raise ConfigError(
+            "file-unwritable", f"{record} cannot be written ({error.strerror}): name another file with --out"
+        ) from None
+    print(f"model card: {args.out}, {record}")
+    if described.run is None:
+        print("without test scores: there is no results.json beside the model; name the run's folder to have them")
+    return 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_prep.decode import read_picture, resize_picture
 from data_prep.depth import DeepPicture, Depth
 from fedshift.data.scan_file import suffix_of
-from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
+from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
 from fedshift.schema.errors import DataError
 from fedshift.schema.reading import Reading
 
@@ -67,18 +67,12 @@ def ready_for(
         ConfigError: as `make_ready`.
         DataError: none of the images can be read.
     """
-    if not choice.estimate:
-        return make_ready(model, choice, device=device)
-    inputs, first_error = [], None
-    for image in images:
-        try:
-            inputs.append(read_input(image, model, depth)[0])
-        except DataError as error:  # `classify` reports it for this image
-            first_error = first_error or error
-    if not inputs and first_error is not None:
-        raise first_error
-    stacks = [torch.stack(inputs[start : start + BATCH_SIZE]) for start in range(0, len(inputs), BATCH_SIZE)]
-    return make_ready(model, choice, images=Images(stacks), device=device)
+
+    def batches() -> Images:
+        inputs = [x for x, _ in readable(partial(read_input, image, model, depth) for image in images)]
+        return Images([torch.stack(inputs[start : start + BATCH_SIZE]) for start in range(0, len(inputs), BATCH_SIZE)])
+
+    return make_ready(model, choice, images=batches, device=device)
 
 
 def classify(ready: ReadyModel, images: Sequence[Path], *, depth: Depth) -> Iterator[Classified]:

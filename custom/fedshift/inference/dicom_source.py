@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from fedshift.inference.model import Model
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import check_codes
+
+if TYPE_CHECKING:
+    from fedshift.inference.monai_bundle import Bundle
 
 NOTE = "research use, not for diagnosis"
 MOST = 64
@@ -68,56 +71,32 @@ class Origin:
         return f"{self.version}, model {self.model}"[:MOST]
 
 
-def origin_of_model(model: Model, codes: Mapping[str, ClassCodes] | None = None) -> Origin:
-    """What results of a model say of it; ``codes`` in place of those of its task.
-
-    Raises:
-        ConfigError: highdicom is not installed, or the classes have no codes.
-    """
-    task = model.header.job.task
-    return origin(
-        model.path,
-        program=f"fedshift {'+'.join(model.header.job.methods)}",
-        task=task.name,
-        classes=task.classes,
-        codes=codes or task.codes,
-        simulated=model.header.kind == "phantom",
-    )
-
-
-def origin(
-    model: Path,
-    *,
-    program: str,
-    task: str,
-    classes: Sequence[str],
-    codes: Mapping[str, ClassCodes],
-    simulated: bool = False,
-) -> Origin:
-    """What results say of what made them. ``model`` is the file of weights, ``classes`` begin with the background.
+def origin(model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None) -> Origin:
+    """What results say of what made them; ``codes`` in place of those of its task.
 
     Raises:
         ConfigError: highdicom is not installed, or the classes have no codes, or others.
     """
     need_highdicom("writing DICOM")
+    if isinstance(model, Model):
+        task, weights, simulated = model.header.job.task, model.path, model.header.kind == "phantom"
+        name, program, classes = task.name, f"fedshift {'+'.join(model.header.job.methods)}", task.classes
+        codes = codes or task.codes
+    else:
+        name, weights, simulated = model.name, model.weights, False
+        program, classes = f"MONAI bundle {model.version}", ("background", *model.classes)
     if not codes:
         raise ConfigError(
             "codes-missing",
-            f"{model}: its task has no DICOM codes for {', '.join(classes[1:])}: give them with "
+            f"{weights}: its task has no DICOM codes for {', '.join(classes[1:])}: give them with "
             "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask",
         )
     try:
         check_codes(codes, tuple(classes))
     except ValueError as error:
-        raise ConfigError("codes-invalid", f"--codes does not fit {model}: {error}") from None
-    return Origin(
-        task=task,
-        program=program,
-        version=fedshift.__version__,
-        model=hashlib.sha256(model.read_bytes()).hexdigest()[:16],
-        simulated=simulated,
-        codes=codes,
-    )
+        raise ConfigError("codes-invalid", f"--codes does not fit {weights}: {error}") from None
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    return Origin(name, program, fedshift.__version__, sha256, simulated, codes)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,14 @@
-"""Write a mask in the geometry of its scan, and verify it by reading it back."""
+"""Where the results of each case go, and the writing of them: masks in the geometry of their scans, DICOM, overlays.
+
+A mask is read back after it was written, and compared.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import nibabel
 import numpy as np
@@ -11,16 +17,38 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.nifti import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
-from fedshift.schema.errors import DataError
+from fedshift.inference.sequences import ScanCase
+from fedshift.schema.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from fedshift.inference.dicom_source import Origin
+
+Format = Literal["mask", "seg", "rtstruct", "sr"]
+"""What is written of a scan: a mask in its own format (NIfTI for DICOM), DICOM SEG, RT Structure Set, DICOM SR."""
+FORMATS: tuple[Format, ...] = get_args(Format)
+DEFAULT: tuple[Format, ...] = ("mask",)
+DEFAULT_OF_DICOM: tuple[Format, ...] = ("mask", "seg")
 TOLERANCE = 1e-3
 """Allowed difference of positions (mm) and direction cosines; NIfTI stores both as float32."""
-
 POSITION_FIELDS = (
     *("pixdim", "qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
     *("sform_code", "srow_x", "srow_y", "srow_z"),
 )
 """Of a NIfTI header: what its qform and its sform are made of."""
+
+
+@dataclass(frozen=True)
+class ScanMask:
+    """The mask of a scan: ``classes``, uint8 of its shape; ``volumes_ml`` of each foreground class, in order.
+
+    ``remarks``: warnings on the result, for reports.
+    """
+
+    case: ScanCase
+    scan: Scan
+    classes: np.ndarray
+    volumes_ml: Mapping[str, float]
+    remarks: tuple[str, ...] = ()
 
 
 def mask_path(image: Path, out: Path) -> Path:
@@ -29,6 +57,115 @@ def mask_path(image: Path, out: Path) -> Path:
         return out / f"{stem_of(image.resolve())}_mask{SUFFIXES[0]}"
     suffix = suffix_of(image)
     return out / f"{stem_of(image)}_mask{SUFFIXES[0] if suffix in (None, '.nii.zst') else suffix}"
+
+
+def _formats_of(case: ScanCase, wanted: Collection[Format]) -> tuple[Format, ...]:
+    """What is written of a case; ``wanted`` is empty if nobody said it.
+
+    Raises:
+        ConfigError: DICOM of a scan that is none, or a report without the segments that it is on.
+    """
+    if not wanted:
+        return DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
+    if "sr" in wanted and "seg" not in wanted:
+        raise ConfigError("options-clash", "--format sr reports on the segments of a DICOM SEG: add --format seg")
+    if set(wanted) != {"mask"} and not case.is_dicom:
+        said = "is no DICOM, to which a result could refer: leave out --format, or name a series"
+        raise ConfigError("not-dicom", f"{case.image} {said}")
+    return tuple(each for each in FORMATS if each in wanted)
+
+
+def output_paths(
+    cases: Sequence[ScanCase],
+    out: Path,
+    *,
+    overlay: bool,
+    formats: Collection[Format] = (),
+    replace: Collection[Path] = (),
+) -> list[dict[str, Path]]:
+    """The paths of each case's results, by format and ``overlay``.
+
+    Args:
+        cases: of `fedshift.inference.sequences.find_cases`.
+        out: the folder for them.
+        overlay: whether overlays are drawn.
+        formats: as of `_formats_of`.
+        replace: resolved paths of images whose outputs may be overwritten.
+
+    Raises:
+        ConfigError: two cases would get the same output file, an output would overwrite an image, or it exists; or as
+            `_formats_of`.
+    """
+    paths: list[dict[str, Path]] = []
+    taken: dict[Path, Path] = {}
+    images = {case.image.resolve() for case in cases}
+    for case in cases:
+        chosen, mask = _formats_of(case, formats), mask_path(case.named, out)
+        stem = mask.name.rpartition("_mask.")[0]
+        results: dict[str, Path] = {
+            each: mask if each == "mask" else mask.with_name(f"{stem}_{each}.dcm") for each in chosen
+        }
+        if overlay:
+            results["overlay"] = mask.with_name(f"{stem}_overlay.png")
+        files = list(results.values())
+        if mask.suffix == ".mhd" and "mask" in results:  # ITK writes the voxels beside such a header
+            files += [mask.with_suffix(end) for end in (".raw", ".zraw")]
+        for path in sorted(files):
+            if path in taken:
+                said = f"the masks of {taken[path]} and {case.image} would both become {mask.stem}…"
+                raise ConfigError("same-output", f"{said}: predict them into different folders")
+            if path.resolve() in images:
+                raise ConfigError("overwrites-image", f"{path} is one of the images: name another folder with --out")
+            if path.exists() and case.image.resolve() not in replace:
+                said = f"{path} already exists: name another folder with --out, or replace it with --force"
+                raise ConfigError("output-exists", said)
+        taken |= dict.fromkeys(files, case.image)
+        paths.append(results)
+    return paths
+
+
+def write_results(drawn: ScanMask, paths: Mapping[str, Path], *, origin: Origin | None, kind: str) -> None:
+    """Write a scan's results: all of them, or none if one fails. DICOM needs a mask that is not empty.
+
+    Args:
+        drawn: what is written.
+        paths: of `output_paths`.
+        origin: what DICOM results say of the model.
+        kind: of the model's training data.
+
+    Raises:
+        DataError: a file cannot be written, or is not the mask when it is read back.
+    """
+    scan, mask, classes = drawn.scan, drawn.classes, tuple(drawn.volumes_ml)
+    begun: list[Path] = []
+    try:
+        if "mask" in paths:
+            begun.append(paths["mask"])
+            write_mask(mask, scan, paths["mask"], source=drawn.case.image)
+        if paths.keys() & {"seg", "rtstruct"}:
+            from fedshift.inference import dicom_rtstruct, dicom_seg, dicom_source, dicom_sr
+
+            assert origin is not None
+            begun += [path for each, path in paths.items() if each not in ("mask", "overlay")]
+            source = dicom_source.open_source(drawn.case.image, volume=drawn.case.volume)
+            about: dict[str, Any] = {"source": source, "origin": origin, "classes": classes}
+            if "rtstruct" in paths:
+                dicom_rtstruct.write_structure_set(mask, scan, paths["rtstruct"], **about)
+            if "seg" in paths:
+                segments = dicom_seg.write_segmentation(mask, scan, paths["seg"], **about)
+            if "sr" in paths:
+                about |= {"volumes": drawn.volumes_ml, "remarks": drawn.remarks}
+                dicom_sr.write_report(paths["sr"], segmentation=segments, **about)
+        if "overlay" in paths:
+            from fedshift.inference.overlay import draw  # needs Pillow
+
+            labels = [f"{name} {millilitres:.1f} ml" for name, millilitres in drawn.volumes_ml.items()]
+            begun.append(paths["overlay"])
+            draw(scan, mask, paths["overlay"], title=drawn.case.image.name, classes=labels, kind=kind)
+    except Exception:
+        for path in begun:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> None:

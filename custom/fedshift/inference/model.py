@@ -6,22 +6,26 @@ site without its own state predicts. A model trained with FedFA, for example, pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.data.scans import Scan
 from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.federation.site.state import SiteState, StateStore
+from fedshift.inference.plausible import MIN_INTENSITY
 from fedshift.methods.base import Client, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet
 from fedshift.methods.shared.norms import norm_keys
-from fedshift.runtime.segmentation import PatchSpec, Spec, autocast
-from fedshift.schema.errors import ConfigError
+from fedshift.runtime.segmentation import PatchSpec, Spec, autocast, segment
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.fingerprint import ALL
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
 from fedshift.tasks.base import Task
@@ -32,6 +36,7 @@ from fedshift.tasks.segmentation.patch_task import Task as PatchTask
 from fedshift.tasks.segmentation.slices import Task as SliceTask
 from fedshift.tasks.stages import StagedNetwork
 
+Content = TypeVar("Content")
 SAME_EVERYWHERE = "the model is the same for every site, so the choice of a site's statistics changes nothing"
 
 
@@ -69,6 +74,13 @@ class Model:
         return self.spec is not None
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What the record of predictions says of it."""
+        job = self.header.job
+        facts = {"task": job.task.name, "methods": list(job.methods), "round": self.header.round}
+        return {"model": {"file": self.path.name, **facts, "trained_on": self.header.kind}}
+
+    @property
     def uses_spacing(self) -> bool:
         """Whether it takes scans at a voxel size, or would if they had one."""
         return isinstance(self.spec, PatchSpec)
@@ -93,7 +105,6 @@ class Predictor(nn.Module):
     """Maps the task's images (B, C, *spatial) to logits; the methods' normalisation is applied first."""
 
     def __init__(self, net: nn.Module, chain: ClientChain) -> None:
-        """Wrap a network and its method chain, both with the same site's state."""
         super().__init__()
         self.net = net
         self._chain = chain
@@ -105,7 +116,7 @@ class Predictor(nn.Module):
 
 @dataclass(frozen=True)
 class ReadyModel:
-    """A model that can predict.
+    """A model that can predict; of scans, a `fedshift.inference.segment.Segmenter`.
 
     ``used`` is the requested choice, or the empty one if it has no effect on this model. ``statistics`` names its
     source for users, and ``notes`` are remarks for users.
@@ -118,11 +129,61 @@ class ReadyModel:
     statistics: str
     notes: tuple[str, ...]
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Without the background."""
+        return self.model.header.job.task.classes[1:]
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        return self.model.sequences
+
+    @property
+    def kind(self) -> str:
+        return self.model.header.kind
+
+    @property
+    def signed(self) -> bool:
+        """Whether the task normalises fixed intensities, as CT's, or a site's first sequence has such."""
+        sites = [reference.fingerprint for reference in self.model.header.references.values()]
+        measured = [site.intensities.get((self.sequences or site.channels)[0], {}).get(ALL) for site in sites]
+        low = min((each.values[0][0] for each in measured if each is not None and each.values), default=0.0)
+        return self.model.data.get("normalise") == "fixed" or low < MIN_INTENSITY
+
+    @property
+    def resamples_by_matrix(self) -> bool:
+        return self.model.resamples_by_matrix
+
     def logits(self, images: Tensor) -> Tensor:
         """Of images (B, C, *spatial) on any device; computed in the job's precision on the model's."""
         with autocast(self.model.header.job.task.schedule.precision, self.device):
             logits: Tensor = self.predictor(images.to(self.device))
         return logits
+
+    def mask(
+        self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
+    ) -> np.ndarray:
+        """As of `fedshift.inference.segment.Segmenter`."""
+        return self.segment(voxels, spacing, certainty=certainty)
+
+    def segment(
+        self,
+        voxels: np.ndarray,
+        spacing: Sequence[float] | None,
+        *,
+        certainty: np.ndarray | None = None,
+        see: Callable[[np.ndarray], None] | None = None,
+    ) -> np.ndarray:
+        """The class of each voxel of a scan, uint8 (z, y, x); arguments as of `fedshift.runtime.segmentation.segment`.
+
+        Raises:
+            DataError: intensities that the task's normalisation cannot take.
+        """
+        assert self.model.spec is not None
+        try:
+            return segment(voxels, spacing, self.logits, self.model.spec, certainty=certainty, see=see)
+        except ValueError as error:
+            raise DataError("intensities", f"the scan {error}") from None
 
 
 class Images:
@@ -193,37 +254,54 @@ def open_model(path: Path) -> Model:
     return Model(path, header, task, content["weights"], arrays)
 
 
-def make_ready(model: Model, choice: Choice, *, images: Images | None = None, device: str = "auto") -> ReadyModel:
+def make_ready(
+    model: Model,
+    choice: Choice,
+    *,
+    images: Callable[[], Images] | None = None,
+    device: str = "auto",
+) -> ReadyModel:
     """Combine the network, its methods and the chosen site's state.
 
     Args:
         model: from `open_model`.
         choice: which site's state to use; if the model does not need it, a note says so.
-        images: for ``choice.estimate``, the images to estimate statistics from.
+        images: called for ``choice.estimate``: the images to estimate statistics from.
         device: a torch device name, or ``auto``.
 
     Raises:
         ConfigError: the model needs a choice and none was made, or the choice does not fit the model.
     """
-    header, job, torch_device = model.header, model.header.job, choose_device(device)
+    header, job = model.header, model.header.job
     if choice.site is not None and choice.site not in header.statistics:
         said = f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
         raise ConfigError("site-unknown", said)
+    state, torch_device = _load_site_state(model, choice), choose_device(device)
     net = model.task.network()
     methods = MethodSet(job, net)
     net.load_state_dict(model.weights)
-    state = _load_site_state(model, choice)
-    notes = _personal_notes(model, methods, choice)
     net.load_state_dict(state.personal, strict=False)
-    run = _run(model, net, choice)
+    run = Run(
+        seed=job.seed,
+        site=choice.site or "of the given images",
+        round=header.round + 1,  # as a site that evaluates the model
+        rounds=job.task.schedule.rounds,
+        sites=job.task.sites,
+        net=net,
+        objective=model.task.loss,
+        n_classes=len(job.task.classes),
+        dense=model.task.dense,
+        received={key: value.numpy() for key, value in model.weights.items()},
+    )
     net = prepare(net, job.task.schedule.precision, torch_device).eval()  # in place
     active = [method for method in methods if _acts_at_test_time(method, net, choice)]
     states = {m.name: _TrackedState(m.name, state.methods.get(m.name, {})) for m in active}
     ClientChain([method for method in active if method.client().attached_to_predict], run, {}).attach(net)
     chain = ClientChain(active, run, cast("dict[str, dict[str, Tensor]]", states))
-    assert images is not None or not choice.estimate
-    given = images if choice.estimate else None
-    if given is not None:
+    notes, given = _personal_notes(model, methods, choice), None
+    if choice.estimate:
+        assert images is not None
+        given = images()
         chain.statistics(given)
     try:
         if choice.site is not None:
@@ -250,21 +328,21 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
     return ReadyModel(model, Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
 
 
-def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
-    """The run description that a site would use to evaluate the model."""
-    job = model.header.job
-    return Run(
-        seed=job.seed,
-        site=choice.site or "of the given images",
-        round=model.header.round + 1,
-        rounds=job.task.schedule.rounds,
-        sites=job.task.sites,
-        net=net,
-        objective=model.task.loss,
-        n_classes=len(job.task.classes),
-        dense=model.task.dense,
-        received={key: value.numpy() for key, value in model.weights.items()},
-    )
+def readable(readers: Iterable[Callable[[], Content]]) -> list[Content]:
+    """What the readers give that can be read: whoever predicts reports the others.
+
+    Raises:
+        DataError: none can be read.
+    """
+    contents, first_error = [], None
+    for read in readers:
+        try:
+            contents.append(read())
+        except DataError as error:
+            first_error = first_error or error
+    if not contents and first_error is not None:
+        raise first_error
+    return contents
 
 
 def _acts_at_test_time(method: Method, net: nn.Module, choice: Choice) -> bool:

@@ -97,7 +97,13 @@ class Bundle:
     after: tuple[tuple[str, Transform], ...]
 
     kind = "unknown"
+    statistics = "the bundle's own"
     resamples_by_matrix = False
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """As of `fedshift.inference.model.Model`."""
+        return {"bundle": {"name": self.name, "version": self.version}}
 
     def mask(
         self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,8 @@ from fedshift.data.named_masks import names_structures
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, content_hash
 from fedshift.data.splits import subject_of
+from fedshift.inference import segment
 from fedshift.inference.model import Choice, Model, ReadyModel
-from fedshift.inference.segment import predict_mask, ready_from
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution, OneSided
 from fedshift.schema.reading import Reading
@@ -177,13 +176,19 @@ def ready_for(
         ConfigError: as `fedshift.inference.model.make_ready`.
         DataError: none of the cases can be read.
     """
-    readers = [partial(_image_of, case) for case in cases]
-    return ready_from(model, readers, choice, device=device, true_spacing=true_spacing)
+    readable = map(_Labelled, cases)
+    return segment.ready_for(model, readable, choice, device=device, true_spacing=true_spacing)
 
 
-def _image_of(case: CaseFiles) -> tuple[Scan, np.ndarray]:
-    decoded, _ = _decoded(case)
-    return decoded.image, _sequences(decoded)
+@dataclass(frozen=True)
+class _Labelled:
+    """A case as `fedshift.inference.segment.ready_for` reads it."""
+
+    case: CaseFiles
+
+    def read_stacked(self) -> tuple[Scan, np.ndarray]:
+        decoded, _ = _decoded(self.case)
+        return decoded.image, _sequences(decoded)
 
 
 def _decoded(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
@@ -203,7 +208,7 @@ def _sequences(decoded: Decoded) -> np.ndarray:
 def _scored(ready: ReadyModel, case: CaseFiles, decoded: Decoded, tolerance: float, *, true_spacing: bool) -> Scored:
     scan, classes = decoded.image, ready.model.header.job.task.classes
     spacing = known_spacing(scan, true=true_spacing)
-    predicted = predict_mask(ready, _sequences(decoded), spacing)
+    predicted = ready.segment(_sequences(decoded), spacing)
     assert case.labels is not None
     numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
     scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)

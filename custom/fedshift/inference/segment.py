@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,21 +14,12 @@ from torch import Tensor
 
 from fedshift.data.case_check import known_spacing, readings_of
 from fedshift.data.scans import Scan
-from fedshift.inference.masks import volume_ml
-from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
-from fedshift.inference.outputs import write_results
-from fedshift.inference.plausible import (
-    MIN_INTENSITY,
-    check_positions,
-    check_scan,
-    check_volume,
-    read_tags,
-    without_spacing,
-)
+from fedshift.inference.masks import ScanMask, volume_ml, write_results
+from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
+from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags, without_spacing
 from fedshift.inference.sequences import ScanCase
-from fedshift.runtime.segmentation import network_images, segment
-from fedshift.schema.errors import DataError, FedshiftError
-from fedshift.schema.fingerprint import ALL
+from fedshift.runtime.segmentation import network_images
+from fedshift.schema.errors import FedshiftError
 from fedshift.schema.reading import Reading
 from fedshift.tasks.evaluation.confidence import Confidence
 from fedshift.tasks.out_of_memory import prediction_out_of_memory
@@ -35,9 +27,11 @@ from fedshift.tasks.out_of_memory import prediction_out_of_memory
 if TYPE_CHECKING:
     from fedshift.inference.dicom_source import Origin
 
+DICOM = ("seg", "rtstruct", "sr")
+
 
 class Segmenter(Protocol):
-    """What makes masks: a model file (`ModelSegmenter`), or a bundle (`fedshift.inference.monai_bundle.Bundle`)."""
+    """What makes masks: `fedshift.inference.model.ReadyModel` or `fedshift.inference.monai_bundle.Bundle`."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -52,6 +46,11 @@ class Segmenter(Protocol):
     @property
     def kind(self) -> str:
         """On what it was trained: ``patients``, ``images``, ``phantom`` or ``unknown``."""
+        ...
+
+    @property
+    def statistics(self) -> str:
+        """Whose statistics it normalises with, in words."""
         ...
 
     @property
@@ -79,115 +78,40 @@ class Segmenter(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ModelSegmenter:
-    """A model file that is ready as a `Segmenter`."""
-
-    ready: ReadyModel
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(self.ready.model.header.job.task.classes[1:])
-
-    @property
-    def sequences(self) -> tuple[str, ...]:
-        return self.ready.model.sequences
-
-    @property
-    def kind(self) -> str:
-        return self.ready.model.header.kind
-
-    @property
-    def signed(self) -> bool:
-        """Whether the task normalises fixed intensities, as CT's, or a site's first sequence has such."""
-        model = self.ready.model
-        sites = [reference.fingerprint for reference in model.header.references.values()]
-        measured = [site.intensities.get((model.sequences or site.channels)[0], {}).get(ALL) for site in sites]
-        low = min((each.values[0][0] for each in measured if each is not None and each.values), default=0.0)
-        return model.data.get("normalise") == "fixed" or low < MIN_INTENSITY
-
-    @property
-    def resamples_by_matrix(self) -> bool:
-        return self.ready.model.resamples_by_matrix
-
-    def mask(
-        self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
-    ) -> np.ndarray:
-        return predict_mask(self.ready, voxels, spacing, certainty=certainty)
-
-
-def predict_mask(
-    ready: ReadyModel,
-    voxels: np.ndarray,
-    spacing: Sequence[float] | None,
-    *,
-    certainty: np.ndarray | None = None,
-    see: Callable[[np.ndarray], None] | None = None,
-) -> np.ndarray:
-    """The class of each voxel of a scan, uint8 (z, y, x); arguments as of `fedshift.runtime.segmentation.segment`.
-
-    Raises:
-        DataError: intensities that the task's normalisation cannot take.
-    """
-    assert ready.model.spec is not None
-    try:
-        return segment(voxels, spacing, ready.logits, ready.model.spec, certainty=certainty, see=see)
-    except ValueError as error:
-        raise DataError("intensities", f"the scan {error}") from None
-
-
 def outline(ready: ReadyModel, voxels: np.ndarray, spacing: Sequence[float] | None) -> tuple[np.ndarray, float | None]:
-    """The mask of `predict_mask`, and the model's confidence in it; None if nothing was found."""
+    """The mask of `ReadyModel.segment`, and the model's confidence in it; None if nothing was found."""
     confidence = Confidence()
-    mask = predict_mask(ready, voxels, spacing, see=confidence.add)
+    mask = ready.segment(voxels, spacing, see=confidence.add)
     return mask, confidence.mean
 
 
 def ready_for(
-    model: Model,
-    cases: Sequence[ScanCase],
-    choice: Choice,
-    *,
-    device: str = "auto",
-    true_spacing: bool = False,
-    volume: int | None = None,
+    model: Model, cases: Iterable[Stacked], choice: Choice, *, device: str = "auto", true_spacing: bool = False
 ) -> ReadyModel:
-    """Prepare a model for prediction. With ``choice.estimate``, statistics come from the scans that can be read.
+    """Prepare a model for prediction. With ``choice.estimate``, statistics come from the cases that can be read.
 
-    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder. ``volume``: which one to take, from 1, of
-    a scan with several.
+    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder.
 
     Raises:
         ConfigError: as `make_ready`.
-        DataError: none of the scans can be read.
+        DataError: none of the cases can be read.
     """
-    readers = [partial(case.read_stacked, volume=volume) for case in cases]
-    return ready_from(model, readers, choice, device=device, true_spacing=true_spacing)
+
+    def images_of(case: Stacked) -> list[Tensor]:
+        assert model.spec is not None
+        scan, voxels = case.read_stacked()
+        return network_images(voxels, known_spacing(scan, true=true_spacing), model.spec)
+
+    readers = (partial(images_of, case) for case in cases)
+    return make_ready(model, choice, images=lambda: Images([*chain(*readable(readers))]), device=device)
 
 
-def ready_from(
-    model: Model,
-    readers: Iterable[Callable[[], tuple[Scan, np.ndarray]]],
-    choice: Choice,
-    *,
-    device: str = "auto",
-    true_spacing: bool = False,
-) -> ReadyModel:
-    """`ready_for`, for scans that are read in any way: each reader gives a scan and its sequences (S, z, y, x)."""
-    if not choice.estimate:
-        return make_ready(model, choice, device=device)
-    images: list[Tensor] = []
-    first_error = None
-    assert model.spec is not None
-    for read in readers:
-        try:
-            scan, voxels = read()
-            images += network_images(voxels, known_spacing(scan, true=true_spacing), model.spec)
-        except DataError as error:  # whoever predicts reports it for this scan
-            first_error = first_error or error
-    if not images and first_error is not None:
-        raise first_error
-    return make_ready(model, choice, images=Images(images), device=device)
+class Stacked(Protocol):
+    """A case that can be read, such as a `fedshift.inference.sequences.ScanCase`."""
+
+    def read_stacked(self) -> tuple[Scan, np.ndarray]:
+        """Its first scan, and the voxels of all its sequences (S, z, y, x)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -205,7 +129,7 @@ class Segmented:
 
     image: Path
     written: Mapping[str, Path] = field(default_factory=dict)
-    """Each `fedshift.inference.outputs.Format`, and ``overlay``, with its file; no DICOM of an empty mask."""
+    """Each `fedshift.inference.masks.Format`, and ``overlay``, with its file; no DICOM of an empty mask."""
     classes: Mapping[str, ClassResult] = field(default_factory=dict)
     """Of each foreground class."""
     remarks: tuple[str, ...] = ()
@@ -230,62 +154,46 @@ def segment_cases(
     *,
     origin: Origin | None = None,
     true_spacing: bool = False,
-    volume: int | None = None,
 ) -> Iterator[Segmented]:
     """Yield one result per case, in order. A failed case gives an error result and does not stop the rest.
 
     Args:
         segmenter: what makes the masks.
         cases: of `fedshift.inference.sequences.find_cases`.
-        paths: of each case, from `fedshift.inference.outputs.output_paths`.
+        paths: of each case, from `fedshift.inference.masks.output_paths`.
         origin: what DICOM results say of the model; None if none is written.
         true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
-        volume: which one to take, from 1, of a scan with several.
     """
     for case, wanted in zip(cases, paths, strict=True):
         try:
-            with prediction_out_of_memory(case.image):
-                result = _segment_case(segmenter, case, wanted, origin, true_spacing=true_spacing, volume=volume)
+            yield _segment_case(segmenter, case, wanted, origin, true_spacing=true_spacing)
         except FedshiftError as error:
-            result = Segmented(case.image, error=str(error))
-        yield result
+            yield Segmented(case.image, error=str(error))
 
 
 def _segment_case(
-    segmenter: Segmenter,
-    case: ScanCase,
-    wanted: Mapping[str, Path],
-    origin: Origin | None,
-    *,
-    true_spacing: bool,
-    volume: int | None,
+    segmenter: Segmenter, case: ScanCase, wanted: Mapping[str, Path], origin: Origin | None, *, true_spacing: bool
 ) -> Segmented:
-    scans = case.read(volume=volume)
-    reading = readings_of(scans, segmenter.sequences)
-    scan, voxels = scans[0], np.stack([sequence.voxels for sequence in scans])
-    del scans
-    spacing = known_spacing(scan, true=true_spacing)
-    certainty = np.zeros(scan.voxels.shape, np.float32)
-    mask = segmenter.mask(scan, voxels, certainty, spacing=spacing)
-    classes = {name: _result(mask == number, certainty, scan) for number, name in enumerate(segmenter.classes, start=1)}
-    remarks = [] if spacing is not None else [without_spacing(by_matrix=segmenter.resamples_by_matrix)]
-    remarks += check_scan(scan, read_tags(case.image), target=segmenter.classes[0], signed=segmenter.signed)
-    remarks += [said for name, result in classes.items() for said in check_volume(result.volume_ml, target=name)]
-    remarks += scan.reading.remarks if case.is_dicom else check_positions(scan)
-    if not mask.any() and (dicom := [each for each in ("seg", "rtstruct", "sr") if each in wanted]):
-        remarks.append(f"nothing was found, so no DICOM ({', '.join(dicom)}) was written")
-        wanted = {each: path for each, path in wanted.items() if each not in dicom}
-    write_results(
-        mask,
-        scan,
-        case,
-        wanted,
-        volumes_ml={name: each.volume_ml for name, each in classes.items()},
-        remarks=remarks,
-        kind=segmenter.kind,
-        origin=origin,
-        volume=volume,
-    )
+    with prediction_out_of_memory(case.image):
+        scans = case.read()
+        reading = readings_of(scans, segmenter.sequences)
+        scan, voxels = scans[0], np.stack([sequence.voxels for sequence in scans])
+        del scans
+        spacing = known_spacing(scan, true=true_spacing)
+        certainty = np.zeros(scan.voxels.shape, np.float32)
+        mask = segmenter.mask(scan, voxels, certainty, spacing=spacing)
+        names = enumerate(segmenter.classes, start=1)
+        classes = {name: _result(mask == number, certainty, scan) for number, name in names}
+        remarks = [] if spacing is not None else [without_spacing(by_matrix=segmenter.resamples_by_matrix)]
+        remarks += check_scan(scan, read_tags(case.image), target=segmenter.classes[0], signed=segmenter.signed)
+        remarks += [said for name, result in classes.items() for said in check_volume(result.volume_ml, target=name)]
+        remarks += scan.reading.remarks if case.is_dicom else check_positions(scan)
+        if not mask.any() and (dicom := [each for each in DICOM if each in wanted]):
+            remarks.append(f"nothing was found, so no DICOM ({', '.join(dicom)}) was written")
+            wanted = {each: path for each, path in wanted.items() if each not in dicom}
+        volumes_ml = {name: result.volume_ml for name, result in classes.items()}
+        drawn = ScanMask(case, scan, mask, volumes_ml, tuple(remarks))
+        write_results(drawn, wanted, origin=origin, kind=segmenter.kind)
     return Segmented(case.image, wanted, classes, tuple(remarks), reading)
 
 

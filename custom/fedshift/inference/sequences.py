@@ -44,7 +44,9 @@ class ScanCase:
     order: SequenceOrder | None = None
     """Of numbered files and of the volumes of a 4D file."""
     volumes: int | None = None
-    """How many a 4D file has; None for 3D files."""
+    """How many a 4D file of the model's sequences has; None for 3D files."""
+    volume: int | None = None
+    """Which one to take, from 1, of a file or series with several that are no sequences."""
 
     @property
     def assignment(self) -> str | None:
@@ -54,26 +56,24 @@ class ScanCase:
         by_name = f"sequences: {', '.join(self.sequences)}, by the files' names in the case's folder"
         return by_name if len(self.files) > 1 else None
 
-    def read(self, *, volume: int | None = None) -> list[Scan]:
+    def read(self) -> list[Scan]:
         """The scans of its sequences, on one grid.
-
-        ``volume``: which one to take, from 1, of a file or series with several that are no sequences.
 
         Raises:
             DataError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
                 another number of volumes than there are sequences.
         """
-        if self.volumes is not None and volume is not None:
+        if self.volumes is not None and self.volume is not None:
             said = f"{self.image} has the model's sequences as its volumes: leave out --volume"
             raise DataError("options-clash", said)
         try:
             scans = (
-                [read_scan(path, volume=volume) for path in self.files]
+                [read_scan(path, volume=self.volume) for path in self.files]
                 if self.volumes is None
                 else read_volumes(self.image, self._channels())
             )
         except SeveralVolumes:
-            if self.is_dicom or self.sequences or volume is not None:
+            if self.is_dicom or self.sequences or self.volume is not None:
                 raise
             said = f"{self.image} has {volumes_in(self.image)} volumes, and the model takes one"
             remedy = "save that one alone as a 3D file, or say which with --volume N"
@@ -88,9 +88,9 @@ class ScanCase:
                 raise DataError("sequence-grid", f"{said}: resample it to that scan's grid")
         return scans
 
-    def read_stacked(self, *, volume: int | None = None) -> tuple[Scan, np.ndarray]:
+    def read_stacked(self) -> tuple[Scan, np.ndarray]:
         """The scan of the first sequence, and the voxels of all (S, z, y, x); errors as of `read`."""
-        scans = self.read(volume=volume)
+        scans = self.read()
         return scans[0], np.stack([scan.voxels for scan in scans])
 
     def _channels(self) -> list[int]:
@@ -148,8 +148,10 @@ def in_case_folders(paths: Iterable[Path], sequences: Sequence[str]) -> list[Pat
     return inner
 
 
-def find_cases(images: Sequence[Path], sequences: Sequence[str]) -> list[ScanCase]:
+def find_cases(images: Sequence[Path], sequences: Sequence[str], *, volume: int | None = None) -> list[ScanCase]:
     """The cases that the given files are of, each once, for a model of these sequences.
+
+    ``volume``: see `ScanCase`.
 
     Raises:
         ConfigError: a file's name does not say its sequence, a case lacks one, or ``dataset.json`` names others.
@@ -162,7 +164,7 @@ def find_cases(images: Sequence[Path], sequences: Sequence[str]) -> list[ScanCas
             listed = _order_in(image.parent, sequences).listed
             said = f"{missing} does not exist, and the model takes {len(sequences)} files of a case: {listed}"
             raise ConfigError("sequence-missing", said)
-        cases.setdefault(case.image, case)
+        cases.setdefault(case.image, replace(case, volume=volume))
     return list(cases.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_phantom
+from fedshift.cli.arguments import add_shared
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +38,7 @@ def add_parsers(subparsers: Any) -> None:
     add("-w", "--workspace", type=Path, default=cells, metavar="DIR", help=f"folder of the cells (default: {cells})")
     add("--out", type=Path, metavar="DIR", help="folder of the tables (default: runs/<name>_<scale>)")
     add("--tables-only", action="store_true", help="make the tables again from cells.json alone")
-    add_phantom(compare)
+    add_shared(compare, "--phantom")
     compare.set_defaults(func=compare_command)
 
 

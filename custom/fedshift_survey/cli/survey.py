@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_phantom, make_folder
+from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.display import console
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated
@@ -52,7 +52,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--name", help="of the planned task (default: the data set's)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: surveys/<data set>")
     parser.add_argument("--force", action="store_true", help="replace a task file that was changed by hand")
-    add_phantom(parser)
+    add_shared(parser, "--phantom")
     parser.set_defaults(func=execute)
 
 
