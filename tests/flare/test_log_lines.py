@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedshift.flare.kit import log_config
+from fedshift.flare.kit_files import log_config
 from fedshift.flare.log_lines import MOST, OneEntry
 
 ENTRY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|ERROR) ")

@@ -110,7 +110,7 @@ def test_the_workflow_answers_the_console_and_nothing_else(tmp_path: Path) -> No
         GROUP: {"round": "not begun"},
         WATCHED: {FILE_NAME: ""},
     }
-    workflow._progress = progress = ProgressFile(tmp_path)
+    workflow.progress = progress = ProgressFile(tmp_path)
     write(progress)
     told = collected(workflow, InfoCollector.EVENT_TYPE_GET_STATS)
     assert told[GROUP]["round"] == "5 of 40"
@@ -128,7 +128,7 @@ def test_a_site_says_what_it_works_on_and_repeats_its_last_answer() -> None:
     assert work.stats() == {"at work on": "waiting for the server", "last answer": "none"}
     work.begin(codec.TRAIN, 3)
     now[0] += 75
-    assert work.stats()["at work on"] == "round 3, for 1 min 15 s"
+    assert "round 3" in work.stats()["at work on"] and "1 min 15 s" in work.stats()["at work on"]
     work.end([update({"train_loss": 0.25, "seconds": 74.0})])
     assert work.stats() == {"at work on": "waiting for the server", "last answer": "round 3 in 1 min 15 s, loss 0.2500"}
     work.begin(codec.UNMASK, 3)

@@ -15,7 +15,7 @@ from fedshift.cli.display import console, make_display, shown
 
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
-    from fedshift.flare.run_folders import RunFolders
+    from fedshift.flare.workspaces import RunFolders
     from fedshift.schema.job import JobSpec
 
 
@@ -92,7 +92,7 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import lock_run, require_unlocked
-    from fedshift.flare.simulator_state import discard_aside
+    from fedshift.flare.workspaces import discard_aside
     from fedshift.reporting.table import scores_table
     from fedshift.schema import results
     from fedshift.schema.results import BEST, LAST
@@ -169,9 +169,9 @@ def in_simulator(
     """Run a job folder in FLARE's simulator, with its progress or all its log lines on the terminal."""
     from fedshift.cli.display import Lines
     from fedshift.data.local_sites import find_sites, is_phantom
-    from fedshift.flare.run_folders import RunFolders
     from fedshift.flare.simulate import simulate, sites_at_a_time
-    from fedshift.flare.simulator_process import RunFailed
+    from fedshift.flare.simulator import RunFailed
+    from fedshift.flare.workspaces import RunFolders
 
     sites_at_a_time(job, parallel)  # what does not fit is refused before data are looked for
     phantom = is_phantom(find_sites(job))
