@@ -225,7 +225,7 @@ def test_a_job_that_there_is_not_is_named(asked: str, day: Day, federation: Depl
 
 def test_nothing_that_a_coordinator_does_is_dropped(day: Day, federation: Deployed) -> None:
     for name in (SERVER, *federation.sites):
-        assert "guard is in place" in federation.log(name)
+        assert "is in place" in federation.log(name)
         assert "dropped a message" not in federation.log(name)
 
 

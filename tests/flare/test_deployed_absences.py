@@ -86,7 +86,7 @@ def test_a_site_whose_disk_is_full_says_so_and_comes_back(missing: DeployedRun) 
     assert {r.site for r in rejected} == {"A"}
     assert "DataError (the site's log says more)" in {r.reason for r in rejected}
     assert re.search(
-        r"round_\d+\.pt cannot be written \((File too large|No space left)",
+        r"round_\d+\.pt cannot be written",
         missing.federation.log("A"),
     )
     assert "A" in missing.trained(missing.struck["disk: over"])

@@ -74,7 +74,7 @@ def test_a_killed_job_process_is_started_again(unharmed: DeployedRun) -> None:
 
 
 def test_a_restarted_site_is_let_in_again(unharmed: DeployedRun) -> None:
-    assert f"site C takes part in job {unharmed.job_id}" in unharmed.federation.log(SERVER)
+    assert f"C takes part in job {unharmed.job_id}" in unharmed.federation.log(SERVER)
 
 
 def test_a_restarted_server_goes_on_with_the_job_it_left(unharmed: DeployedRun) -> None:

@@ -130,7 +130,7 @@ def test_the_weights_are_those_of_a_run_in_which_the_site_failed(attacked: Attac
 
 def test_nothing_that_honest_parties_say_is_dropped(attacked: Attacked) -> None:
     for name, said in attacked.said_before.items():
-        assert "guard is in place" in said, name
+        assert "is in place" in said, name
         assert DROPPED not in said, name
     lines = [line for name in (SERVER, "A", VICTIM) for line in attacked.log(name).splitlines() if DROPPED in line]
     senders = {line.partition(DROPPED)[2].split()[0] for line in lines}

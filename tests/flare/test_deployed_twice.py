@@ -73,7 +73,7 @@ def test_the_first_process_is_not_disturbed_by_it(twice: Twice) -> None:
 def test_of_a_kit_and_its_copy_the_last_one_that_registered_takes_part(twice: Twice) -> None:
     log = twice.run.federation.log(SERVER)[len(twice.before) :]
     assert "C has registered again" in log
-    assert f"site C takes part in job {twice.run.job_id}" in log
+    assert f"C takes part in job {twice.run.job_id}" in log
     assert "C" in twice.run.trained(twice.after)
 
 

@@ -107,6 +107,7 @@ def test_the_servers_keys_decrypt_nothing(site_keys: Keys, server_keys: Keys) ->
     ciphertext = site_keys.encrypt(values)
     assert site_keys.can_decrypt and not server_keys.can_decrypt
     assert np.abs(site_keys.decrypt(ciphertext, 50) - values).max() < 1e-6
+    assert site_keys.encrypt(values).tobytes() != ciphertext.tobytes(), "two of the same differ"
     with pytest.raises(ValueError, match="secret_key"):
         server_keys.decrypt(ciphertext, 50)
     with raises("wrong-keys"):
@@ -118,21 +119,16 @@ def test_a_server_with_the_secret_key_does_not_start(site_keys: Keys, tmp_path: 
         EncryptedCoordinator(small_job("fedavg", ENCRYPTED), tmp_path, keys=site_keys)
 
 
-def test_two_encryptions_of_the_same_differ(site_keys: Keys) -> None:
-    values = np.zeros(10)
-    assert site_keys.encrypt(values).tobytes() != site_keys.encrypt(values).tobytes()
-
-
 def test_keys_that_were_changed_or_are_not_there_are_refused(kits: Path, tmp_path: Path) -> None:
     startup = Path(shutil.copytree(kits / "HK" / "startup", tmp_path / "startup"))
     file = startup / SITE_KEYS
-    for damage, reason in (
-        (lambda: file.write_bytes(file.read_bytes()[:-1] + b"\0"), r"client_context\.tenseal .*project's owner"),
-        ((startup / "signature.json").unlink, "notSigned"),
-        (file.unlink, "is not there: .*HEBuilder"),
+    for damage, code in (
+        (lambda: file.write_bytes(file.read_bytes()[:-1] + b"\0"), "file-changed"),
+        ((startup / "signature.json").unlink, "file-changed"),
+        (file.unlink, "keys-missing"),
     ):
         damage()
-        with pytest.raises(ConfigError, match=reason):
+        with raises(code, naming=SITE_KEYS):
             read_keys(startup, SITE_KEYS)
     with raises("wrong-keys", naming="x "):
         Keys(b"nonsense", where="x")

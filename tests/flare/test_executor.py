@@ -191,7 +191,7 @@ def test_a_site_without_memory_says_so(context: Kit, monkeypatch: pytest.MonkeyP
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
     answer = ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)
     assert isinstance(answer.content, codec.Failure)
-    assert answer.content.reason.startswith("site HK, round 1: memory")
+    assert answer.content.reason.startswith("site HK, round 1: memory ran out")
 
 
 def executor_with(pieces: SiteEnd) -> FedshiftExecutor:
