@@ -31,7 +31,8 @@ from flare.deployed import SERVER, Deployed, Line, wait_for  # noqa: E402
 
 from benchmarks.performance.flare_overhead import write_idle  # noqa: E402
 from fedshift.federation.tensors import read_weights  # noqa: E402
-from fedshift.flare.kit import lay, local_files, open_kit  # noqa: E402
+from fedshift.flare.kit import open_kit  # noqa: E402
+from fedshift.flare.kit_files import lay, local_files  # noqa: E402
 from fedshift.schema.job import JobSpec  # noqa: E402
 from fedshift.tasks.kinds import build_task  # noqa: E402
 

@@ -11,7 +11,7 @@ from conftest import SHAPES, make_image_site
 from fedshift.cli import main
 from fedshift.cli.run import require_free
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare.run_folders import RunFolders
+from fedshift.flare.workspaces import RunFolders
 from fedshift.schema.results import LAST, read_results
 
 

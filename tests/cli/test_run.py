@@ -27,8 +27,8 @@ from fedshift.cli import main
 from fedshift.federation import in_process, memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
-from fedshift.flare.run_folders import RunFolders
-from fedshift.flare.simulator_process import LogFile
+from fedshift.flare.simulator import LogFile
+from fedshift.flare.workspaces import RunFolders
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores

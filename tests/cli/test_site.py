@@ -28,7 +28,7 @@ from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
-from fedshift.flare.store import jobs_folder
+from fedshift.flare.kit import jobs_folder
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest

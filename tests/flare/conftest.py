@@ -11,14 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from conftest import make_image_site, make_site, small_job
 from filelock import FileLock
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.workspace import Workspace
 
 from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.reporting.progress import Progress, read_progress
@@ -26,6 +23,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Results, read_results
 
 from .deployed import Deployed
+from .serialised import Kit
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "jobs" / "fedfa_fedrdn_prostate"
@@ -87,6 +85,9 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+OF_A, OF_HUB, MEMBER = "admin@a.org", "boss@hub.org", "member@hub.org"
+PEOPLE = {OF_A: ("a", "org_admin"), OF_HUB: ("hub", "org_admin"), MEMBER: ("hub", "member")}
+"""Of site A's organisation; of the server's and the lead's; and somebody who may look."""
 IMAGE_SHIFTS = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
 
 
@@ -99,7 +100,7 @@ def image_sites(folder: Path) -> dict[str, Path]:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """A provisioned federation of three sites that runs; for tests that leave it running."""
     folder = tmp_path_factory.mktemp("federation")
-    with Deployed(folder, image_sites(folder / "data"), keys=True) as deployed:
+    with Deployed(folder, image_sites(folder / "data"), keys=True, people=PEOPLE) as deployed:
         deployed.start_all()
         yield deployed
 
@@ -179,38 +180,11 @@ def make_faulty(job: JobSpec, target: Path, faults: dict[str, str]) -> Path:
     return target
 
 
-@dataclass
-class Context:
-    """The part of FLARE's context that the executor reads."""
-
-    workspace: Workspace
-    simulator: bool = True
-
-    def get_identity_name(self) -> str:
-        return "HK"
-
-    def get_job_id(self) -> str:
-        return "job"
-
-    def get_workspace(self) -> Workspace:
-        return self.workspace
-
-    def get_prop(self, key: str, default: Any = None) -> Any:
-        return self.simulator if key == FLContextKey.SIMULATE_MODE else default
-
-
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
     """A kit of site HK with the job deployed in it, and its data."""
     make_site(tmp_path / "share" / "fedshift" / "phantom", "HK")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    kit = tmp_path / "kit"
-    for name in ("local", "startup"):
-        (kit / name).mkdir(parents=True)
-    workspace = Workspace(root_dir=str(kit), site_name="HK")
-    write_job(small_job("fedfa+fedrdn"), tmp_path / "job")
-    config = Path(workspace.get_app_config_dir("job"))
-    config.parent.mkdir(parents=True)
-    (tmp_path / "job" / SPEC).parent.rename(config)
-    return Context(workspace)
+    job = small_job("fedfa+fedrdn")
+    return Kit.make(job, "HK", None, tmp_path / "kit", sent=write_job(job, tmp_path / "job"))

@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives import serialization
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedshift.flare.export import write_job
-from fedshift.flare.kit import RESOURCES, lay, local_files, open_kit
+from fedshift.flare.kit import open_kit
+from fedshift.flare.kit_files import RESOURCES, lay, local_files
 from fedshift.reporting.progress import Progress, read_progress
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Results, read_results

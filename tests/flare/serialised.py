@@ -29,8 +29,7 @@ from fedshift.federation.site.checkpoint import Checkpoint
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import FedshiftExecutor
-from fedshift.flare.export import SPEC, write_job
-from fedshift.flare.hosts import hosts
+from fedshift.flare.export import SPEC, hosts, write_job
 from fedshift.schema.job import JobSpec
 
 
@@ -40,6 +39,8 @@ class Kit:
 
     client: str
     workspace: Workspace
+    simulator: bool = True
+    job: str = "job"
 
     @classmethod
     def make(cls, job: JobSpec, client: str, data: Path | None, folder: Path, *, sent: Path) -> Kit:
@@ -49,21 +50,25 @@ class Kit:
         if data is not None:
             text = f"data: {{{job.task.dataset}: {data}}}\n"
             (folder / "local" / "fedshift.yaml").write_text(text, encoding="utf-8")
-        workspace = Workspace(root_dir=str(folder), site_name=client)
-        shutil.copytree((sent / SPEC).parent, workspace.get_app_config_dir("job"))
-        return cls(client, workspace)
+        kit = cls(client, Workspace(root_dir=str(folder), site_name=client))
+        kit.deploy(sent)
+        return kit
+
+    def deploy(self, sent: Path) -> None:
+        """Put a job folder in place of the one that is there."""
+        shutil.copytree((sent / SPEC).parent, self.workspace.get_app_config_dir(self.job), dirs_exist_ok=True)
 
     def get_identity_name(self) -> str:
         return self.client
 
     def get_job_id(self) -> str:
-        return "job"
+        return self.job
 
     def get_workspace(self) -> Workspace:
         return self.workspace
 
     def get_prop(self, key: str, default: Any = None) -> Any:
-        return True if key == FLContextKey.SIMULATE_MODE else default
+        return self.simulator if key == FLContextKey.SIMULATE_MODE else default
 
 
 @dataclass

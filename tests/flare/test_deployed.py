@@ -6,6 +6,9 @@ In clear, with masks and encrypted, all in one federation: a job costs its sites
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.flare.export import write_job
-from fedshift.flare.keys import SITE_KEYS, read_keys
+from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.flare.recipe import FeatureShiftRecipe
 from fedshift.schema.job import JobSpec
@@ -132,7 +135,7 @@ def test_provisioned_sites_run_a_masked_job_to_the_same_bits(
     job = small_image_job("fedfa", *SUMS, "federation.encryption=masks")
     run_in_process(job, federation.data, tmp_path / "here")
     assert_same_model(tmp_path / "here" / LAST, run(job) / LAST)
-    assert "keys are not signed" not in federation.log("B")
+    assert "not signed" not in federation.log("B")
 
 
 def test_provisioned_sites_run_an_encrypted_job(
@@ -167,9 +170,30 @@ def test_a_ledger_that_is_behind_keeps_a_provisioned_site_out_until_it_is_mended
         for file in files:
             (local / file).rename(tmp_path / file)
         (fault,) = rejected()
-        assert fault.site == "B" and "has seen 1 releases, and there is no privacy_ledger.jsonl here" in fault.reason
+        assert fault.site == "B" and "seen 1 releases" in fault.reason and LEDGER_FILE in fault.reason
         for file in files:
             (tmp_path / file).rename(local / file)
         assert not rejected() and known.all()["B"].number == 2
     finally:
         settings.write_text(before, encoding="utf-8")
+
+
+def test_the_server_of_a_copied_kit_does_not_touch_the_first_ones_jobs(federation: Deployed, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(federation.kits / SERVER, tmp_path / "copy"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-u", "-m", "nvflare.private.fed.app.server.server_train", "-m", str(copy)),
+            *("-s", "fed_server.json", "--set", "secure_train=true", "org=hub", "config_folder=config"),
+        ],
+        cwd=copy,
+        env=federation.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "in use by" in done.stdout and f"(process {federation.processes[SERVER].pid})" in done.stdout
+    assert "Server started" not in done.stdout
+    assert federation.processes[SERVER].poll() is None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import small_image_job
 
-from fedshift.flare.disabled_clients import KEY
+from fedshift.flare.round_answers import DISABLED
 from fedshift.reporting.progress import Progress
 from fedshift.schema.results import Rejection
 
@@ -110,13 +109,13 @@ def test_the_results_say_since_when_and_by_whom(kept: Kept, site: str) -> None:
         faults = [fault for fault in record.rejected if fault.site == site]
         if record.round < last:
             (fault,) = faults
-            assert fault.key == KEY
+            assert fault.key == DISABLED
             found = re.fullmatch(
                 rf"by {OWNER} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(round (\d+)\)", fault.reason
             )
             assert found and kept.told[site][0] <= int(found[1]) <= kept.told[site][1] + 1  # as the next one began
     reason = kept.progress[site].rejected[site]
-    assert reason.startswith(f"{KEY}: by {OWNER} since ")
+    assert reason.startswith(f"{DISABLED}: by {OWNER} since ")
 
 
 @pytest.mark.parametrize("site", ["B", "C"])
@@ -129,31 +128,30 @@ def test_no_model_goes_out_to_it_and_nothing_of_it_comes_in(kept: Kept, site: st
 
 
 def test_what_a_site_says_that_goes_on_is_dropped_with_the_name_of_its_certificate(kept: Kept) -> None:
-    assert re.search(rf"dropped a message from C \(.*\): site C is disabled by {OWNER} since ", kept.logs["C"])
+    assert re.search(rf"message from C \(.*\): .*{OWNER}", kept.logs["C"])
 
 
 @pytest.mark.parametrize("site", ["B", "C"])
 def test_an_enabled_site_takes_part_again(kept: Kept, site: str) -> None:
     assert site in kept.run.trained(kept.back[site])
     later = [f for r in kept.run.results.rounds[kept.back[site] - 1 :] for f in r.rejected if f.site == site]
-    assert not [fault for fault in later if fault.key == KEY]
+    assert not [fault for fault in later if fault.key == DISABLED]
 
 
 def test_nobody_else_is_left_out(kept: Kept) -> None:
     faults: list[Rejection] = [fault for record in kept.run.results.rounds for fault in record.rejected]
-    assert {(fault.site, fault.key) for fault in faults} == {("B", KEY), ("C", KEY)}
+    assert {(fault.site, fault.key) for fault in faults} == {("B", DISABLED), ("C", DISABLED)}
 
 
-def test_a_server_that_is_restarted_keeps_it_out(tmp_path: Path) -> None:
-    with Deployed(tmp_path / "federation", image_sites(tmp_path / "data")) as federation:
-        federation.start_all()
-        with federation.console(OWNER) as console:
-            console.disable_client("B")
-        federation.close_session()
-        federation.kill(SERVER)
-        federation.start(SERVER)
-        federation.connected(["A", "C"])
-        job = small_image_job("fedavg", "schedule.rounds=2", "federation.min_sites=2", "federation.grace=1")
-        run = DeployedRun.submit(federation, job).end()
-        for record in run.results.rounds:
-            assert [(fault.site, fault.key) for fault in record.rejected] == [("B", KEY)]
+def test_a_server_that_is_restarted_keeps_it_out(kept: Kept) -> None:
+    federation = kept.run.federation
+    with federation.console(OWNER) as console:
+        console.disable_client("B")
+    federation.close_session()
+    federation.kill(SERVER)
+    federation.start(SERVER)
+    federation.connected(["A", "C"])
+    job = small_image_job("fedavg", "schedule.rounds=2", "federation.min_sites=2", "federation.grace=1")
+    run = DeployedRun.submit(federation, job).end()
+    for record in run.results.rounds:
+        assert [(fault.site, fault.key) for fault in record.rejected] == [("B", DISABLED)]

@@ -60,7 +60,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twice]:
 
 def test_a_second_process_of_a_kit_does_not_start_and_says_why(twice: Twice) -> None:
     assert twice.second.returncode not in (0, None)
-    assert "is in use by another process (" in twice.run.federation.log("C")
+    assert "in use by" in twice.run.federation.log("C")
     assert "registered again" not in twice.before, "it has not come as far as the server"
 
 
@@ -72,8 +72,8 @@ def test_the_first_process_is_not_disturbed_by_it(twice: Twice) -> None:
 
 def test_of_a_kit_and_its_copy_the_last_one_that_registered_takes_part(twice: Twice) -> None:
     log = twice.run.federation.log(SERVER)[len(twice.before) :]
-    assert "site C has registered again" in log and "is it there twice, with a copy of its kit?" in log
-    assert f"site C takes part in job {twice.run.job_id} from now on" in log
+    assert "C has registered again" in log
+    assert f"C takes part in job {twice.run.job_id}" in log
     assert "C" in twice.run.trained(twice.after)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import make_image_site, make_site, small_image_job, small_job
+from errors import raises
 from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
@@ -28,7 +29,7 @@ from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.flare.export import write_job
-from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
+from fedshift.flare.kit_keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Results
@@ -106,34 +107,30 @@ def test_the_servers_keys_decrypt_nothing(site_keys: Keys, server_keys: Keys) ->
     ciphertext = site_keys.encrypt(values)
     assert site_keys.can_decrypt and not server_keys.can_decrypt
     assert np.abs(site_keys.decrypt(ciphertext, 50) - values).max() < 1e-6
+    assert site_keys.encrypt(values).tobytes() != ciphertext.tobytes(), "two of the same differ"
     with pytest.raises(ValueError, match="secret_key"):
         server_keys.decrypt(ciphertext, 50)
-    with pytest.raises(ConfigError, match="these keys are the server's"):
+    with raises("wrong-keys"):
         SiteEncryption(small_job("fedavg", ENCRYPTED), server_keys)
 
 
 def test_a_server_with_the_secret_key_does_not_start(site_keys: Keys, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="could decrypt what sites send"):
+    with raises("wrong-keys"):
         EncryptedCoordinator(small_job("fedavg", ENCRYPTED), tmp_path, keys=site_keys)
-
-
-def test_two_encryptions_of_the_same_differ(site_keys: Keys) -> None:
-    values = np.zeros(10)
-    assert site_keys.encrypt(values).tobytes() != site_keys.encrypt(values).tobytes()
 
 
 def test_keys_that_were_changed_or_are_not_there_are_refused(kits: Path, tmp_path: Path) -> None:
     startup = Path(shutil.copytree(kits / "HK" / "startup", tmp_path / "startup"))
     file = startup / SITE_KEYS
-    for damage, reason in (
-        (lambda: file.write_bytes(file.read_bytes()[:-1] + b"\0"), r"client_context\.tenseal .*project's owner"),
-        ((startup / "signature.json").unlink, "notSigned"),
-        (file.unlink, "is not there: .*HEBuilder"),
+    for damage, code in (
+        (lambda: file.write_bytes(file.read_bytes()[:-1] + b"\0"), "file-changed"),
+        ((startup / "signature.json").unlink, "file-changed"),
+        (file.unlink, "keys-missing"),
     ):
         damage()
-        with pytest.raises(ConfigError, match=reason):
+        with raises(code, naming=SITE_KEYS):
             read_keys(startup, SITE_KEYS)
-    with pytest.raises(ConfigError, match="x cannot be used"):
+    with raises("wrong-keys", naming="x "):
         Keys(b"nonsense", where="x")
 
 
@@ -367,7 +364,7 @@ def test_what_cannot_be_added_is_refused_with_its_name(
         assert fault.site == "HK" and fault.key == key and reason in fault.reason, fault
     short = {k: v for k, v in good.weights.items() if k != chunk}
     assert not server.accept(replace(good, weights=short))
-    assert "is missing from weights" in server.record.current.rejected[-1].reason
+    assert chunk in server.record.current.rejected[-1].key and "missing" in server.record.current.rejected[-1].reason
     for bad in (replace(good, n_samples=10**6), replace(good, round=2), replace(good, arrays={"fedfa": {}})):
         assert not server.accept(bad)
     assert server.accept(good)
@@ -412,7 +409,7 @@ def test_sites_see_that_a_sum_has_a_part_that_no_site_may_encrypt(
     huge = {**sealed["HK"].weights, "ckks.00000": site_keys.encrypt(np.full(4096, 2.0**50))}
     assert all(server.accept(u) for u in (sealed["BIDMC"], replace(sealed["HK"], weights=huge), sealed["UCL"]))
     server.close()
-    with pytest.raises(ConfigError, match=r"1e\+15, which no site may encrypt"):
+    with pytest.raises(ConfigError, match=r"1e\+15"):
         encryption.open(server.open(2))
 
 
@@ -445,7 +442,7 @@ def test_other_jobs_do_not_mention_encryption() -> None:
 
 
 def test_one_process_has_nobody_to_hide_from(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nobody to hide from"):
+    with raises("encryption-in-process"):
         run_in_process(small_job("fedavg", ENCRYPTED), {}, tmp_path)
 
 
@@ -461,7 +458,7 @@ def test_a_site_makes_the_servers_model_readable(
     assert str(out) in capsys.readouterr().out
     assert read_model_file(out)["round"] == read_model_file(run.server / BEST)["round"]
     assert cli.main([*command[:3], str(out), "--out", str(tmp_path / "twice.pt")]) == 2
-    assert "is not encrypted: use it as it is" in capsys.readouterr().err
+    assert "[not-encrypted]" in capsys.readouterr().err
     assert cli.main(["site", "decrypt", str(kits / SERVER), *command[3:]]) == 2
     assert "decrypt" in capsys.readouterr().err
 
@@ -474,7 +471,7 @@ def test_a_dry_run_of_an_encrypted_job_needs_the_keys(
     (kit / "local" / "fedshift.yaml").write_text(f"data: {{prostate: {site}}}\n", encoding="utf-8")
     job = write_job(small_job("fedavg", ENCRYPTED), tmp_path / "job", production=True)
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 0
-    assert "this is what will be in the ciphertexts" in capsys.readouterr().out
+    assert "in the ciphertexts" in capsys.readouterr().out
     (kit / "startup" / SITE_KEYS).unlink()
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
-    assert "provision the project with FLARE's HEBuilder" in capsys.readouterr().err
+    assert "[keys-missing]" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.tensors import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
-from fedshift.flare.export import SPEC, write_job
+from fedshift.flare.export import write_job
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.device import processor
@@ -31,10 +31,10 @@ from fedshift.tasks.kinds import build_task
 from flare_armour.pieces.site_end import SiteEnd
 from flare_armour.protected import SiteProtection
 
-from .conftest import Context
+from .serialised import Kit
 
 
-def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> codec.Answer:
+def ask(executor: FedshiftExecutor, context: Kit, task: str, broadcast: Broadcast) -> codec.Answer:
     asked = deepcopy(codec.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL"))))  # as it comes from a server
     shareable = executor.execute(task, asked, context, Signal())  # type: ignore[arg-type]
     (answer,) = codec.decode_answers(shareable)
@@ -49,7 +49,7 @@ def flat(answer: codec.Answer) -> dict[str, bytes]:
     return {**{key: value.tobytes() for key, value in named.items()}, **metrics}
 
 
-def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) -> None:
+def test_a_repeated_task_gives_the_same_bytes(context: Kit, tmp_path: Path) -> None:
     coordinator = Coordinator(small_job("fedfa+fedrdn", "federation.min_sites=1"), tmp_path / "server")
     coordinator.open(0)
     statistics = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
@@ -70,18 +70,18 @@ def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) 
     assert flat(ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)) == first, "an earlier round asked again"
 
 
-def test_a_stopped_run_stops_training(context: Context, tmp_path: Path) -> None:
+def test_a_stopped_run_stops_training(context: Kit, tmp_path: Path) -> None:
     broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
     signal = Signal()
     signal.trigger(True)
     answer = FedshiftExecutor().answer(codec.TRAIN, "HK", broadcast, context, signal)  # type: ignore[arg-type]
-    assert answer.content == codec.Failure("HK", 1, "site HK, round 1: stopped before it was done")
+    assert isinstance(answer.content, codec.Failure) and answer.content.reason.startswith("site HK, round 1: stopped")
 
 
 @pytest.mark.parametrize("simulator", [True, False])
 def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
-    context: Context, simulator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    context: Kit, simulator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     context.simulator = simulator
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "my scans"))
@@ -101,14 +101,13 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
     ("policy", "leave"), [("", False), ("privacy: {}", False), ("privacy: {case_scores: true}", True)]
 )
 def test_a_provisioned_sites_single_scores_leave_only_where_its_policy_says_so(
-    context: Context, policy: str, leave: bool, tmp_path: Path
+    context: Kit, policy: str, leave: bool, tmp_path: Path
 ) -> None:
     context.simulator = False
     data = f"data: {{prostate: {tmp_path / 'share' / 'fedshift' / 'phantom' / 'prostate' / 'HK'}}}\n"
     (Path(context.workspace.get_site_config_dir()) / "fedshift.yaml").write_text(data + policy, encoding="utf-8")
     job = small_job("fedavg")
-    config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
-    config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
+    context.deploy(write_job(job, tmp_path / "plain"))
     model = Broadcast(3, 0, read_weights(build_task(job).network()))
     told = ask(FedshiftExecutor(), context, codec.VALIDATE, model).content
     assert isinstance(told, Scores), told
@@ -118,37 +117,34 @@ def test_a_provisioned_sites_single_scores_leave_only_where_its_policy_says_so(
 
 
 def test_an_unforeseen_error_is_told_by_its_name_only(
-    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    context: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("patient 17")
 
     monkeypatch.setattr("fedshift.federation.site.site.Site.statistics", broken)
     answer = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
-    assert answer.content == codec.Failure("HK", 0, "KeyError (the site's log has the details)")
-    assert "patient 17" in caplog.text
+    assert isinstance(answer.content, codec.Failure) and answer.content.reason.startswith("KeyError (")
+    assert "patient 17" in caplog.text and "patient 17" not in answer.content.reason
 
 
-def test_an_unknown_task_is_refused(context: Context) -> None:
+def test_an_unknown_task_is_refused(context: Kit) -> None:
     answer = ask(FedshiftExecutor(), context, "upload_images", Broadcast(1, 0, {}))
     assert isinstance(answer.content, codec.Failure)
-    assert "there is no task 'upload_images'" in answer.content.reason
+    assert "'upload_images'" in answer.content.reason
 
 
-def test_a_site_that_the_job_holds_out_neither_measures_nor_trains(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_that_the_job_holds_out_neither_measures_nor_trains(context: Kit, tmp_path: Path) -> None:
     """Whatever the server asks for: with masks its answer would have none."""
     options = ("held_out=[HK]", "federation.min_sites=2", "federation.encryption=masks")
-    job = small_job("fedavg", *options, sites=("BIDMC", "UCL"))
-    monkeypatch.setattr(FedshiftExecutor, "_read_job", lambda self, fl_ctx: job)
+    context.deploy(write_job(small_job("fedavg", *options, sites=("BIDMC", "UCL")), tmp_path / "other"))
     for task, round_ in ((codec.STATISTICS, 0), (codec.TRAIN, 1), (codec.UNMASK, 1)):
         answer = ask(FedshiftExecutor(), context, task, Broadcast(round_, 0, {}))
         assert isinstance(answer.content, codec.Failure)
-        assert "site HK: it is held out of job" in answer.content.reason
+        assert "held out" in answer.content.reason
 
 
-def test_a_site_that_is_not_asked_says_nothing(context: Context) -> None:
+def test_a_site_that_is_not_asked_says_nothing(context: Kit) -> None:
     task = codec.encode_task(Broadcast(0, 0, {}, sites=("BIDMC", "UCL")))
     shareable = FedshiftExecutor().execute(codec.STATISTICS, task, context, Signal())  # type: ignore[arg-type]
     assert codec.decode_answers(shareable) == []
@@ -156,16 +152,14 @@ def test_a_site_that_is_not_asked_says_nothing(context: Context) -> None:
 
 @pytest.mark.parametrize(("simulator", "said", "expected"), [(True, "", 2), (True, "3", 2), (False, "", 6)])
 def test_threads_are_shared_among_the_clients_of_a_simulation(
-    context: Context, simulator: bool, said: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: Kit, simulator: bool, said: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A provisioned site has its machine to itself; FLARE's own command does not say how many it lets work."""
     context.simulator = simulator
     for name, value in ((machine.WORKERS, said), ("FEDSHIFT_DATA", str(tmp_path / "share" / "fedshift" / "phantom"))):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine, "cores", lambda: 6)
-    job = small_job("fedavg", "schedule.threads=auto")
-    config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
-    config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
+    context.deploy(write_job(small_job("fedavg", "schedule.threads=auto"), tmp_path / "plain"))
     info = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {})).info
     assert info is not None
     assert (info.device, info.precision, info.threads) == (processor(), "fp32", expected)
@@ -173,7 +167,7 @@ def test_threads_are_shared_among_the_clients_of_a_simulation(
 
 @pytest.mark.parametrize(("simulator", "asked", "expected"), [(True, "auto", "cuda:1"), (False, "auto", "auto")])
 def test_clients_of_a_simulation_are_spread_over_gpus(
-    context: Context, simulator: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: Kit, simulator: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context.simulator = simulator
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "share" / "fedshift" / "phantom"))
@@ -191,18 +185,18 @@ def test_clients_of_a_simulation_are_spread_over_gpus(
     assert taken == [expected]  # HK is the second of BIDMC, HK, UCL
 
 
-def test_a_site_without_memory_says_so(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_site_without_memory_says_so(context: Kit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("fedshift.federation.site.local_training.train", lambda *_: torch.empty(1 << 50))
     broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
     answer = ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)
     assert isinstance(answer.content, codec.Failure)
-    assert answer.content.reason.startswith("site HK, round 1: memory ran out; make the job with a smaller schedule.")
+    assert answer.content.reason.startswith("site HK, round 1: memory ran out")
 
 
 def executor_with(pieces: SiteEnd) -> FedshiftExecutor:
     executor = FedshiftExecutor()
-    executor._protection = SiteProtection(pieces)
+    executor.protection = SiteProtection(pieces)
     return executor
 
 
@@ -222,7 +216,7 @@ def test_a_large_task_is_fetched_before_filters_see_it_and_a_large_answer_sent_a
     assert not list((tmp_path / "HK").iterdir())
 
 
-def test_a_task_that_the_server_no_longer_gives_is_left(context: Context, tmp_path: Path) -> None:
+def test_a_task_that_the_server_no_longer_gives_is_left(context: Kit, tmp_path: Path) -> None:
     message, given = large_task(), FLContext()
     server, line = ends(tmp_path, task=message)
     executor = executor_with(site(tmp_path, line))

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_image_site, small_image_job
+from errors import raises
+from modelfiles import assert_same_weights
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.flare.export import meta, write_job
-from fedshift.flare.hosts import balanced, hosts, work_of
+from fedshift.flare.export import hosts, meta, write_job
+from fedshift.flare.simulate import balanced, work_of
 from fedshift.methods import mixstyle
 from fedshift.methods.base import Context
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Rejection, Results
@@ -69,9 +69,7 @@ def told(results: Results) -> object:
 
 def same_models(one: Path, other: Path) -> None:
     for file in (BEST, LAST):
-        ours, theirs = (read_model_file(folder / file)["weights"] for folder in (one, other))
-        assert list(ours) == list(theirs)
-        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+        assert_same_weights(one / file, other / file)
 
 
 def test_sites_are_dealt_out_in_turn(job: Callable[..., JobSpec]) -> None:
@@ -215,5 +213,5 @@ def test_what_flare_reports_of_a_host_is_told_of_its_sites(aggregator: FedshiftA
 
 
 def test_hosts_are_for_simulations(job: Callable[..., JobSpec], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"client is one site: .*--set federation\.hosts"):
+    with raises("options-clash", naming="federation.hosts"):
         write_job(job("fedavg", "federation.hosts=2"), tmp_path / "job", production=True)

@@ -52,10 +52,8 @@ def test_the_simulator_gives_the_weights_of_one_process(
         ours, theirs = read_model_file(in_process / file), read_model_file(run.server / file)
         assert ours["round"] == theirs["round"]
         assert ours["scores"] == theirs["scores"]
-        assert list(ours["weights"]) == list(theirs["weights"])
-        for key, value in ours["weights"].items():
-            assert value.dtype == theirs["weights"][key].dtype
-            assert torch.equal(value, theirs["weights"][key]), key
+        assert_same_model(in_process / file, run.server / file)
+        assert [w.dtype for w in ours["weights"].values()] == [w.dtype for w in theirs["weights"].values()]
     assert _scores(read_results(in_process)) == _scores(run.results)
 
 
@@ -75,7 +73,7 @@ def test_a_run_leaves_what_a_person_needs(side_by_side: SimulatorRun) -> None:
     assert run.progress.score_round == 2
     assert run.progress.score == pytest.approx(_mean(run.results, 2))
     assert run.progress.phantom
-    assert "simulated scans, not patients" in run.log
+    assert "not patients" in run.log
     assert not (run.server / "updates").exists()
     assert list(run.results.data) == list(SHIFTS)
     events = EventAccumulator(str(run.server / "tb_events"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
+from modelfiles import assert_same_weights
 from volumesites import make_volume_site
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
@@ -43,5 +42,4 @@ def test_the_simulator_gives_the_same_weights(tmp_path: Path, monkeypatch: pytes
     run = simulate(job, tmp_path / "job", tmp_path / "workspace", parallel=2, ignore_memory=True)
     run_in_process(job, sites, tmp_path / "run", device="cpu")
     for name in (BEST, LAST):
-        one, other = (read_model_file(folder / name)["weights"] for folder in (run.server, tmp_path / "run"))
-        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+        assert_same_weights(run.server / name, tmp_path / "run" / name)

@@ -23,5 +23,5 @@ def test_nothing_is_reckoned_with_the_time_of_day() -> None:
     dates_of_files = {"fedshift/cli/watch.py", "fedshift_survey/drift/months.py", "fedshift/reporting/watch/moment.py"}
     records = {"fedshift/cli/site.py", "fedshift/inference/dicom_rtstruct.py", "fedshift_bench/cell_run.py"}
     records |= {"fedshift/reporting/trackers.py", "fedshift/federation/site/privacy/ledger.py"}
-    records |= {"fedshift/flare/kit_identity.py", "flare_armour/disabled_sites.py"}
+    records |= {"fedshift/flare/kit_keys.py", "flare_armour/disabled_sites.py"}
     assert readers == {*records, *dates_of_files, *patches}

@@ -18,8 +18,7 @@ from fedshift.schema.results import BEST, FILE_NAME, LAST, read_results
 
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
-    from fedshift.flare.run_folders import RunFolders
-    from fedshift.flare.workspaces import Former
+    from fedshift.flare.workspaces import Former, RunFolders
     from fedshift.schema.job import JobSpec
 
 ENDED = {"best model": BEST, "last model": LAST, "results": FILE_NAME}
@@ -111,7 +110,7 @@ def _in_one_process(job: JobSpec, args: argparse.Namespace, start: Callable[...,
     from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import lock_run, require_unlocked
-    from fedshift.flare.simulator_state import discard_aside
+    from fedshift.flare.workspaces import discard_aside
     from fedshift.reporting.table import scores_table
     from fedshift.tasks.device import own_device
 
@@ -151,9 +150,9 @@ def in_simulator(
     ``options``: ``resume``, ``force`` and ``ignore_memory`` of `fedshift.flare.simulate.simulate`.
     """
     from fedshift.data.locate import find_sites, is_phantom
-    from fedshift.flare.run_folders import RunFolders
     from fedshift.flare.simulate import simulate, sites_at_a_time
-    from fedshift.flare.simulator_process import RunFailed
+    from fedshift.flare.simulator import RunFailed
+    from fedshift.flare.workspaces import RunFolders
 
     sites_at_a_time(job, parallel)  # what does not fit is refused before data are looked for
     phantom = is_phantom(find_sites(job))

@@ -102,8 +102,8 @@ def add_parsers(subparsers: Any) -> None:
 
 def _decrypt(args: argparse.Namespace) -> int:
     from fedshift.federation.encryption.site import decrypt_model
-    from fedshift.flare.keys import SITE_KEYS, read_keys
     from fedshift.flare.kit import open_kit
+    from fedshift.flare.kit_keys import SITE_KEYS, read_keys
     from fedshift.schema.errors import ConfigError
 
     kit = open_kit(args.kit)
@@ -118,7 +118,8 @@ def _decrypt(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    from fedshift.flare.kit import is_root, lay, local_files, open_kit
+    from fedshift.flare.kit import is_root, open_kit
+    from fedshift.flare.kit_files import lay, local_files
     from fedshift.schema.errors import ConfigError
 
     if is_root() and not args.allow_root:
@@ -199,7 +200,8 @@ def _report(kit: Kit) -> int:
 
 def remarks(kit: Kit) -> Iterator[Remark]:
     """All that can be said of a kit before it is started."""
-    from fedshift.flare.kit import faults, key_fault
+    from fedshift.flare.kit import key_fault
+    from fedshift.flare.kit_files import faults
 
     settled = True
     for fault in faults(kit):
@@ -302,10 +304,8 @@ def _about_software() -> Iterator[Remark]:
 
 
 def _about_certificate(kit: Kit) -> Remark:
-    from fedshift.flare.certificate_dates import out_of_time
-
     now = datetime.now(UTC)
-    fault = out_of_time(kit.name, kit.valid_from, kit.valid_until, now=now)
+    fault = kit.out_of_time(now)
     if fault is not None:
         return Remark("error", "certificate", fault)
     text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
@@ -357,7 +357,7 @@ def _about_port(kit: Kit) -> Remark:
 
 def _own_server(kit: Kit) -> str | None:
     """The process of the server that was started from this kit, in whatever way; None if there is none."""
-    from fedshift.flare.store import holder
+    from fedshift.flare.kit import holder
 
     process = holder(kit.folder)
     if process is not None:
@@ -397,7 +397,7 @@ def _dry_run(args: argparse.Namespace) -> int:
     if job.federation.encryption == "masks":
         _tell_of_masks(job, kit, settings.privacy)
     if job.federation.encryption == "ckks":
-        from fedshift.flare.keys import SITE_KEYS, read_keys
+        from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 
         read_keys(kit.folder / "startup", SITE_KEYS)
         print("the job encrypts all arrays but batch counters: this is what will be in the ciphertexts")
@@ -418,7 +418,7 @@ def _tell_of_masks(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
     """
     from fedshift.federation.encryption.masks.protocol import helpers_needed
     from fedshift.federation.encryption.masks.site import SiteMasks
-    from fedshift.flare.kit_identity import KitIdentity
+    from fedshift.flare.kit_keys import KitIdentity
     from fedshift.reporting.report.wording import counted
     from fedshift.schema.policy import Policy
 

@@ -86,7 +86,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
         ConfigError: ``path`` holds no run and is no kit that can be watched.
     """
     from fedshift.federation.run_lock import was_killed
-    from fedshift.flare.run_folders import RunFolders
+    from fedshift.flare.workspaces import RunFolders
     from fedshift.reporting.progress import FILE_NAME
     from fedshift.reporting.watch.moment import RunFile
     from fedshift.schema.errors import ConfigError

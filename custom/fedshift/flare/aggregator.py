@@ -12,11 +12,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedshift.federation.encryption.server import EncryptedCoordinator
-from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Callbacks, Coordinator
 from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec
-from fedshift.flare.hosts import hosts
-from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.flare.export import hosts
+from fedshift.flare.kit_keys import SERVER_KEYS, read_keys, server_checker
 from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.methods import method_set
 from fedshift.schema.errors import DiskFull
@@ -61,28 +61,18 @@ class FedshiftAggregator(FLComponent):
             stopped: whether the job was aborted.
         """
         method_set.require_federation(job)
-        self._tell, self._message, self._ledgers = on_progress, False, ledgers
-        if job.federation.encryption is None:
-            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, stopped=stopped)
-        elif job.federation.encryption == "masks":
-            from fedshift.federation.encryption.masks.server import MaskedCoordinator
-            from fedshift.flare.kit_identity import server_checker
-
-            self.coordinator = MaskedCoordinator(
-                job,
-                folder,
-                run=run,
-                checker=server_checker(startup or folder),
-                on_progress=self._note,
-                on_reject=on_reject,
-                stopped=stopped,
-            )
-        else:
-            keys = read_keys(startup or folder, SERVER_KEYS)
-            self.coordinator = EncryptedCoordinator(
-                job, folder, keys=keys, on_progress=self._note, on_reject=on_reject, stopped=stopped
-            )
+        self._on_progress, self._in_message, self._ledgers = on_progress, False, ledgers
         self._hosts = hosts(job)
+        callbacks = Callbacks(on_progress=self._note, on_reject=on_reject, stopped=stopped)
+        kind, startup = job.federation.encryption, startup or folder
+        if kind is None:
+            self.coordinator = Coordinator(job, folder, **callbacks)
+        elif kind == "masks":
+            from fedshift.federation.encryption.masks.server import MaskedCoordinator
+
+            self.coordinator = MaskedCoordinator(job, folder, run=run, checker=server_checker(startup), **callbacks)
+        else:
+            self.coordinator = EncryptedCoordinator(job, folder, keys=read_keys(startup, SERVER_KEYS), **callbacks)
         self.coordinator.resume()
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
@@ -94,7 +84,7 @@ class FedshiftAggregator(FLComponent):
             DiskFull, OSError: the answer can't be stored on this machine.
         """
         client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
-        self._message = True
+        self._in_message = True
         try:
             return self._accept(client, shareable)
         except (DiskFull, OSError):
@@ -103,24 +93,24 @@ class FedshiftAggregator(FLComponent):
             log.exception("the answer of %s cannot be read", client)
             return self._reject(client, "answer", f"cannot be read ({type(error).__name__})")
         finally:
-            self._message = False
-            self._tell(self.coordinator)
+            self._in_message = False
+            self._on_progress(self.coordinator)
 
     def refuse(self, client: str, key: str, reason: str) -> None:
         """Reject all sites of a client whose answer did not get as far as `accept`."""
         self._reject(client, key, reason)
-        self._tell(self.coordinator)
+        self._on_progress(self.coordinator)
 
     def take_out(self, client: str, key: str, reason: str) -> None:
         """Leave out all sites of a client that are asked in the open round, with the answers that they have given."""
         for site in self._asked(client):
             self.coordinator.take_out(site, key, reason)
-        self._tell(self.coordinator)
+        self._on_progress(self.coordinator)
 
     def _note(self, coordinator: Coordinator) -> None:
         """Show progress, but only once for a message with the answers of many sites."""
-        if not self._message:
-            self._tell(coordinator)
+        if not self._in_message:
+            self._on_progress(coordinator)
 
     def _accept(self, client: str, shareable: Shareable) -> bool:
         task = shareable.get_header(ReservedHeaderKey.TASK_NAME, "task")
@@ -131,11 +121,10 @@ class FedshiftAggregator(FLComponent):
             answers = codec.decode_answers(shareable)
         except codec.WireError as fault:
             return self._reject(client, fault.key, fault.reason)
-        asked = self._asked(client)
-        others = [answer.content.site for answer in answers if answer.content.site not in asked]
-        if others or not answers or len(answers) < len(asked):
-            told = ", ".join(others or [answer.content.site for answer in answers]) or "no site"
-            return self._reject(client, "site", f"the client answered for {told}")
+        asked, given = self._asked(client), [answer.content.site for answer in answers]
+        others = [site for site in given if site not in asked]
+        if others or not given or len(given) < len(asked):
+            return self._reject(client, "site", f"the client answered for {', '.join(others or given) or 'no site'}")
         return all([self._take(answer, task) for answer in answers])
 
     def _asked(self, client: str) -> tuple[str, ...]:
@@ -153,22 +142,17 @@ class FedshiftAggregator(FLComponent):
         content = answer.content
         if answer.ledger is not None and self._ledgers is not None:  # it has left, whatever becomes of the answer
             self._ledgers.keep(content.site, answer.ledger)
-        if isinstance(content, codec.Failure):
-            self.coordinator.reject(content.site, task, content.reason)
-            return False
-        if answer.info is not None:
-            try:
+        try:
+            if isinstance(content, codec.Failure):
+                raise Rejected(task, content.reason)
+            if answer.info is not None:
                 self.coordinator.register(answer.info)
-            except ValueError:
-                self.coordinator.reject(content.site, "info", "does not describe a site's data")
-                return False
-            except Rejected as fault:
-                self.coordinator.reject(content.site, fault.key, fault.reason)
-                return False
-        expected = Scores if task == codec.VALIDATE else Update
-        if not isinstance(content, expected):
-            self.coordinator.reject(content.site, task, f"was answered with {type(content).__name__}")
+            if not isinstance(content, Scores if task == codec.VALIDATE else Update):
+                raise Rejected(task, f"was answered with {type(content).__name__}")
+        except ValueError:
+            self.coordinator.reject(content.site, "info", "does not describe a site's data")
             return False
-        if isinstance(content, Scores):
-            return self.coordinator.add_scores(content)
-        return self.coordinator.accept(content)
+        except Rejected as fault:
+            self.coordinator.reject(content.site, fault.key, fault.reason)
+            return False
+        return self.coordinator.take(content)

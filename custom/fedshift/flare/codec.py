@@ -39,6 +39,8 @@ STATISTICS, TRAIN, UNMASK, VALIDATE = "statistics", "train", "unmask", "validate
 """Task names."""
 SURVEY = "survey"
 """The task of a survey, which is a job of its own."""
+OPTIONAL: dict[str, type[BaseModel]] = {"against_local": LocalComparison, "reference": Reference}
+"""Parts that scores may have, by their names in the message."""
 
 
 class WireError(FedshiftError):
@@ -81,11 +83,7 @@ def encode_task(broadcast: Broadcast) -> Shareable:
         **_packed(broadcast.packed),
         "arrays": _methods({method: _read_only(named) for method, named in broadcast.arrays.items()}),
     }
-    meta: dict[str, Any] = {
-        "round": broadcast.round,
-        "best_round": broadcast.best_round,
-        "sites": list(broadcast.sites),
-    }
+    meta: dict[str, Any] = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": [*broadcast.sites]}
     if broadcast.ledgers:
         meta["ledgers"] = {site: head.model_dump() for site, head in broadcast.ledgers.items()}
     return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
@@ -135,15 +133,16 @@ def decode_answers(shareable: Shareable) -> list[Answer]:
     return [_decode(site, part) for site, part in dxo.data.items()]
 
 
-def encode_told(told: Fingerprint | str, *, ledger: LedgerHead | None = None) -> Shareable:
+def encode_survey(answer: Fingerprint | str, *, ledger: LedgerHead | None = None) -> Shareable:
     """Encode a site's answer to a survey: its fingerprint, or why it has none; and its ledger's head if it has one."""
-    said: dict[str, Any] = {"reason": told} if isinstance(told, str) else {"fingerprint": told.model_dump_json()}
+    meta: dict[str, Any] = {"fedshift": asdict(own_identity())}
+    meta |= {"reason": answer} if isinstance(answer, str) else {"fingerprint": answer.model_dump_json()}
     if ledger is not None:
-        said["ledger"] = ledger.model_dump()
-    return DXO(DataKind.COLLECTION, data={}, meta={"fedshift": asdict(own_identity()), **said}).to_shareable()
+        meta["ledger"] = ledger.model_dump()
+    return DXO(DataKind.COLLECTION, data={}, meta=meta).to_shareable()
 
 
-def decode_told(shareable: Shareable) -> Fingerprint:
+def decode_survey(shareable: Shareable) -> Fingerprint:
     """Decode a site's answer to a survey at the server.
 
     Raises:
@@ -160,7 +159,7 @@ def decode_told(shareable: Shareable) -> Fingerprint:
         raise WireError("fingerprint", first_fault(error)) from None
 
 
-def ledger_told(shareable: Shareable) -> LedgerHead | None:
+def survey_ledger(shareable: Shareable) -> LedgerHead | None:
     """The head of a site's ledger in its answer to a survey.
 
     Raises:
@@ -202,12 +201,12 @@ def _encode(answer: Answer) -> DXO:
     elif isinstance(content, Scores):
         data = {"values": _splits(content.values), "personal": _splits(content.personal)}
         meta["evaluations"] = {part: scores.model_dump(mode="json") for part, scores in content.evaluations.items()}
-        own = content.personal_evaluation
-        meta["personal_evaluation"] = None if own is None else own.model_dump(mode="json")
-        if content.against_local is not None:
-            meta["against_local"] = content.against_local.model_dump(mode="json")
-        if content.reference is not None:
-            meta["reference"] = content.reference.model_dump(mode="json")
+        personal = content.personal_evaluation
+        meta["personal_evaluation"] = None if personal is None else personal.model_dump(mode="json")
+        for name in OPTIONAL:
+            part = getattr(content, name)
+            if part is not None:
+                meta[name] = part.model_dump(mode="json")
     else:
         meta["reason"] = content.reason
     return DXO(DataKind.COLLECTION, data=data, meta=meta)
@@ -230,36 +229,38 @@ def _decode(site: str, dxo: DXO) -> Answer:
             packed=_packed_part(dxo),
         )
     elif kind == Scores.__name__:
-        values, personal = (
-            {split: _floats(_part(part, split)) for split in part.data}
-            for part in (_part(dxo, "values"), _part(dxo, "personal"))
-        )
-        evaluations = dxo.get_meta_prop("evaluations")
-        if not isinstance(evaluations, dict):
-            raise WireError("evaluations", "is missing from the message")
-        content = Scores(
-            site,
-            round_,
-            values,
-            personal,
-            {str(part): _checked(Evaluation, f"evaluations.{part}", value) for part, value in evaluations.items()},
-            _optional(Evaluation, "personal_evaluation", dxo),
-            _optional(LocalComparison, "against_local", dxo),
-            _optional(Reference, "reference", dxo),
-        )
+        content = _decode_scores(site, round_, dxo)
     elif kind == Failure.__name__:
         content = Failure(site, round_, str(dxo.get_meta_prop("reason")))
     else:
         raise WireError("kind", f"{kind!r} is no kind of answer")
     info = dxo.get_meta_prop("info")
     try:
-        known = None if info is None else SiteInfo(**info)
-        answer = Answer(content, known, _optional(LedgerHead, "ledger", dxo))
+        answer = Answer(content, None if info is None else SiteInfo(**info), _optional(LedgerHead, "ledger", dxo))
     except TypeError:
         raise WireError("info", "does not describe a site's data") from None
     if answer.info is not None and answer.info.site != site:
         raise WireError("info", f"describes site {answer.info.site} in the answer of site {site}")
     return answer
+
+
+def _decode_scores(site: str, round_: int, dxo: DXO) -> Scores:
+    values, personal = (
+        {split: _floats(_part(part, split)) for split in part.data}
+        for part in (_part(dxo, "values"), _part(dxo, "personal"))
+    )
+    evaluations = dxo.get_meta_prop("evaluations")
+    if not isinstance(evaluations, dict):
+        raise WireError("evaluations", "is missing from the message")
+    return Scores(
+        site,
+        round_,
+        values,
+        personal,
+        {str(part): _checked(Evaluation, f"evaluations.{part}", value) for part, value in evaluations.items()},
+        _optional(Evaluation, "personal_evaluation", dxo),
+        **{name: _optional(model, name, dxo) for name, model in OPTIONAL.items()},  # type: ignore[arg-type]
+    )
 
 
 # --- parts ----------------------------------------------------------------------------------------------

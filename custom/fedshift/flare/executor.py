@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvflare.apis.event_type import EventType
@@ -22,14 +21,13 @@ from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.survey_answer import site_reference
 from fedshift.flare import codec
-from fedshift.flare.hosts import hosts
+from fedshift.flare.context import client_is_simulated, deployed_job, local_folder, run_folder, startup_folder
+from fedshift.flare.export import hosts
 from fedshift.flare.ledger_heads import SiteLedger
-from fedshift.flare.run_folders import SITES
-from fedshift.flare.simulated import client_is_simulated
-from fedshift.flare.simulator_state import take_site_back
 from fedshift.flare.stats import SiteWork, add_stats
+from fedshift.flare.workspaces import SITES, take_site_back
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
-from fedshift.schema.job import FILE_NAME, JobSpec, read_job
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
@@ -45,7 +43,11 @@ log = logging.getLogger("fedshift")
 
 
 class FedshiftExecutor(Executor):
-    """Answers the tasks ``statistics``, ``train``, ``unmask`` and ``validate`` for all sites of the client."""
+    """Answers the tasks ``statistics``, ``train``, ``unmask`` and ``validate`` for all sites of the client.
+
+    Attributes:
+        protection: of this process of the job; a provisioned site makes it when the job starts.
+    """
 
     def __init__(self) -> None:
         """Data are opened at the first task."""
@@ -54,35 +56,19 @@ class FedshiftExecutor(Executor):
         self._job: JobSpec | None = None
         self._encryption: Encryption | None = None
         self._work = SiteWork()
-        self._protection = SiteProtection()
+        self.protection = SiteProtection()
         self._update = "the update"
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Answer the console's ``show_stats``; before the first task comes, limit what comes.
-
-        The arrays of a large task are fetched before FLARE's filters see it, and those of a large answer are sent after
-        they have.
-        """
-        if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
-            self._hold_tasks(fl_ctx)
-        elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
-            self._protection.fetch(fl_ctx.get_prop(FLContextKey.TASK_DATA), "the model")
-        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
-            self._protection.send(fl_ctx.get_prop(FLContextKey.TASK_RESULT), self._update)
-        elif event_type == EventType.END_RUN:
-            self._protection.end()
-        add_stats(event_type, fl_ctx, self._work.stats)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do a task for each of this client's sites that the task names. A failure is answered with a sentence."""
-        if not client_is_simulated(fl_ctx):
+        simulated, client = client_is_simulated(fl_ctx), fl_ctx.get_identity_name()
+        if not simulated:
             require_protection()
         release()  # memory of the last answer
-        if self._protection.gave_up:
+        if self.protection.gave_up:
             return make_reply(ReturnCode.TASK_ABORTED)
         broadcast = codec.decode_task(shareable)
-        client = fl_ctx.get_identity_name()
-        hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if client_is_simulated(fl_ctx) else (client,)
+        hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if simulated else (client,)
         asked = [name for name in hosted if name in broadcast.sites]
         self._work.begin(task_name, broadcast.round)
         self._update = f"the update of round {broadcast.round}"
@@ -96,110 +82,112 @@ class FedshiftExecutor(Executor):
         """One site's answer to a task. An exception becomes a `codec.Failure`; its details stay in the site's log."""
         failure: Exception
         try:
-            site = self._sites.get(name) or self._open(name, fl_ctx)
-            self._sites[name] = site
-            ledger = SiteLedger(name, None if client_is_simulated(fl_ctx) else _local(fl_ctx))
-            if task_name == codec.STATISTICS:
-                site.require_training()
-                ledger.require(broadcast)
-                return codec.Answer(site.statistics(), site.info(), ledger.head())
-            if task_name == codec.TRAIN:
-                ledger.require(broadcast)
-                update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
-                return codec.Answer(update, site.info(), ledger.head())
-            if task_name == codec.UNMASK:
-                return codec.Answer(site.unmask(broadcast))
-            if task_name == codec.VALIDATE:
-                return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
-            raise ConfigError(
-                "other-version",
-                f"there is no task {task_name!r}: install the server's version of fedshift at this site",
-            )
+            return self._do(task_name, name, broadcast, fl_ctx, abort_signal)
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)
             failure, reason = error, str(error)
         except Exception as error:
             log.exception("site %s, task %s failed", name, task_name)
-            failure = error
-            reason = f"{type(error).__name__} (the site's log has the details)"
+            failure, reason = error, f"{type(error).__name__} (the site's log has the details)"
         if not client_is_simulated(fl_ctx) and not isinstance(failure, PolicyError):
             # The sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
         return codec.Answer(codec.Failure(name, broadcast.round, reason))
 
+    def _do(
+        self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
+    ) -> codec.Answer:
+        def stop() -> bool:
+            return bool(abort_signal.triggered)
+
+        if name not in self._sites:
+            self._sites[name] = self._open(name, fl_ctx)
+        site = self._sites[name]
+        ledger = SiteLedger(name, None if client_is_simulated(fl_ctx) else local_folder(fl_ctx))
+        if task_name == codec.STATISTICS:
+            site.require_training()
+            ledger.require(broadcast)
+            return codec.Answer(site.statistics(), site.info(), ledger.head())
+        if task_name == codec.TRAIN:
+            ledger.require(broadcast)
+            return codec.Answer(site.train(broadcast, stop=stop), site.info(), ledger.head())
+        if task_name == codec.UNMASK:
+            return codec.Answer(site.unmask(broadcast))
+        if task_name == codec.VALIDATE:
+            return codec.Answer(site.validate(broadcast, stop=stop), site.info())
+        raise ConfigError(
+            "other-version",
+            f"there is no task {task_name!r}: install the server's version of fedshift at this site",
+        )
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Answer the console's ``show_stats``; before the first task comes, limit what comes.
+
+        The arrays of a large task are fetched before FLARE's filters see it, and those of a large answer are sent after
+        they have.
+        """
+        if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
+            from fedshift.flare.message_limits import MessageLimits  # brings torch
+
+            allow_usual()  # for a job that is found to be wrong
+            job = self._read_job(fl_ctx)
+            largest = MessageLimits.from_job(job).task
+            self.protection = SiteProtection.begin(fl_ctx, clients=len(hosts(job)), largest_task=largest)
+        elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            self.protection.fetch(fl_ctx.get_prop(FLContextKey.TASK_DATA), "the model")
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            self.protection.send(fl_ctx.get_prop(FLContextKey.TASK_RESULT), self._update)
+        elif event_type == EventType.END_RUN:
+            self.protection.end()
+        add_stats(event_type, fl_ctx, self._work.stats)
+
     def _read_job(self, fl_ctx: FLContext) -> JobSpec:
         if self._job is None:
-            self._job = job_of(fl_ctx)
+            self._job = deployed_job(fl_ctx)
             share_window(clients=len(hosts(self._job)))
         return self._job
 
-    def _hold_tasks(self, fl_ctx: FLContext) -> None:
-        from fedshift.flare.message_limits import MessageLimits  # brings torch
-
-        allow_usual()  # for a job that is found to be wrong
-        job = self._read_job(fl_ctx)
-        task = MessageLimits.of(job).task
-        self._protection = SiteProtection.begin(fl_ctx, clients=len(hosts(job)), largest_task=task)
-
-    def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
-        """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
-        job = self._read_job(fl_ctx)
-        if job.federation.encryption == "masks" and name in job.task.sites:
-            from fedshift.flare.kit_identity import site_masks
-
-            return site_masks(
-                job,
-                name,
-                folder=state / name,
-                fl_ctx=fl_ctx,
-                simulated=client_is_simulated(fl_ctx),
-                policy=policy,
-            )
-        if job.federation.encryption == "ckks" and self._encryption is None:
-            from fedshift.federation.encryption.site import SiteEncryption
-            from fedshift.flare.keys import SITE_KEYS, read_keys
-
-            keys = read_keys(Path(fl_ctx.get_workspace().get_startup_kit_dir()), SITE_KEYS)
-            self._encryption = SiteEncryption(job, keys)
-        return self._encryption
-
     def _open(self, name: str, fl_ctx: FLContext) -> Site:
-        workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
-        job, local = self._read_job(fl_ctx), _local(fl_ctx)
-        data = find_site(job.task.dataset, name, local=local, simulator=client_is_simulated(fl_ctx))
-        state = Path(workspace.get_run_dir(job_id)) / SITES
-        if client_is_simulated(fl_ctx):
-            take_site_back(name, state)
-        settings, beside = read_settings(local), next(iter(self._sites.values()), None)
+        job, local, simulated = self._read_job(fl_ctx), local_folder(fl_ctx), client_is_simulated(fl_ctx)
+        data = find_site(job.task.dataset, name, local=local, simulator=simulated)
+        states, settings = run_folder(fl_ctx) / SITES, read_settings(local)
         device, workers = settings.device, None
-        if client_is_simulated(fl_ctx):
+        if simulated:
+            take_site_back(name, states)
             clients = list(hosts(job))
             device = spread(device, clients.index(fl_ctx.get_identity_name()))
             if WORKERS not in os.environ:  # FLARE's own command does not say how many sites work at a time
                 workers = len(clients)
         options = SiteOptions(
-            state,
+            states,
             device=device,
-            job_network=None if beside is None else beside.job_network,
+            job_network=next((site.job_network for site in self._sites.values()), None),
             policy=settings.privacy,
-            ledger=None if client_is_simulated(fl_ctx) else local,
+            ledger=None if simulated else local,
             # With masks an answer stays what it was, also where a GPU would train to another.
-            keep_answers=not client_is_simulated(fl_ctx) or job.federation.encryption == "masks",
+            keep_answers=not simulated or job.federation.encryption == "masks",
             workers=workers,
             describe_scans=site_reference,
-            share_cases=client_is_simulated(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
-            encryption=self._encryption_of(name, state, fl_ctx, settings.privacy),
+            share_cases=simulated or (settings.privacy is not None and settings.privacy.case_scores),
+            encryption=self._encryption_of(name, fl_ctx, settings.privacy),
         )
         site = Site(job, name, data, options)
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
         return site
 
+    def _encryption_of(self, name: str, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
+        """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
+        job = self._read_job(fl_ctx)
+        if job.federation.encryption == "masks" and name in job.task.sites:
+            from fedshift.flare.kit_keys import site_masks
 
-def _local(fl_ctx: FLContext) -> Path:
-    return Path(fl_ctx.get_workspace().get_site_config_dir())
+            folder = run_folder(fl_ctx) / SITES / name
+            simulated = client_is_simulated(fl_ctx)
+            return site_masks(job, name, folder=folder, fl_ctx=fl_ctx, simulated=simulated, policy=policy)
+        if job.federation.encryption == "ckks" and self._encryption is None:
+            from fedshift.federation.encryption.site import SiteEncryption
+            from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 
-
-def job_of(fl_ctx: FLContext) -> JobSpec:
-    """The job that FLARE has deployed at this party."""
-    return read_job(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
+            self._encryption = SiteEncryption(job, read_keys(startup_folder(fl_ctx), SITE_KEYS))
+        return self._encryption

@@ -1,4 +1,8 @@
-"""Write a job as the folder that FLARE's simulator, console and API accept."""
+"""Write a job as the folder that FLARE's simulator, console and API accept, and read such a folder.
+
+Normally a FLARE client is one site and has its name. In a job with ``federation.hosts``, which is for simulating many
+sites on few cores, that many clients divide the sites among them; each does its sites' work one after another.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from typing import Any
 import yaml
 
 from fedshift.flare import codec
-from fedshift.flare.hosts import hosts
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.identity import own_identity, own_packages
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
@@ -37,6 +40,20 @@ The source of fedshift {identity}, for sites that have what it depends on but no
 FLARE runs the code of a job only where the submitter has the right "byoc". An installed fedshift is used in its place,
 and must be the same.
 """
+
+
+def hosts(job: JobSpec) -> dict[str, tuple[str, ...]]:
+    """FLARE client → its sites, in the job's order."""
+    everyone, count = job.task.everyone, job.federation.hosts
+    if count is None:
+        return {site: (site,) for site in everyone}
+    if job.federation.shares:
+        return {f"host_{number}": share for number, share in enumerate(job.federation.shares, 1)}
+    # Every count-th site to the same host, so that the sites drawn for a round are spread over the hosts.
+    return {f"host_{number + 1}": everyone[number::count] for number in range(count)}
+
+
+# --- writing and reading --------------------------------------------------------------------------------
 
 
 def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code: bool = False) -> Path:
@@ -83,33 +100,33 @@ def write_folder(
     with_code: bool = False,
 ) -> Path:
     """Write the files of a job, completely or not at all; ``spec`` is the text of its ``fedshift.yaml``."""
-    beside = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
-    config = beside / APP / "config"
+    partial = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
+    config = partial / APP / "config"
     config.mkdir(parents=True)
     try:
-        for path, content in (
-            (beside / "meta.json", meta),
-            (config / "config_fed_server.json", server),
-            (config / "config_fed_client.json", client),
-        ):
-            path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        _write_json(partial / "meta.json", meta)
+        _write_json(config / "config_fed_server.json", server)
+        _write_json(config / "config_fed_client.json", client)
         (config / FILE_NAME).write_text(spec, encoding="utf-8")
         if not production:
-            custom = beside / APP / "custom"
+            custom = partial / APP / "custom"
             custom.mkdir()
             text = CARRIED.format(identity=own_identity()) if with_code else MARKER
             (custom / "README.md").write_text(text, encoding="utf-8")
-            if with_code:
-                _copy_source(custom)
+            for package in own_packages() if with_code else ():
+                for source in package.rglob("*.py"):  # the files that the source hash covers
+                    target = custom / package.name / source.relative_to(package)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, target)
         if folder.exists():
-            former = beside.with_name(beside.name + ".former")
+            former = partial.with_name(partial.name + ".former")
             folder.rename(former)
-            beside.rename(folder)
+            partial.rename(folder)
             shutil.rmtree(former)
         else:
-            beside.rename(folder)
+            partial.rename(folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
@@ -123,8 +140,7 @@ def share_out(job: JobSpec, folder: Path, target: Path, *, shares: tuple[tuple[s
     )
     shutil.copytree(folder, target)
     path = target / "meta.json"
-    content = json.loads(path.read_text(encoding="utf-8")) | meta(shared)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_json(path, json.loads(path.read_text(encoding="utf-8")) | meta(shared))
     (target / SPEC).write_text(HEADER + _yaml(shared), encoding="utf-8")
     return shared
 
@@ -133,13 +149,8 @@ def _yaml(job: JobSpec) -> str:
     return yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _copy_source(custom: Path) -> None:
-    """Copy the files that the source hash covers, and no others."""
-    for package in own_packages():
-        for source in package.rglob("*.py"):
-            target = custom / package.name / source.relative_to(package)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_job_folder(folder: Path) -> JobSpec:
@@ -155,6 +166,9 @@ def read_job_folder(folder: Path) -> JobSpec:
             "wrong-job", f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'"
         )
     return read_job(folder / SPEC)
+
+
+# --- FLARE's files of a job -----------------------------------------------------------------------------
 
 
 def meta(job: JobSpec) -> dict[str, Any]:
@@ -204,13 +218,9 @@ def client_config(*, masks: bool = False) -> dict[str, Any]:
 
 def server_configs() -> list[dict[str, Any]]:
     """All that the ``config_fed_server.json`` of our jobs may hold: of those that train, and of the satellites'."""
-    return [server_config(), *(kind.server_config() for kind in _other_jobs())]
+    return [server_config(), *(kind.server_config() for kind in parts_of_satellites("fedshift.jobs"))]
 
 
 def client_configs() -> list[dict[str, Any]]:
-    return [client_config(), client_config(masks=True), *(kind.client_config() for kind in _other_jobs())]
-
-
-def _other_jobs() -> list[Any]:
-    """Modules of satellites that have jobs of their own."""
-    return parts_of_satellites("fedshift.jobs")
+    others = (kind.client_config() for kind in parts_of_satellites("fedshift.jobs"))
+    return [client_config(), client_config(masks=True), *others]

@@ -1,82 +1,27 @@
-"""Startup kits from ``nvflare provision``: read whose a kit is, write the owner's files in ``local/``, and check them.
-
-In ``local/``, FLARE prefers ``resources.json``, ``authorization.json`` and ``log_config.json`` to the ``.default`` file
-beside each. The first two are made from their ``.default``, so that what the federation has set (GPUs, encryption)
-stays as it is.
-"""
+"""Startup kits from ``nvflare provision``: whose a kit is, whether its key fits, and where its server keeps jobs."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import shlex
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file, verify_cert
-from nvflare.private.fed.utils.site_config import project_site_config
 
-from fedshift.data.locate import SITE_FILE
-from fedshift.flare.export import client_configs, server_configs
-from fedshift.flare.log_lines import OneEntry
-from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
+from fedshift.federation.run_lock import require_unlocked
 from fedshift.schema.errors import ConfigError
-from flare_armour.guard.console import ROLES, rights
+from flare_armour.locks import owner_of, store_lock
 
 Role = Literal["site", "server"]
 
 STARTUP: dict[Role, str] = {"site": "fed_client.json", "server": "fed_server.json"}
 CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server"}
-ALLOWED = "class_allow_list"
-STREAMING = "allow_log_streaming"
-ONE_JOB = 1
-"""Jobs that run at a time: each needs a site's memory and processors. FLARE's default for kits is 4."""
-
-RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
-OURS = "fedshift.flare.guard"
-"""The module with the components that kits name."""
-LAUNCHER = "nvflare.app_common.job_launcher"
-LAUNCHERS = {
-    f"{LAUNCHER}.client_process_launcher.ClientProcessJobLauncher": f"{OURS}.SiteJobLauncher",
-    f"{LAUNCHER}.server_process_launcher.ServerProcessJobLauncher": f"{OURS}.ServerJobLauncher",
-}
-"""FLARE's launchers of job processes → ours."""
-GUARD = {"id": "guard", "path": f"{OURS}.Guard", "args": {}}
-VALIDATOR = {"path": f"{OURS}.AppFiles", "args": {}}
-READMISSION = {"id": "readmission", "path": f"{OURS}.Readmission", "args": {}}
-SILENCE = 120
-"""Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
-NEVER = "none"
-"""FLARE's name for nowhere."""
-CODE = "byoc"
-"""The right to send code with a job."""
-PRIVACY = """
-# What may leave beside the network's weights and scores. A job whose methods send more is refused here.
-privacy:
-  train: {train}                         # false: this site only scores models, for jobs that hold it out
-  allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
-  min_cases: 1                        # patients (or pictures) to train on before any of these leaves
-  min_sites_in_sum: 3                 # fewest sites in a sum that a server may unmask (federation.encryption: masks)
-  case_scores: false                  # true: a final model's score of every single case leaves too, without ids
-  survey_cases: 3                     # cases before a survey gets more than their number; at least 3
-  scanners: false                     # true: a survey is told the scanners' makes and models
-  # encryption: required              # refuse jobs in which the server could read single updates
-  # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
-  # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
-  # weights: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
-  # in place of weights, noise on every step of training; its clip is for the gradient of one case
-  # dp_sgd: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
-  # budget: {{epsilon: 20.0, delta: 1.0e-5}}  # all jobs together, ever: 'fedshift site ledger' shows what is spent
-"""
-"""The privacy part of a site's settings: the default policy, and valid examples in comments."""
+STORE = "store"
+"""Folder in a server's kit; FLARE's default is one folder for the whole machine."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +42,15 @@ class Kit:
     def local(self) -> Path:
         """The owner's folder; provisioning does not overwrite it."""
         return self.folder / "local"
+
+    def out_of_time(self, now: datetime) -> str | None:
+        """Why its certificate is of no use ``now``; None if it is valid."""
+        valid = f"of {self.name}, valid from {self.valid_from:%Y-%m-%d} to {self.valid_until:%Y-%m-%d}"
+        if now < self.valid_from:
+            return f"{valid}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
+        if now > self.valid_until:
+            return f"{valid}: it has expired, ask the project's owner for a new kit"
+        return None
 
 
 def open_kit(folder: Path) -> Kit:
@@ -119,19 +73,19 @@ def open_kit(folder: Path) -> Kit:
     host, _, port = str(server.get("service", {}).get("target", "")).rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError("damaged-kit", f"{startup / STARTUP[role]} names no server with a port: unpack the kit again")
-    own, root = startup / f"{CERTIFICATE[role]}.crt", startup / "rootCA.pem"
+    path, root = startup / f"{CERTIFICATE[role]}.crt", startup / "rootCA.pem"
     try:
-        certificate, issuer = load_crt(own), load_crt(root)
+        certificate, issuer = load_crt(path), load_crt(root)
     except (OSError, ValueError):
         raise ConfigError(
-            "damaged-kit", f"{own} or {root} is missing or no certificate: unpack the kit again"
+            "damaged-kit", f"{path} or {root} is missing or no certificate: unpack the kit again"
         ) from None
     subject = cert_to_dict(certificate)["subject"]
     try:
         verify_cert(certificate, issuer.public_key())
     except Exception:  # what cryptography raises has no common base, and no text
         raise ConfigError(
-            "other-project", f"{own} was not signed by {root}: the two are of different projects"
+            "other-project", f"{path} was not signed by {root}: the two are of different projects"
         ) from None
     return Kit(
         folder=folder,
@@ -207,325 +161,22 @@ def is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-# --- the files of local/ -------------------------------------------------------------------------------
+# --- where a server keeps its jobs ----------------------------------------------------------------------
 
 
-def local_files(
-    kit: Kit, *, data: Mapping[str, Path] | None = None, train: bool = True, allow_code: bool = False
-) -> dict[str, str]:
-    """The files for a kit's ``local/``: name → text.
-
-    Args:
-        kit: a site's or a server's.
-        data: for a site, data set → prepared folder.
-        train: for a site, False if it only scores models.
-        allow_code: accept jobs that bring their own code.
-
-    Raises:
-        ConfigError: a ``.default`` file is missing or not as expected.
-    """
-    files = {
-        RESOURCES: _json(resources(kit)),
-        AUTHORIZATION: _json(authorization(kit, allow_code=allow_code)),
-        LOGS: _json(log_config()),
-    }
-    if kit.role == "site":
-        files[SITE_FILE] = site_settings(data or {}, train=train)
-    return files
+def jobs_folder(kit: Path) -> Path:
+    return kit / STORE / "jobs"
 
 
-def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[str]:
-    """Write the files; returns the names of those that are new or changed.
+def snapshots_folder(kit: Path) -> Path:
+    return kit / STORE / "snapshots"
 
-    With ``force`` a file with other contents is replaced, and kept as ``.old``.
 
-    Raises:
-        ConfigError: without ``force``, a file has other contents, or not all can be written; then all stay as they are.
-    """
-    others = [name for name, text in files.items() if (local / name).is_file() and _text(local / name) != text]
-    if others and not force:
-        raise ConfigError(
-            "output-exists", f"{local} has other contents in {', '.join(others)}: check them, or use --force"
-        )
-    written = [name for name, text in files.items() if name in others or not (local / name).is_file()]
-    # All bytes are on the disk before the first file is replaced: a kit must not be left without its settings.
-    kept = {name: local / f".{name}.old.partial" for name in others}
-    new = {name: local / f".{name}.partial" for name in written}
+def holder(kit: Path) -> str | None:
+    """The number of the process, or 'unknown', that runs a server in this kit's store; None if none is known."""
+    jobs = jobs_folder(kit)
     try:
-        for name, beside in kept.items():
-            shutil.copy2(local / name, beside)
-        for name, beside in new.items():
-            beside.write_text(files[name], encoding="utf-8")
-        for name, beside in new.items():
-            if name in kept:
-                kept[name].replace(local / f"{name}.old")
-            beside.replace(local / name)
-    except OSError as error:
-        for beside in (*kept.values(), *new.values()):
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-        raise ConfigError(
-            "folder-unwritable", f"{local} cannot be written ({error.strerror}): see to its disk and its permissions"
-        ) from None
-    return written
-
-
-def components(role: Role) -> tuple[str, ...]:
-    """Full names of the classes that our jobs name for a party. FLARE's own need no permission."""
-    configs = server_configs() if role == "server" else client_configs()
-    return tuple(sorted({path for config in configs for path in _paths(config)}))
-
-
-def resources(kit: Kit) -> dict[str, Any]:
-    """``resources.json``: the kit's, restricted to jobs of our components, and with job processes that are restarted.
-
-    A site's file holds no path, because FLARE sends top-level keys that it does not know to the server.
-    """
-    content = read_json(kit.local / f"{RESOURCES}.default")
-    content["class_list_enforcement_mode"] = "enforce"
-    content[ALLOWED] = list(components(kit.role))
-    try:
-        named = {component["id"]: component for component in content["components"]}
-        launcher = named["process_launcher"]
-        launcher["path"] = LAUNCHERS.get(launcher["path"], launcher["path"])
-        content["components"].insert(0, GUARD)
-        if kit.role == "site":
-            content[STREAMING] = False
-            content["client"]["communication_timeout"] = SILENCE
-        else:
-            folder = kit.folder.absolute()
-            content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots_folder(folder))
-            named["job_manager"]["args"]["uri_root"] = str(jobs_folder(folder))
-            named["job_scheduler"]["args"]["max_jobs"] = ONE_JOB
-            content["components"].remove(named["log_receiver"])  # which would write files that others name
-            content["components"].append(READMISSION)
-            content["app_validator"] = VALIDATOR
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            "other-version",
-            f"{kit.local / RESOURCES}.default is not as NVFlare 2.9 makes it (no {error}): provision with that version",
-        ) from None
-    return content
-
-
-def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
-    """``authorization.json``: the rights of the table of commands, and none to send code or to read a party's files.
-
-    FLARE's default lets project admins and leads send code, lets the former read a party's files, and lets whoever may
-    look reset what others look at. It does not let a lead read the server's log of the lead's own jobs
-    (``nvflare job logs``).
-
-    Args:
-        kit: a site's or a server's.
-        allow_code: keep the default's right to send code.
-    """
-    content = read_json(kit.local / f"{AUTHORIZATION}.default")
-    permissions = content.get("permissions")
-    if not isinstance(permissions, dict):
-        raise ConfigError(
-            "damaged-kit", f"{kit.local / AUTHORIZATION}.default has no permissions: unpack the kit again"
-        )
-    content["permissions"] = {role: {**rights(role), CODE: _code(permissions, role, allow_code)} for role in ROLES}
-    return content
-
-
-def _code(permissions: Mapping[str, Any], role: str, allow_code: bool) -> Any:
-    """Whether a role may send code: what the default says, if the kit's owner allows it at all."""
-    default = permissions.get(role, NEVER)
-    if not allow_code:
-        return NEVER
-    return default.get(CODE, NEVER) if isinstance(default, dict) else default
-
-
-def log_config() -> dict[str, Any]:
-    """``log_config.json``: one entry an event, at most 60 MB for a job and as much for the processes between jobs.
-
-    FLARE's default writes everything three times, keeps 880 MB of each, and lets a message forge further entries.
-    """
-    line = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    file = {"class": "logging.handlers.RotatingFileHandler", "formatter": "line", "encoding": "utf-8"}
-    errors = WorkspaceConstants.ERROR_LOG_FILE_NAME
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"()": f"{OneEntry.__module__}.{OneEntry.__qualname__}", "fmt": line}},
-        "handlers": {
-            "console": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stdout"},
-            "log": file | {"filename": WorkspaceConstants.LOG_FILE_NAME, "maxBytes": 10_000_000, "backupCount": 4},
-            "errors": file | {"filename": errors, "level": "ERROR", "maxBytes": 5_000_000, "backupCount": 1},
-        },
-        "loggers": {"root": {"level": "INFO", "handlers": ["console", "log", "errors"]}},
-    }
-
-
-def site_settings(data: Mapping[str, Path], *, train: bool = True) -> str:
-    """``fedshift.yaml``, with every setting that it can have."""
-    folders = "\n".join(f"  {name}: {json.dumps(str(path), ensure_ascii=False)}" for name, path in data.items())
-    return f"""\
-# This site's own settings. Nothing of this file leaves the site, and no job can change it.
-
-# Data set: this site's prepared folder, as an absolute path.
-data:
-{folders}
-
-# Where to train: auto (a GPU if there is one), cpu, cuda, cuda:1, ...
-device: auto
-{PRIVACY.format(train=str(train).lower())}"""
-
-
-# --- checks ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something in ``local/`` that is less safe than what we write; not ``grave`` if it may be intended."""
-
-    sentence: str
-    grave: bool = True
-
-
-def faults(kit: Kit) -> Iterator[Fault]:
-    """Whatever keeps jobs from running, or makes ``local/`` less safe than `local_files`."""
-    if shlex.split(str(kit.folder.absolute())) != [str(kit.folder.absolute())]:
-        yield Fault(f"FLARE starts no job in a folder with blanks or quotes in its name: move {kit.folder.absolute()}")
-    for name in (RESOURCES, AUTHORIZATION):
-        if not (kit.local / name).is_file():
-            yield Fault(f"{kit.local / name} is missing, so FLARE's default holds: run 'fedshift site init'")
-    if (kit.local / RESOURCES).is_file():
-        yield from _resource_faults(kit)
-    if (kit.local / AUTHORIZATION).is_file():
-        yield from _authorization_faults(kit)
-
-
-def _resource_faults(kit: Kit) -> Iterator[Fault]:
-    path = kit.local / RESOURCES
-    content = read_json(path)
-    if kit.role == "server":
-        yield from _server_faults(kit, path, content)
-    allowed, ours = content.get(ALLOWED), components(kit.role)
-    named = content.get("components")
-    guarded = isinstance(named, list) and GUARD in named
-    if not guarded or (kit.role == "server" and content.get("app_validator") != VALIDATOR):
-        yield Fault(
-            f"{path} lacks {VALIDATOR['path'] if guarded else GUARD['path']}, so others of the federation could give "
-            "orders to this party: run 'fedshift site init' with --force"
-        )
-    if not isinstance(allowed, list) or content.get("class_list_enforcement_mode") == "warn":
-        yield Fault(f"{path} has no {ALLOWED}, or only warns: a job could build any of FLARE's components")
-        return
-    for name in sorted(_paths(content)):
-        if name.startswith("fedshift.") and not _exists(name):
-            yield Fault(f"{path} names {name}, which this fedshift lacks: run 'fedshift site init' with --force")
-    names = {str(name) for name in allowed}
-    for name in sorted(names - {*ours}):
-        yield Fault(f"{path} allows {name}, which our jobs do not need: take it out of {ALLOWED}")
-    for name in sorted({*ours} - names):
-        yield Fault(f"{path} does not allow {name}, which our jobs need: add it to {ALLOWED}")
-    if kit.role == "server":
-        return
-    if content.get(STREAMING, True):
-        yield Fault(f"{path} sends this site's error log to the server: set {STREAMING} to false")
-    for value in _values(registered(kit)):
-        if value.startswith("/"):
-            yield Fault(f"{path} tells the server of {value} when the site registers: keep paths in {SITE_FILE}")
-
-
-def _server_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:
-    """A store of another kit, whose jobs this server would take for its own, and jobs that run side by side."""
-    manager, scheduler = (_arguments(content.get("components"), name) for name in ("job_manager", "job_scheduler"))
-    persistor = content.get("snapshot_persistor")
-    storage = _at(_at(persistor, "args"), "storage")
-    for what, place, own in (
-        ("jobs", manager.get("uri_root"), jobs_folder(kit.folder)),
-        ("snapshots", _at(_at(storage, "args"), "root_dir"), snapshots_folder(kit.folder)),
-    ):
-        if isinstance(place, str) and not is_at(kit.folder.absolute() / place, own):
-            yield Fault(
-                f"{path} keeps {what} in {place}, not in this kit: it was moved or copied, and its server would meddle "
-                f"with the jobs of another: run 'fedshift site init {kit.folder}' with --force"
-            )
-    most = scheduler.get("max_jobs", ONE_JOB)
-    if most != ONE_JOB:
-        yield Fault(
-            f"{path} lets {most} jobs run at a time, and each takes a site's memory: set max_jobs to {ONE_JOB} unless "
-            "that is meant",
-            grave=False,
-        )
-
-
-def _arguments(components: Any, name: str) -> dict[str, Any]:
-    """Arguments of a component of ``resources.json``; empty if it has none."""
-    for component in components if isinstance(components, list) else ():
-        if _at(component, "id") == name:
-            found = _at(component, "args")
-            return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _at(content: Any, key: str) -> Any:
-    """What an object has under a key; None if it is no object."""
-    return content.get(key) if isinstance(content, dict) else None
-
-
-def _authorization_faults(kit: Kit) -> Iterator[Fault]:
-    path = kit.local / AUTHORIZATION
-    permissions = read_json(path).get("permissions")
-    for role, given in permissions.items() if isinstance(permissions, dict) else ():
-        if (given.get(CODE, NEVER) if isinstance(given, dict) else given) != NEVER:
-            yield Fault(f"{path} lets the role {role} send code with a job: set its {CODE} to {NEVER!r}", grave=False)
-        ours = rights(role)
-        theirs = given if isinstance(given, dict) else {"everything": given}
-        more = sorted(n for n, where in theirs.items() if n != CODE and where not in (NEVER, ours.get(n)))
-        if more:
-            yield Fault(
-                f"{path} gives the role {role} other rights than fedshift's table of commands ({', '.join(more)}): "
-                "run 'fedshift site init' with --force unless that is meant",
-                grave=False,
-            )
-
-
-def registered(kit: Kit) -> dict[str, Any]:
-    """What FLARE sends to the server of a site's configuration when the site registers."""
-    local = kit.local / RESOURCES
-    own = local if local.is_file() else local.with_name(f"{RESOURCES}.default")
-    sent: dict[str, Any] = project_site_config(read_json(kit.folder / "startup" / STARTUP[kit.role]) | read_json(own))
-    return sent
-
-
-def _paths(config: Any) -> Iterator[str]:
-    """Paths of all components that a job's configuration names."""
-    if isinstance(config, dict):
-        if isinstance(config.get("path"), str):
-            yield config["path"]
-        for value in config.values():
-            yield from _paths(value)
-    elif isinstance(config, list):
-        for value in config:
-            yield from _paths(value)
-
-
-def _exists(name: str) -> bool:
-    """Whether a class can be imported under its full name."""
-    module, _, last = name.rpartition(".")
-    try:
-        return hasattr(importlib.import_module(module), last)
-    except ImportError:
-        return False
-
-
-def _values(content: Any) -> Iterator[str]:
-    if isinstance(content, dict):
-        content = list(content.values())
-    if isinstance(content, list):
-        for value in content:
-            yield from _values(value)
-    elif isinstance(content, str):
-        yield content
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+        require_unlocked(jobs)
+    except ConfigError:
+        return owner_of(store_lock(jobs))
+    return None

@@ -2,9 +2,8 @@
 
 A ledger that was restored from a backup, or deleted, holds less than what has left its site. The site itself can't see
 that: its files agree with each other. So every answer brings the ledger's head, the server keeps the furthest of each
-site, and sends it with the tasks; a site whose ledger does not hold it computes nothing
-(`SiteLedger`). A server that sends another head can make a site stop, and
-give no budget back.
+site, and sends it with the tasks; a site whose ledger does not hold it computes nothing (`SiteLedger`). A server that
+sends another head can make a site stop, and give no budget back.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 from pydantic import ValidationError
 
+from fedshift.flare.context import local_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_private
 from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
@@ -86,10 +86,10 @@ class LedgerHeads:
                 "ledgers: restore it from a copy, or delete it, after which each site's next answer begins it anew",
             ) from None
 
-    def of(self, sites: Iterable[str]) -> dict[str, LedgerHead]:
-        """Those of some sites."""
-        known = self.all()
-        return {site: known[site] for site in sites if site in known}
+    def known(self, sites: Iterable[str]) -> dict[str, LedgerHead]:
+        """Those of some sites, as far as they are known."""
+        heads = self.all()
+        return {site: heads[site] for site in sites if site in heads}
 
     def keep(self, site: str, head: LedgerHead) -> None:
         """Keep a site's head if it is further than the known one. A full disk costs this head only, and is logged."""
@@ -134,4 +134,4 @@ class LedgerHeads:
 
 def heads_of(fl_ctx: FLContext) -> LedgerHeads:
     """Those in the kit of the server that runs a job."""
-    return LedgerHeads(Path(fl_ctx.get_workspace().get_site_config_dir()))
+    return LedgerHeads(local_folder(fl_ctx))

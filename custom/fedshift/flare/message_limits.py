@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from fedshift.federation.tensors import read_weights
-from fedshift.flare.hosts import hosts
+from fedshift.flare.export import hosts
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
@@ -36,7 +36,7 @@ class MessageLimits:
     task: int
 
     @classmethod
-    def of(cls, job: JobSpec) -> MessageLimits:
+    def from_job(cls, job: JobSpec) -> MessageLimits:
         """Compute them; this builds the job's network.
 
         Raises:
@@ -61,11 +61,9 @@ class MessageLimits:
 
 def _sizes(specs: Mapping[str, Mapping[str, ArraySpec]], chosen: int) -> list[tuple[int, int]]:
     """Elements of each array, and bytes of an element."""
-    return [
-        (prod(chosen if isinstance(length, str) else length for length in spec.shape), np.dtype(spec.dtype).itemsize)
-        for named in specs.values()
-        for spec in named.values()
-    ]
+    arrays = [spec for named in specs.values() for spec in named.values()]
+    shapes = [[chosen if isinstance(length, str) else length for length in spec.shape] for spec in arrays]
+    return [(prod(shape), np.dtype(spec.dtype).itemsize) for spec, shape in zip(arrays, shapes, strict=True)]
 
 
 def _bytes(arrays: Iterable[tuple[int, int]], least: int) -> int:

@@ -24,8 +24,7 @@ from nvflare.recipe.prod_env import ProdEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from fedshift.federation.resolve import resolve
-from fedshift.flare.export import meta, write_job
-from fedshift.flare.hosts import hosts
+from fedshift.flare.export import hosts, meta, write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec

@@ -1,11 +1,16 @@
-"""Who has answered the open round. Answers come in FLARE's own threads: too early, too late, twice or never."""
+"""The open round: who has answered, who is disabled, and when it ends although not every site has answered.
+
+Answers come in FLARE's own threads: too early, too late, twice or never.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from nvflare.apis.controller_spec import ClientTask
@@ -14,23 +19,86 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
+from fedshift.federation.server.coordinator import Coordinator
+from flare_armour.disabled_sites import Disabling
+
 log = logging.getLogger("fedshift")
 
 MOST_UNUSABLE = 1000
 """Messages that were no answers, of which those who sent them are remembered until the next look."""
+DISABLED = "disabled"
+"""What ``results.json`` names in place of a part of the answer of a disabled site."""
+NONE: Mapping[str, float] = MappingProxyType({})
+
+
+# --- when a round ends ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundDeadline:
+    """A job's rule for the end of a round. Times are seconds since the round was opened.
+
+    A round ends when every client has answered, or at ``timeout``. It ends earlier if ``min_sites`` answers were
+    usable and the other clients have had as long again as those took, plus ``grace``. Clients that did not answer in
+    the last round get the task but are not waited for, so that a dead client delays one round and not all. ``awaited``
+    clients do other work than the rest, such as scoring all images of a held-out site: they have until ``timeout``.
+
+    Where models travel in pieces (`flare_armour.pieces`), all this is counted from the latest piece of a client that
+    is waited for, as that of a slow line is no dead one; but pieces put the end off by no more than ``transfer``.
+    """
+
+    clients: frozenset[str]
+    min_sites: int
+    timeout: float
+    grace: float
+    awaited: frozenset[str] = frozenset()
+    transfer: float = 0.0
+
+    def deadline(
+        self,
+        *,
+        answered: Set[str],
+        usable: int,
+        quorum_after: float | None,
+        silent_before: Set[str],
+        moved: Mapping[str, float] = NONE,
+    ) -> float:
+        """When the round ends if no further answer arrives; 0 if it is over already.
+
+        Args:
+            answered: clients that have answered, usably or not.
+            usable: how many sites' answers were usable.
+            quorum_after: when the number of usable answers reached ``min_sites``.
+            silent_before: clients that did not answer in the last round.
+            moved: when the latest piece of a client came in or went out.
+        """
+        missing = self.clients - answered
+        if not missing:
+            return 0.0
+        last = max((when for client, when in moved.items() if client in missing), default=0.0)
+        latest = self.timeout + min(last, self.transfer)
+        if usable < self.min_sites or quorum_after is None:
+            return latest
+        silent = silent_before - moved.keys()
+        if (missing & self.awaited) - silent:
+            return latest
+        if missing <= silent:
+            return 0.0
+        put_off = min(max(last - quorum_after, 0.0), self.transfer)
+        return min(2 * quorum_after + put_off + self.grace, latest)
+
+
+# --- who has answered -----------------------------------------------------------------------------------
 
 
 class Aggregator(Protocol):
     """What takes the answers: `fedshift.flare.aggregator.FedshiftAggregator`."""
 
-    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a client's answer."""
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool: ...
 
-    def refuse(self, client: str, key: str, reason: str) -> None:
-        """Leave a client out of the round."""
+    def refuse(self, client: str, key: str, reason: str) -> None: ...
 
-    def take_out(self, client: str, key: str, reason: str) -> None:
-        """Leave a client out of the round, with the answer that it has given."""
+    def take_out(self, client: str, key: str, reason: str) -> None: ...
 
 
 class RoundAnswers:
@@ -45,7 +113,6 @@ class RoundAnswers:
     """
 
     def __init__(self) -> None:
-        """No round is open."""
         self.changed = threading.Condition()
         self.asked: frozenset[str] = frozenset()
         self.answered: set[str] = set()
@@ -70,7 +137,6 @@ class RoundAnswers:
 
     @property
     def is_open(self) -> bool:
-        """Whether answers are taken."""
         return self._aggregator is not None
 
     def receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -150,3 +216,42 @@ class RoundAnswers:
             )
         waiting = ", ".join(sorted(self.asked - self.answered))
         return f"the run was stopped from outside during {place}, before {waiting} answered"
+
+
+# --- who is disabled ------------------------------------------------------------------------------------
+
+
+class DisabledClients:
+    """Who the project's admin has disabled (`flare_armour.disabled_sites`), and since which round of this job.
+
+    ``disabled`` gives the clients that are disabled now.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, answers: RoundAnswers, disabled: Callable[[], Mapping[str, Disabling]]
+    ) -> None:
+        self._coordinator, self._answers, self._disabled = coordinator, answers, disabled
+        self._rounds: dict[tuple[str, Disabling], int] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._disabled())
+
+    def leave_out(self) -> None:
+        """Leave those that are disabled now out of the open round: with the answer that they have given to it, too."""
+        for client, disabling in self._disabled().items():
+            self._answers.leave_out(client, DISABLED, f"{disabling} (round {self._since(client, disabling)})")
+
+    def _since(self, client: str, disabling: Disabling) -> int:
+        """The round that was open when this was first seen, also by an earlier process of the job."""
+        if (client, disabling) not in self._rounds:
+            results = self._coordinator.results
+            records = [*([results.statistics] if results.statistics else []), *results.rounds]
+            seen = (
+                record.round
+                for record in records
+                for fault in record.rejected
+                if fault.key == DISABLED and str(disabling) in fault.reason
+            )
+            self._rounds[client, disabling] = next(seen, self._coordinator.round)
+        return self._rounds[client, disabling]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.data.locate import find_sites
+from fedshift.data.splits import about_counts
 from fedshift.federation.memory import choose_workers, needs_in_simulator
 from fedshift.federation.run_lock import lock_run
-from fedshift.flare.export import share_out
-from fedshift.flare.hosts import balanced, hosts, work_of
-from fedshift.flare.run_folders import RunFolders
-from fedshift.flare.simulator_process import RunFailed, SimulatorProcess
-from fedshift.flare.simulator_state import VARIABLE, discard_aside, put_aside
-from fedshift.flare.workspaces import find_former
+from fedshift.flare.export import hosts, share_out
+from fedshift.flare.simulator import RunFailed, SimulatorProcess
+from fedshift.flare.workspaces import VARIABLE, RunFolders, discard_aside, find_former, put_aside
 from fedshift.reporting import trackers
 from fedshift.reporting.progress import Progress, mark_stopped, read_progress
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import read_manifest
 from fedshift.tasks.machine import WORKERS, cores
 
 log = logging.getLogger("fedshift")
@@ -31,9 +30,10 @@ END_AFTER_FAILURE = 90.0
 """Seconds for the simulator to end after the run has failed: every site may be busy with a batch."""
 END_AFTER_SUCCESS = 0.5
 """The same after the run has finished. All files are written by then, and FLARE would sleep for seven seconds."""
-
 END_TRACKED = 10.0 + trackers.END
 """The same if a tracker gets the curves: it may be slow, and then FLARE sleeps."""
+FORWARD = 1 / 3
+"""Cost of scoring an image relative to training on it."""
 
 
 def simulate(
@@ -133,6 +133,26 @@ def sites_at_a_time(job: JobSpec, parallel: int | None) -> int:
         what = "sites" if job.federation.hosts is None else "hosts"
         raise ConfigError("invalid-value", f"--parallel {parallel} does not fit: the job has {clients} {what}")
     return parallel
+
+
+def balanced(work: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ...]:
+    """Divide the sites among ``count`` hosts with about equal work: largest first, each to the host with the least."""
+    shares: list[list[str]] = [[] for _ in range(count)]
+    for site in sorted(work, key=lambda site: -work[site]):
+        min(shares, key=lambda share: (sum(work[other] for other in share), len(share))).append(site)
+    order = list(work)
+    return tuple(tuple(sorted(share, key=order.index)) for share in shares)
+
+
+def work_of(job: JobSpec, data: Mapping[str, Path]) -> dict[str, float]:
+    """Each site's approximate work in a round, in training images. ``data``: site → its folder."""
+    schedule, work = job.task.schedule, {}
+    for site in job.task.everyone:
+        counts = about_counts(read_manifest(data[site]), job.task.data)
+        steps = schedule.local_steps
+        trained = schedule.local_epochs * counts["train"] if steps is None else steps * schedule.batch_size
+        work[site] = FORWARD * counts["val"] + (0 if site in job.task.held_out else trained)
+    return work
 
 
 def _watch(

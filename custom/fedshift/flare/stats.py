@@ -37,8 +37,8 @@ def add_stats(event_type: str, fl_ctx: FLContext, stats: Callable[[], dict[str, 
 def add_progress(event_type: str, fl_ctx: FLContext, progress: Callable[[], Progress | None]) -> None:
     """The same, for programs: adds the progress as one line of JSON, shortened, which ``fedshift watch`` reads."""
     if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-        found = progress()
-        text = "" if found is None else found.brief(**BRIEF).model_dump_json(by_alias=True, exclude_defaults=True)
+        latest = progress()
+        text = "" if latest is None else latest.brief(**BRIEF).model_dump_json(by_alias=True, exclude_defaults=True)
         fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(WATCHED, {FILE_NAME: text})
 
 

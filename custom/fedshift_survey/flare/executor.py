@@ -14,8 +14,8 @@ from nvflare.apis.signal import Signal
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.survey_answer import answer
 from fedshift.flare import codec
+from fedshift.flare.context import client_is_simulated
 from fedshift.flare.ledger_heads import SiteLedger
-from fedshift.flare.simulated import client_is_simulated
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.fingerprint import Fingerprint, SurveySpec
 from fedshift.schema.job import FILE_NAME
@@ -47,17 +47,19 @@ class SurveyExecutor(Executor):
             local = Path(fl_ctx.get_workspace().get_site_config_dir())
             ledger = SiteLedger(name, None if simulated else local)
             ledger.require(codec.decode_task(shareable))
-            return codec.encode_told(_told(name, fl_ctx, local, simulated=simulated), ledger=ledger.head())
+            return codec.encode_survey(_told(name, fl_ctx, local, simulated=simulated), ledger=ledger.head())
         except PolicyError as error:
             log.error("site %s: %s", name, error)
-            return codec.encode_told(str(error))
+            return codec.encode_survey(str(error))
         except FedshiftError as error:
             log.error("site %s: %s", name, error)
             # The sentence may name files and folders, which must not leave a hospital.
-            return codec.encode_told(str(error) if simulated else f"{type(error).__name__} (the site's log says more)")
+            return codec.encode_survey(
+                str(error) if simulated else f"{type(error).__name__} (the site's log says more)"
+            )
         except Exception as error:
             log.exception("site %s: the survey failed", name)
-            return codec.encode_told(f"{type(error).__name__} (the site's log has the details)")
+            return codec.encode_survey(f"{type(error).__name__} (the site's log has the details)")
 
 
 def spec_of(fl_ctx: FLContext) -> SurveySpec:

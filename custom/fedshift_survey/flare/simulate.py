@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedshift.flare.run_folders import RunFolders
-from fedshift.flare.simulator_process import RunFailed, SimulatorProcess
+from fedshift.flare.simulator import RunFailed, SimulatorProcess
+from fedshift.flare.workspaces import RunFolders
 from fedshift.schema.fingerprint import FILE_NAME, Survey, SurveySpec, read_survey
 from fedshift_survey.flare.job import write_survey_job
 

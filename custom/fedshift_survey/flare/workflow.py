@@ -13,8 +13,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.flare import codec
+from fedshift.flare.context import server_is_simulated
 from fedshift.flare.ledger_heads import LedgerHeads, heads_of
-from fedshift.flare.simulated import server_is_simulated
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.messages import Broadcast
 from fedshift_survey.collect import Answers
@@ -67,7 +67,7 @@ class SurveyWorkflow(Controller):
         asked = [site for site in spec.everyone if site in connected]
         log.info("survey of %s: asking %s", spec.dataset, ", ".join(asked) or "nobody")
         self._ledgers = None if server_is_simulated(fl_ctx) else heads_of(fl_ctx)
-        known = {} if self._ledgers is None else self._ledgers.of(asked)
+        known = {} if self._ledgers is None else self._ledgers.known(asked)
         broadcast = Broadcast(round=0, best_round=0, weights={}, sites=tuple(asked), ledgers=known)
         task = Task(
             codec.SURVEY,
@@ -92,10 +92,10 @@ class SurveyWorkflow(Controller):
             self._answers.refuse(site, f"FLARE reports {code}; the site's log has the details")
             return
         try:
-            ledger = codec.ledger_told(result)
+            ledger = codec.survey_ledger(result)
             if ledger is not None and self._ledgers is not None:
                 self._ledgers.keep(site, ledger)
-            self._answers.add(site, codec.decode_told(result))
+            self._answers.add(site, codec.decode_survey(result))
         except codec.WireError as fault:
             self._answers.refuse(site, fault.reason)
         except Exception as error:  # a malformed answer must not end the survey

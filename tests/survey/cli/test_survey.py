@@ -11,7 +11,7 @@ from surveysites import survey_site
 
 from fedshift.cli import main
 from fedshift.federation.survey_answer import with_noise
-from fedshift.flare.run_folders import RunFolders
+from fedshift.flare.workspaces import RunFolders
 from fedshift.schema.fingerprint import read_survey
 from fedshift.schema.policy import Policy
 from fedshift_survey.flare.job import read_survey_spec

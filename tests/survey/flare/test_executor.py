@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flare.conftest import Context
+from flare.serialised import Kit
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -26,7 +26,7 @@ ASKED = SurveySpec(survey="survey_organ", dataset="organ", sites=("HK", "UCL"))
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
     """A kit of site HK with a survey deployed in it, and its data."""
     survey_site(tmp_path / "data", "HK", (1, 2, 3))
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
@@ -38,23 +38,23 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     config = Path(workspace.get_app_config_dir("job"))
     config.parent.mkdir(parents=True)
     (tmp_path / "job" / SPEC).parent.rename(config)
-    return Context(workspace)
+    return Kit("HK", workspace)
 
 
-def ask(context: Context, task: str = codec.SURVEY) -> str | object:
+def ask(context: Kit, task: str = codec.SURVEY) -> str | object:
     asked = codec.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=("HK",)))
     answer = SurveyExecutor().execute(task, asked, context, Signal())  # type: ignore[arg-type]
     try:
-        return codec.decode_told(answer)
+        return codec.decode_survey(answer)
     except codec.WireError as error:
         return error.reason
 
 
-def test_a_site_answers_with_its_fingerprint(context: Context, tmp_path: Path) -> None:
+def test_a_site_answers_with_its_fingerprint(context: Kit, tmp_path: Path) -> None:
     assert ask(context) == fingerprint(tmp_path / "data" / "organ" / "HK", least=3)
 
 
-def test_its_own_policy_counts(context: Context, tmp_path: Path) -> None:
+def test_its_own_policy_counts(context: Kit, tmp_path: Path) -> None:
     settings = tmp_path / "kit" / "local" / "fedshift.yaml"
     settings.write_text("privacy: {survey_cases: 4}\n", encoding="utf-8")
     told = ask(context)
@@ -63,7 +63,7 @@ def test_its_own_policy_counts(context: Context, tmp_path: Path) -> None:
     assert "privacy.encryption: required" in str(ask(context))
 
 
-def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Context, tmp_path: Path) -> None:
+def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Kit, tmp_path: Path) -> None:
     """Each survey with noise is a release of its own, so a ledger from a backup would hide what was spent."""
     context.simulator, local = False, tmp_path / "kit" / "local"
     (local / "fedshift.yaml").write_text(
@@ -76,18 +76,18 @@ def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Cont
         return SurveyExecutor().execute(codec.SURVEY, asked, context, Signal())  # type: ignore[arg-type]
 
     told = answer({})
-    head = codec.ledger_told(told)
-    assert codec.decode_told(told) and head is not None and head == Ledger(local).read().head
+    head = codec.survey_ledger(told)
+    assert codec.decode_survey(told) and head is not None and head == Ledger(local).read().head
     for file in (LEDGER_FILE, HEAD_FILE):
         (local / file).unlink()
     with pytest.raises(codec.WireError, match="site HK: its privacy ledger is not the one that the server knows"):
-        codec.decode_told(answer({"HK": head}))
+        codec.decode_survey(answer({"HK": head}))
     assert not (local / LEDGER_FILE).exists()
 
 
 @pytest.mark.parametrize("simulator", [True, False])
 def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
-    context: Context, simulator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Kit, simulator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.simulator = simulator
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "my scans"))
@@ -97,7 +97,7 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
     assert "there is no task 'train'" in str(ask(context, "train")) or not simulator
 
 
-def test_nothing_but_the_fingerprint_is_in_the_message(context: Context, tmp_path: Path) -> None:
+def test_nothing_but_the_fingerprint_is_in_the_message(context: Kit, tmp_path: Path) -> None:
     asked = codec.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=("HK",)))
     dxo = from_shareable(SurveyExecutor().execute(codec.SURVEY, asked, context, Signal()))  # type: ignore[arg-type]
     assert dxo.data == {}
@@ -106,8 +106,8 @@ def test_nothing_but_the_fingerprint_is_in_the_message(context: Context, tmp_pat
     assert "Patient" not in text and str(tmp_path) not in text
 
 
-def test_an_answer_of_another_version_is_refused(context: Context) -> None:
-    told = codec.encode_told("no")
+def test_an_answer_of_another_version_is_refused(context: Kit) -> None:
+    told = codec.encode_survey("no")
     told["DXO"]["meta"]["fedshift"]["source"] = "other"  # as it lies in NVFlare's message
     with pytest.raises(codec.WireError, match="install the same on both"):
-        codec.decode_told(told)
+        codec.decode_survey(told)

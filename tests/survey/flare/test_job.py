@@ -12,7 +12,7 @@ from surveysites import survey_site
 
 from fedshift.flare.export import SPEC, read_job_folder
 from fedshift.flare.guard import AppFiles
-from fedshift.flare.simulator_process import RunFailed
+from fedshift.flare.simulator import RunFailed
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
 from fedshift_survey.collect import survey_in_process

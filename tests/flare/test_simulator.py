@@ -8,11 +8,13 @@ import time
 
 import psutil
 
+from fedshift.flare.simulator import PROGRAM
+
 FAMILY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 PARENT = f"""
 import subprocess, sys, time
 family = subprocess.Popen([sys.executable, "-c", {FAMILY!r}])
-guard = [sys.executable, "-m", "fedshift.flare.simulator_guard", str(family.pid)]
+guard = [*{PROGRAM}, "guard", str(family.pid)]
 subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0)
 time.sleep(600)
 """
@@ -27,8 +29,8 @@ def test_nobody_is_left_when_the_parent_is_killed() -> None:
             assert time.monotonic() < deadline, family
             time.sleep(0.05)
             family = psutil.Process(parent.pid).children(recursive=True)
-        guard = next(process for process in family if "fedshift.flare.simulator_guard" in process.cmdline())
-        while "psutil" not in " ".join(found.path for found in guard.memory_maps()):  # it has begun to look
+        guard = next(process for process in family if "guard" in process.cmdline())
+        while "psutil" not in " ".join(module.path for module in guard.memory_maps()):  # it has begun to look
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert not psutil.wait_procs(family, timeout=1)[0], "while the parent is there, nobody ends"
@@ -45,5 +47,5 @@ def test_nobody_is_left_when_the_parent_is_killed() -> None:
 def test_a_simulator_that_has_ended_needs_no_guard() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    guard = [sys.executable, "-m", "fedshift.flare.simulator_guard", str(ended.pid)]
+    guard = [*PROGRAM, "guard", str(ended.pid)]
     assert subprocess.run(guard, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Who a site is, by its kit: sign with its key, and check what other sites of the project have signed."""
+"""The keys in a startup kit: FLARE's HEBuilder's for encryption, and a site's own, with which it signs for masks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,47 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509 import Certificate, load_pem_x509_certificate
+from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.sec.security_content_service import LoadResult, SecurityContentManager
 
+from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.masks.protocol import FEWEST
 from fedshift.federation.encryption.masks.site import SiteMasks
+from fedshift.flare.context import startup_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
+SITE_KEYS, SERVER_KEYS = "client_context.tenseal", "server_context.tenseal"
 KEY, CERTIFICATE, ROOT = "client.key", "client.crt", "rootCA.pem"
 PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+def read_keys(startup: Path, name: str) -> Keys:
+    """Read `SITE_KEYS` or `SERVER_KEYS` from a kit's folder ``startup``, with FLARE's signature check.
+
+    Raises:
+        ConfigError: the file is missing, its signature is not the project owner's, or TenSEAL is not installed.
+    """
+    content, result = SecurityContentManager(str(startup)).load_content(name)
+    path = startup / name
+    if content is None:
+        raise ConfigError(
+            "keys-missing",
+            f"the job asks for encryption, and {path} is not there: provision the project with FLARE's HEBuilder "
+            "(FLARE's simulator has no keys)",
+        )
+    if result != LoadResult.OK:
+        raise ConfigError(
+            "file-changed",
+            f"{path} is not as the project's owner has signed it ({result.value}): ask for a new kit, made with "
+            "HEBuilder before SignatureBuilder",
+        )
+    return Keys(content, where=str(path))
 
 
 class ProjectRoot:
@@ -56,7 +83,7 @@ class ProjectRoot:
             raise ValueError("comes with a certificate that the project's owner has not made") from None
         if not theirs.not_valid_before_utc <= datetime.now(UTC) <= theirs.not_valid_after_utc:
             raise ValueError("comes with a certificate that is not valid today")
-        names = _names(theirs)
+        names = [str(name.value) for name in theirs.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if names != [site]:
             raise ValueError(f"comes with the certificate of {', '.join(names) or 'nobody'}")
         public = theirs.public_key()
@@ -134,9 +161,5 @@ def site_masks(
         log.warning("site %s: FLARE's simulator has no kits: the sites' keys are not signed", site)
         identity, least = None, FEWEST if policy is None else least
     else:
-        identity = KitIdentity(Path(fl_ctx.get_workspace().get_startup_kit_dir()))
+        identity = KitIdentity(startup_folder(fl_ctx))
     return SiteMasks(job, site, folder=folder, run=fl_ctx.get_job_id(), identity=identity, least=least)
-
-
-def _names(certificate: Certificate) -> list[str]:
-    return [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
