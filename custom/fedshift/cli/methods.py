@@ -46,7 +46,7 @@ def _show_one(name: str) -> None:
     drawn = search.space(module)
     for setting in settings(module.Config):
         where = f"    drawn: {drawn[setting.key]}" if setting.key in drawn else ""
-        print(f"  {name}.{setting.key}={setting.default}    {setting.type}{where}")
+        print(f"  {name}.{setting.key} = {setting.default}    {setting.type}{where}")
         print(textwrap.indent(textwrap.fill(setting.meaning, 100), "      "))
     leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
     print(f"\nWhat leaves a site:\n{leaves}")
