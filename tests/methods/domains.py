@@ -14,6 +14,8 @@ from fedshift.methods import all as erm
 from fedshift.methods import base
 
 ERM = erm.Client(erm.Config())
+IRM = {"scalar": "irm_scalar_lambda100_active", "classifier": "irm_classifierweight_lambda100_active"}
+"""The golden numbers of both penalties."""
 
 
 class TwoLayers(nn.Module):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from conftest import Samples, make_image_site, small_image_job
+from conftest import Samples, make_context, make_image_site, small_image_job
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedshift.data import samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
+from fedshift.methods import base
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST, Results
 
@@ -49,6 +51,31 @@ def site_state(folder: Path, site: str, round_: int) -> dict[str, Any]:
 def shifted_sites(root: Path, *, images: int = 48, seed: int = 0) -> dict[str, Path]:
     """The sites of `SHIFTS`."""
     return {s: make_image_site(root, s, gain=g, offset=o, images=images, seed=seed) for s, (g, o) in SHIFTS.items()}
+
+
+def bend(
+    client: base.Client, net: nn.Module, ends: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor]
+) -> float:
+    """How far a trained network's answer between two samples is from the mean of its answers to both.
+
+    The samples are taken where ``ends`` gives them, from which ``head`` goes on.
+    """
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    ctx = make_context("bend", net, n_classes=3)
+    client.attach(net, ctx)
+    for _ in range(300):
+        batch = client.batch(base.Batch(x, y), ctx)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(batch.x), batch.y).backward()
+        optimizer.step()
+    net.eval()
+    partner = torch.randperm(32)
+    with torch.no_grad():
+        points = ends(x)
+        mean = (head(points).softmax(1) + head(points[partner]).softmax(1)) / 2
+        return float((head((points + points[partner]) / 2).softmax(1) - mean).abs().mean())
 
 
 class Embedded(nn.Module):

@@ -72,22 +72,16 @@ def test_a_site_sends_some_spectra_and_the_bank_says_whose_they_are() -> None:
     assert not got["spectra"][:, 0, 0].any(), "there are no others"
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({}, "brightness and structure with periods from 100 pixels on, without its position, of each of up to 16 "),
-        (
-            {"alpha": 0.4, "spectra": 9},
-            "structure with periods from 2.5 pixels on, without its position, of each of up to 9 ",
-        ),
-        ({"alpha": 0.0}, "brightness of each of up to 16 "),
-        ({"variant": "released"}, "brightness of each of up to 16 "),
-    ],
-)
-def test_what_is_said_to_leave_is_as_fine_as_the_spectra(options: dict[str, Any], what: str) -> None:
+def test_what_is_said_to_leave_is_as_fine_as_the_spectra() -> None:
     net = nn.Module()
     net.in_channels = 3  # type: ignore[assignment]
-    assert what in elcfs.Client(elcfs.Config(**options)).up(net)["spectra"].reveals
+
+    def said(**options: Any) -> str:
+        return elcfs.Client(elcfs.Config(**options)).up(net)["spectra"].reveals
+
+    assert "100 pixels" in said() and "16" in said()
+    assert "2.5 pixels" in said(alpha=0.4, spectra=9) and "9" in said(alpha=0.4, spectra=9)
+    assert not any("structure" in text for text in (said(alpha=0.0), said(variant="released")))
 
 
 def test_which_images_a_sites_spectra_are_of_is_random() -> None:

@@ -204,7 +204,7 @@ def test_a_site_that_never_trained_is_scored_and_named(
 
 def test_a_network_without_norms_is_said_to_make_it_fedavg(caplog: pytest.LogCaptureFixture) -> None:
     small_image_job("fedbn", "network.name=mnist_cnn", "network.options={size: 16}")
-    assert "FedBN is FedAvg here" in caplog.text
+    assert "mnist_cnn" in caplog.text and "FedAvg" in caplog.text
 
 
 def test_a_site_whose_images_cannot_be_read_leaves_the_network_as_it_was() -> None:
@@ -214,6 +214,6 @@ def test_a_site_whose_images_cannot_be_read_leaves_the_network_as_it_was() -> No
             raise OSError("the disk is gone")
 
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2)).train()
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="disk"):
         norms.re_estimate(net, Broken(torch.rand(4, 1, 3, 3)), make_context("fedbn", net).run)
     assert net.training and net[1].training and net[1].momentum == 0.1

@@ -16,8 +16,8 @@ from fedshift.federation.server.robust import clip, present, usual_limits
 from fedshift.federation.server.run_record import Selection
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
-from fedshift.methods import base, fedce
-from fedshift.schema.job import FederationSpec, RobustSpec
+from fedshift.methods import fedce
+from fedshift.schema.job import RobustSpec
 from fedshift.schema.messages import Update
 
 
@@ -120,9 +120,12 @@ class Fixed(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
         self.bn = nn.BatchNorm1d(1)
+        self.measured: dict[str, Tensor] = {}
+        """What it was at its last pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, K, …)."""
+        self.measured = {key: value.clone() for key, value in self.state_dict().items()}
         return x * self.scale
 
 
@@ -179,9 +182,7 @@ def test_a_site_measures_the_aggregate_without_itself_and_leaves_the_network_as_
 
 
 @pytest.mark.parametrize("rule", ["usual limits", "norm_clipping"])
-def test_a_site_whose_change_was_scaled_down_takes_out_what_is_left_of_it(
-    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_whose_change_was_scaled_down_takes_out_what_is_left_of_it(rule: str, tmp_path: Path) -> None:
     """A moves 12 times as far as B and C, also its running mean; what it measures is the mean of B and C by p."""
     rng = np.random.default_rng(0)
     net = Fixed()
@@ -221,34 +222,21 @@ def test_a_site_whose_change_was_scaled_down_takes_out_what_is_left_of_it(
     net.load_state_dict({key: torch.tensor(value) for key, value in aggregate.items()})
     later = make_context("fedce", net, round=2)
     later.state = at_site.state
-    measured: dict[str, Tensor] = {}
-
-    def note(run: base.Run, _: base.TrainingSamples) -> float:
-        measured.update({key: value.clone() for key, value in run.net.state_dict().items()})
-        return 0.0
-
-    monkeypatch.setattr(fedce, "prediction_error", note)
     client.begin(Samples(torch.eye(3), torch.arange(3)), later)
     for key in ("scale", "bn.running_mean"):
         expected = (p_b * trained["B"][key] + p_c * trained["C"][key]) / (p_b + p_c)
-        np.testing.assert_allclose(measured[key].numpy(), expected, rtol=1e-5)
+        np.testing.assert_allclose(net.measured[key].numpy(), expected, rtol=1e-5)
 
 
-def test_layers_of_a_sites_own_stay_as_they_are_when_its_part_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_a_sites_own_stay_as_they_are_when_its_part_is_taken_out() -> None:
     net = Fixed()
     ctx = make_context("fedce", net, round=2)
     ctx.run.received["bn.running_mean"] = np.float32([9.0])
     ctx.state = {f"{kind}.{key}": torch.full((1,), 5.0) for kind in ("own", "received") for key in net.state_dict()}
     client = fedce.Client(fedce.Config())
     client.receive({"weights": np.array([0.5, 0.5, 0.0]), "used": np.full((3, 2), 0.5)}, ctx)
-    measured: list[dict[str, Tensor]] = []
-    monkeypatch.setattr(
-        fedce,
-        "prediction_error",
-        lambda run, data: measured.append({k: v.clone() for k, v in run.net.state_dict().items()}) or 0.0,
-    )
     client.begin(Samples(torch.eye(3), torch.arange(3)), ctx)
-    assert measured[0]["bn.running_mean"] == 0 and measured[0]["scale"] == -3
+    assert net.measured["bn.running_mean"] == 0 and net.measured["scale"] == -3
 
 
 def test_a_variance_that_rounding_made_negative_is_zero() -> None:

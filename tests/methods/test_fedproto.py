@@ -93,9 +93,8 @@ def test_class_counts_leave_only_where_they_are_weights() -> None:
     server.receive(updates, server_context())
     pooled = np.concatenate([g[f"client{c}_features"][g[f"client{c}_labels"] == 0] for c in range(3)])
     np.testing.assert_allclose(server.state["prototypes"][0], pooled.mean(0), rtol=1e-5)
-    told = fedproto.Client(config).up(Embedded(5, 5))["counts"].reveals
-    assert told == "number of the site's training images of each class"
-    assert "which classes" in fedproto.Client(fedproto.Config()).up(Embedded(5, 5))["counts"].reveals
+    told, plain = (fedproto.Client(c).up(Embedded(5, 5))["counts"].reveals for c in (config, fedproto.Config()))
+    assert "number of" in told and "number of" not in plain
 
 
 def test_a_class_that_is_absent_keeps_its_last_prototype_and_a_new_server_half_goes_on() -> None:

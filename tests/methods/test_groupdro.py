@@ -37,7 +37,7 @@ def test_losses_are_those_of_each_site_and_soft_targets_count() -> None:
     soft = site_losses(base.Batch(torch.zeros(6), functional.one_hot(y, 3).float()), logits, run)
     torch.testing.assert_close(hard, each)
     torch.testing.assert_close(soft, each)
-    with pytest.raises(ValueError, match="a batch of 4 does not hold equally many samples of 3 sites"):
+    with pytest.raises(ValueError, match=r"batch of 4 .* 3 sites"):
         site_losses(base.Batch(torch.zeros(4), y[:4]), logits[:4], run)
 
 

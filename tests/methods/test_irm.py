@@ -12,15 +12,13 @@ from torch.nn import functional
 
 from fedshift.methods import base, irm
 
-from .domains import ERM, TwoLayers, coloured, fitted, golden_step
-
-NAMES = {"scalar": "irm_scalar_lambda100_active", "classifier": "irm_classifierweight_lambda100_active"}
+from .domains import ERM, IRM, TwoLayers, coloured, fitted, golden_step
 
 
 @pytest.mark.parametrize("penalty", ["scalar", "classifier"])
 def test_a_step_on_one_site_is_the_authors(penalty: Literal["scalar", "classifier"]) -> None:
-    g, name = golden("dg_objectives"), f"{NAMES[penalty]}:env0only"
-    loss, _ = golden_step(irm.Client(irm.Config(penalty=penalty, warmup=0)), NAMES[penalty], 1)
+    g, name = golden("dg_objectives"), f"{IRM[penalty]}:env0only"
+    loss, _ = golden_step(irm.Client(irm.Config(penalty=penalty, warmup=0)), IRM[penalty], 1)
     expected = (float(g[f"{name}:train_loss"]) + 100 * float(g[f"{name}:train_penalty"])) / 100
     assert loss == pytest.approx(expected, rel=1e-9)
 

@@ -29,7 +29,7 @@ def test_the_model_that_is_scored_has_trained_for_so_many_epochs_more(
     last = coordinator.open(2)
     site = Site(job, "B", three_image_sites["B"], SiteOptions(tmp_path / "run" / "site_state"))
     scores = site.validate(last)
-    tuned = {key: value.clone() for key, value in site._net.state_dict().items()}
+    tuned = {key: value.clone() for key, value in site.network.state_dict().items()}
     longer = small_image_job("fedavg", "schedule.local_epochs=2", "optimizer.keep=false")
     expected = Site(longer, "B", three_image_sites["B"], SiteOptions(tmp_path / "other")).train(last).weights
     assert all(np.array_equal(tuned[key].numpy(), expected[key]) for key in expected)

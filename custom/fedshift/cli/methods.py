@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import Any
 
 
@@ -43,15 +44,16 @@ def _show_method(name: str) -> None:
     from fedshift.methods import method_set
     from fedshift.methods.shared import search
     from fedshift.reporting.leaves import leaves_section, reference_job
+    from fedshift.schema.settings import settings
 
     module = method_set.find(name)
     print((module.__doc__ or "").strip())
     print("\nOptions (--set METHOD.OPTION=VALUE), and where 'fedshift compare' draws settings from:")
     drawn = search.space(module)
-    for option, field in module.Config.model_fields.items():
-        choices = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-        where = f"    drawn: {drawn[option]}" if option in drawn else ""
-        print(f"  {name}.{option} = {field.default!r}    {choices}{where}")
+    for setting in settings(module.Config):
+        where = f"    drawn: {drawn[setting.key]}" if setting.key in drawn else ""
+        print(f"  {name}.{setting.key} = {setting.default}    {setting.type}{where}")
+        print(textwrap.indent(textwrap.fill(setting.meaning, 100), "      "))
     leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
     print(f"\nWhat leaves a site:\n{leaves}")
 
