@@ -20,7 +20,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
-from flare_armour.patches.server_memory import LARGE
+from flare_armour.pieces.array_files import LARGE
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
 

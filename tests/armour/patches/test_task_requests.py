@@ -12,8 +12,7 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from flare_armour import log_limits
-from flare_armour.log_limits import OnceAMinute
+from armour.conftest import Lower
 from flare_armour.patches import task_requests
 from flare_armour.patches.task_requests import AGAIN, HOLD, MANY, MOST, NONE, PAUSE, PAUSE_AGAIN, TaskRequests
 
@@ -97,11 +96,9 @@ def test_a_task_for_others_leaves_it_waiting(attached: tuple[TaskRequests, Runne
     assert found == [NONE]
 
 
-def test_it_waits_no_longer_than_its_limit(
-    attached: tuple[TaskRequests, Runner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_no_longer_than_its_limit(attached: tuple[TaskRequests, Runner], lower: Lower) -> None:
     _, runner = attached
-    monkeypatch.setattr(task_requests, "HOLD", 0.05)
+    lower(task_requests, HOLD=0.05)
     assert runner.task() == NONE
 
 
@@ -139,18 +136,17 @@ def test_of_one_client_one_request_waits_and_the_newest(attached: tuple[TaskRequ
 
 @pytest.mark.parametrize("clients", [MOST, MOST + 1])
 def test_an_open_task_is_given_to_one_client_so_often(
-    clients: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clients: int, lower: Lower, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(task_requests, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
+    lower(task_requests, time=SimpleNamespace(monotonic=lambda: clock.now))
     held, runner = attach(clients)
     runner.answer = TASK
     given = [runner.task("UCL") for _ in range(10 * AGAIN)]
     assert given == [TASK] * AGAIN + [NONE] * 9 * AGAIN and runner.asked == AGAIN
     assert runner.task("HK") == TASK
     (record,) = caplog.records
-    assert record.getMessage().startswith("'UCL' has asked for one task more than")
+    assert record.getMessage().startswith("'UCL' ")
     clock.now += PAUSE_AGAIN
     assert [runner.task("UCL"), runner.task("UCL")] == [TASK, NONE]
     held.notify()  # another task
