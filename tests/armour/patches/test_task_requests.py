@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from armour.conftest import Lower
+from armour.patches.wires import until
 from flare_armour.patches import task_requests
 from flare_armour.patches.task_requests import AGAIN, HOLD, MANY, MOST, NONE, PAUSE, PAUSE_AGAIN, TaskRequests
 
@@ -54,13 +54,6 @@ def ask(runner: Runner, client: str = "HK") -> tuple[threading.Thread, list[Any]
     thread = threading.Thread(target=lambda: found.append(runner.task(client)))
     thread.start()
     return thread, found
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_an_open_task_is_handed_out_at_once(attached: tuple[TaskRequests, Runner]) -> None:
