@@ -13,9 +13,7 @@ Workloads, all of them FedAvg:
 The environment variable FLARE_ARMOUR_WITHOUT leaves patches out by name. All variants run in turn, ``--repeats``
 times, so that whatever else the machine does meets all of them; ``ratio`` is the median over the repeats of a variant
 divided by the run with all patches in the same repeat. Processor seconds are of all processes of a run, with those
-that have ended. Results of ``demo``, ``hippocampus``, ``provisioned`` and ``bare`` also have patches that were dropped
-after they were measured: `numpy_arrays` (cached headers), `laid_out` (weights kept as they are sent), and `pack_once`,
-which is `packed_once` today.
+that have ended. Results may have patches that were dropped after they were measured.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ from fedshift.schema.job import JobSpec
 from flare_armour.patch import SKIP
 
 ALL = "all patches"
-MEMORY = (
-    *("message_pieces", "packed_once", "unpack_in_turn", "spooled_answers", "send_window"),
-    *("broadcast_copy", "memory_release", "message_text"),
-)
+MEMORY = ("message_pieces", "memory_release", "message_text")
 WORKERS = ("simulator_workers", "simulator_sleeps")
 EVERY = (*MEMORY, *WORKERS)
 LONGEST = 3600.0

@@ -39,10 +39,9 @@ class Disabling:
 
 
 class DisabledSites:
-    """The file in the server's kit. Other parties have none, and nobody is disabled for them."""
+    """The file in the server's kit. Other parties have none, and nobody is disabled until `use` names a kit."""
 
     def __init__(self) -> None:
-        """Nobody is disabled until `use` names a kit."""
         self._path: Path | None = None
         self._lock = threading.Lock()
         self._stamp: tuple[int, ...] = ()

@@ -24,6 +24,14 @@ log = logging.getLogger("flare_armour")
 KIT_PATIENCE, STORE_PATIENCE = 5.0, 3.0
 """Seconds that a process which is just ending is waited for; whoever checks a store has its lock for a moment."""
 PAUSE = 0.5
+KIT_IN_USE = (
+    "{place} is in use by another process ({owner}), which is this site already: a second one would take its place in "
+    "running jobs. Stop one of the two"
+)
+STORE_IN_USE = (
+    "{place} is in use by another server (process {owner}): it has been started already, or this kit is a copy of its "
+    "kit, whose local/resources.json names the other's store"
+)
 
 Wait = Callable[[float], None]
 
@@ -49,13 +57,7 @@ def hold_kit(kit: Path, *, wait: Wait = time.sleep) -> IO[str] | None:
     Raises:
         InUseError: another process runs from it.
     """
-    return _hold(
-        kit_lock(kit),
-        f"{kit} is in use by another process ({{}}), which is this site already: a second one would take its place in "
-        "running jobs. Stop one of the two",
-        KIT_PATIENCE,
-        wait,
-    )
+    return _hold(kit_lock(kit), KIT_IN_USE, kit, KIT_PATIENCE, wait)
 
 
 def hold_store(jobs: Path, *, wait: Wait = time.sleep) -> IO[str] | None:
@@ -64,13 +66,7 @@ def hold_store(jobs: Path, *, wait: Wait = time.sleep) -> IO[str] | None:
     Raises:
         InUseError: another server holds it.
     """
-    return _hold(
-        store_lock(jobs),
-        f"{jobs} is in use by another server (process {{}}): it has been started already, or this kit is a copy of its "
-        "kit, whose local/resources.json names the other's store",
-        STORE_PATIENCE,
-        wait,
-    )
+    return _hold(store_lock(jobs), STORE_IN_USE, jobs, STORE_PATIENCE, wait)
 
 
 def owner_of(path: Path) -> str:
@@ -82,32 +78,27 @@ def owner_of(path: Path) -> str:
     return owner if owner.isdigit() else "unknown"
 
 
-def _hold(path: Path, sentence: str, patience: float, wait: Wait) -> IO[str] | None:
-    waited = 0.0
+def _hold(path: Path, in_use: str, place: Path, patience: float, wait: Wait) -> IO[str] | None:
+    waited, file = 0.0, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if waited >= patience:
+                    file.close()
+                    raise InUseError(in_use.format(place=place, owner=owner_of(path))) from None
+                wait(PAUSE)
+                waited += PAUSE
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
     except OSError as error:
-        _warn(path, error)
-        return None
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            return file
-        except BlockingIOError:
-            if waited >= patience:
-                file.close()
-                raise InUseError(sentence.format(owner_of(path))) from None
-        except OSError as error:
+        if file is not None:
             file.close()
-            _warn(path, error)
-            return None
-        wait(PAUSE)
-        waited += PAUSE
-
-
-def _warn(path: Path, error: OSError) -> None:
-    log.warning("%s cannot be locked (%s): see that no other process uses what it guards", path, error)
+        log.warning("%s cannot be locked (%s): see that no other process uses what it guards", path, error)
+        return None
+    return file

@@ -56,6 +56,11 @@ class OnceAMinute:
             earlier, count.logged, count.since = count.since, now, 0
             return earlier
 
+    def clear(self) -> None:
+        """Begin to count anew."""
+        with self._lock:
+            self._counts.clear()
+
 
 class Refusals:
     """What a party is refused by a limit, in the log by its certificate's name."""
@@ -68,6 +73,9 @@ class Refusals:
         earlier = self._often.due((party, limit))
         if earlier is not None:
             log.warning("%a %s%s", party[:LONGEST], what, _more(earlier))
+
+    def clear(self) -> None:
+        self._often.clear()
 
 
 REFUSALS = Refusals()
@@ -96,6 +104,10 @@ class Drops:
         text = f"dropped a message from {sender} ({topic}): {reason}{_more(earlier)}"
         log.warning(text)
         AuditService.add_event(user=sender, action="armour.dropped", msg=text)
+
+    def clear(self) -> None:
+        self._often.clear()
+        self._topics.clear()
 
 
 DROPS = Drops()

@@ -13,18 +13,20 @@ from pathlib import Path
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
-from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from flare_armour import patches
 from flare_armour.disabled_sites import DISABLED, Disabling
-from flare_armour.patches import messages, server_memory
+from flare_armour.patches import messages
 from flare_armour.patches.incoming_streams import USUAL, allow
+from flare_armour.patches.server_memory import unmap_large_blocks
 from flare_armour.patches.task_requests import TaskRequests
 from flare_armour.pieces.array_files import NotInFileError
 from flare_armour.pieces.server_end import ServerEnd
+from flare_armour.pieces.shared_disk import SharedDisk
 from flare_armour.pieces.site_end import GivenUpError, SiteEnd, ask_server
 
 log = logging.getLogger("flare_armour")
@@ -40,9 +42,9 @@ def allow_usual() -> None:
 
 @dataclass
 class ServerProtection:
-    """Of a job's process at the server. In FLARE's simulator, where nobody else is, there are no ``pieces``."""
+    """Of a job's process at the server; there are no ``pieces`` before the job has begun."""
 
-    pieces: ServerEnd | None = None
+    pieces: ServerEnd | SharedDisk | None = None
     requests: TaskRequests = field(default_factory=TaskRequests)
 
     @staticmethod
@@ -54,7 +56,6 @@ class ServerProtection:
         """Before a task is sent to these clients: ``place`` is as ``round 3``, for the log."""
         if self.pieces is not None:
             self.pieces.open(task.data, clients, place=place)
-        server_memory.share_broadcast(task, clients=len(clients))
 
     def end_round(self) -> None:
         """What has come of answers, and the task, are deleted."""
@@ -105,14 +106,14 @@ def protected_server(
         patches.require_protection()
     protection.requests.attach(fl_ctx, clients=clients)
     messages.listen(unusable)
-    messages.outlive_return_codes(fl_ctx.get_prop(FLContextKey.RUNNER))
-    server_memory.spool_to(folder)
-    server_memory.unmap_large_blocks()
-    server_memory.share_window(clients=clients)
+    unmap_large_blocks()
     allow(lambda channel, topic: largest_answer if topic == ServerCommandNames.SUBMIT_UPDATE else USUAL)
-    if not simulated:
-        protection.pieces = ServerEnd(folder, largest=largest_answer, on_line=on_transfer)
-        protection.pieces.register(fl_ctx.get_engine().get_cell())
+    if simulated:
+        protection.pieces = SharedDisk(folder)
+    else:
+        server_end = ServerEnd(folder, largest=largest_answer, on_line=on_transfer)
+        server_end.register(fl_ctx.get_engine().get_cell())
+        protection.pieces = server_end
         DISABLED.use(Path(fl_ctx.get_workspace().get_root_dir()))
     try:
         yield protection
@@ -128,8 +129,8 @@ class SiteProtection:
         gave_up: whether the task that has come was not fetched to its end, so that it cannot be done.
     """
 
-    def __init__(self, pieces: SiteEnd | None = None) -> None:
-        """Without ``pieces``, as in FLARE's simulator, tasks and answers come and go in one."""
+    def __init__(self, pieces: SiteEnd | SharedDisk | None = None) -> None:
+        """Without ``pieces``, tasks and answers come and go in one."""
         self._pieces, self.gave_up = pieces, False
 
     @classmethod
@@ -138,13 +139,18 @@ class SiteProtection:
         allow(lambda channel, topic: largest_task if topic == TASK else USUAL)
         abort = fl_ctx.get_run_abort_signal()
         pieces = SiteEnd(
-            Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())),
+            _folder(fl_ctx),
             ask_server(fl_ctx.get_engine().get_cell(), fl_ctx.get_job_id(), abort),
             clients=clients,
             largest=largest_task,
             stopped=lambda: bool(abort.triggered),
         )
         return cls(pieces)
+
+    @classmethod
+    def simulated(cls, fl_ctx: FLContext) -> SiteProtection:
+        """For a site in FLARE's simulator, where nobody else is."""
+        return cls(SharedDisk(_folder(fl_ctx)))
 
     def fetch(self, task: Shareable, what: str) -> None:
         """Fetch the arrays of a task that has left them at the server, before FLARE's filters see it."""
@@ -156,7 +162,7 @@ class SiteProtection:
         except GivenUpError as reason:
             log.info("%s is not fetched to its end: %s", what, reason)
             self.gave_up = True
-        except NotInFileError as fault:
+        except (NotInFileError, OSError) as fault:
             log.error("the task cannot be used: %s", fault)  # and is refused by its reader
 
     def send(self, answer: Shareable, what: str) -> None:
@@ -172,3 +178,7 @@ class SiteProtection:
     def end(self) -> None:
         if self._pieces is not None:
             self._pieces.end()
+
+
+def _folder(fl_ctx: FLContext) -> Path:
+    return Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))

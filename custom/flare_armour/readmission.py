@@ -38,7 +38,7 @@ from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey
 
 from flare_armour.disabled_sites import DISABLED
 from flare_armour.locks import InUseError, hold_store
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 log = logging.getLogger("flare_armour")
 
@@ -60,10 +60,9 @@ PATCH = Patch(
     name="readmission",
     kind="correct",
     without="sites that come late or come back do not join a running job",
-    replaces={
+    sources={
         f"{RUNNER}.resolve_client_outcome": "afb54d5edf1b",
         f"{RUNNER}.restore_running_job": "494fa53497fd",
-        f"{SERVER}.process_job_failure": "4cbc71800f03",
     },
     calls={
         f"{RUNNER}.abort_client_run": "self, job_id, client_sites, fl_ctx",
@@ -88,8 +87,7 @@ class Readmission(FLComponent):
     def __init__(self) -> None:
         """Its work begins when the server has started; only what a failed site can do is settled before."""
         super().__init__()
-        if PATCH.fits():
-            _note_failures()
+        PATCH.install()
         self._stop = threading.Event()
         self._admission = Admission(resumable=self.resumable)
         self._store: IO[str] | None = None
@@ -274,27 +272,22 @@ def _without_disabled(engine: Any) -> None:
             running[RunProcessKey.PARTICIPANTS] = kept
 
 
-def _note_failures() -> None:
-    """Take a site's report that its part of a job has failed as one that it has ended, and log it."""
-    server = find(SERVER)
-    original = server.process_job_failure
-
-    def note(self: Any, request: Any) -> Any:
-        report = request.payload
-        if isinstance(report, dict):
-            if report.get(JobFailureMsgKey.CODE) not in (JobReturnCode.SUCCESS, JobReturnCode.ABORTED):
-                job, site = report.get(JobFailureMsgKey.JOB_ID), request.get_header(MessageHeaderKey.ORIGIN)
-                reason = report.get(JobFailureMsgKey.REASON)
-                log.warning(
-                    "site %a has ended its part of job %a%s: its log has the reason",
-                    str(site)[:80],
-                    str(job)[:80],
-                    "" if reason is None else f" ({str(reason)[:80]!a})",
-                )
-            request.payload = report | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
-        return original(self, request)
-
-    server.process_job_failure = note
+@PATCH.replaces(f"{SERVER}.process_job_failure", "4cbc71800f03")
+def _note_failure(original: Callable[..., Any], self: Any, request: Any) -> Any:
+    """A site's report that its part of a job has failed counts as one that it has ended, and is logged."""
+    report = request.payload
+    if isinstance(report, dict):
+        if report.get(JobFailureMsgKey.CODE) not in (JobReturnCode.SUCCESS, JobReturnCode.ABORTED):
+            job, site = report.get(JobFailureMsgKey.JOB_ID), request.get_header(MessageHeaderKey.ORIGIN)
+            reason = report.get(JobFailureMsgKey.REASON)
+            log.warning(
+                "site %a has ended its part of job %a%s: its log has the reason",
+                str(site)[:80],
+                str(job)[:80],
+                "" if reason is None else f" ({str(reason)[:80]!a})",
+            )
+        request.payload = report | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+    return original(self, request)
 
 
 def update_clients(engine: Any, job_id: str) -> None:

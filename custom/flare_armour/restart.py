@@ -40,7 +40,7 @@ PATCH = Patch(
     name="job_restart",
     kind="correct",
     without="a job ends when one of its processes is killed",
-    replaces={f"{LAUNCHER}:ProcessHandle": "563d9f116b64"},
+    sources={f"{LAUNCHER}:ProcessHandle": "563d9f116b64"},
     calls={f"{LAUNCHER}:ProcessJobLauncher.launch_job": "self, job_meta, fl_ctx"},
 )
 

@@ -77,17 +77,6 @@ def patches() -> str:
     return table(["training rounds", "without", "processor seconds of a round", "seconds of a round"], rows)
 
 
-def patches_memory() -> str:
-    """The server's memory without a patch, divided by that with all."""
-    variants = measured("patches_memory_16")["variants"]
-    kept = ("message_pieces", "broadcast_copy", "send_window", "spooled_answers", "unpack_in_turn", "memory_release")
-    packed = measured("patches_memory_arrays")["variants"]["numpy_arrays and pack_once and laid_out"]
-    seen = {**{f"`{name}`": variants[name] for name in kept}, "what packs arrays once": packed}
-    seen["any"] = variants["no patch"]
-    rows = [(name, f"{found['server_peak_mb']['ratio']:.2f}") for name, found in seen.items()]
-    return table(["without", "largest memory of the server"], rows)
-
-
 def _left_out(name: str) -> str:
     return "any" if name == "no patch" else ", ".join(f"`{part}`" for part in name.split(" and "))
 

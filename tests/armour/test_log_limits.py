@@ -7,6 +7,7 @@ import logging
 import pytest
 from nvflare.fuel.sec.audit import AuditService
 
+from armour.conftest import Lower
 from flare_armour import log_limits
 from flare_armour.log_limits import LONGEST, MINUTE, Drops, Refusals, party_of
 
@@ -32,11 +33,12 @@ def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_the_first_is_told_at_once_and_others_are_counted(clock: Clock, told: pytest.LogCaptureFixture) -> None:
     some = Drops(clock)
     for clock.now in (0.0, 1.0, 2.0, MINUTE - 1):
-        some.add("UCL", "admin/admin to HK", "it is hostile")
-    assert told.messages == ["dropped a message from UCL (admin/admin to HK): it is hostile"]
+        some.add("UCL", "admin/admin to HK", "hostile")
+    (line,) = told.messages
+    assert line.endswith(" UCL (admin/admin to HK): hostile")
     clock.now = MINUTE
-    some.add("UCL", "admin/admin to HK", "it is hostile")
-    assert told.messages[1].endswith("it is hostile (3 more since this was last said)")
+    some.add("UCL", "admin/admin to HK", "hostile")
+    assert told.messages[1].startswith(f"{line} (3 more ")
 
 
 def test_senders_and_topics_are_told_apart(clock: Clock, told: pytest.LogCaptureFixture) -> None:
@@ -56,10 +58,10 @@ def test_a_sender_who_thinks_of_new_topics_does_not_fill_the_log(clock: Clock, t
 
 
 def test_what_a_sender_wrote_stays_on_one_line_and_is_short(
-    clock: Clock, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, told: pytest.LogCaptureFixture, lower: Lower
 ) -> None:
     audited: list[str] = []
-    monkeypatch.setattr(AuditService, "add_event", lambda user, action, ref="", msg="": audited.append(msg))
+    lower(AuditService, add_event=lambda user, action, ref="", msg="": audited.append(msg))
     Drops(clock).add("UCL", "x\n[U:admin]\x1b[2J" + "y" * 10_000, "no")
     (line,) = told.messages
     assert audited == [line]
@@ -75,12 +77,8 @@ def test_a_refusal_is_told_at_once_and_then_with_its_number_once_a_minute(caplog
     refusals.add("HK", "streams", "does too much")
     now[0] = MINUTE
     refusals.add("UCL", "streams", "does too much")
-    assert [record.getMessage() for record in caplog.records] == [
-        "'UCL' does too much",
-        "'UCL' has too many",
-        "'HK' does too much",
-        "'UCL' does too much (999 more since this was last said)",
-    ]
+    assert caplog.messages[:3] == ["'UCL' does too much", "'UCL' has too many", "'HK' does too much"]
+    assert caplog.messages[3].startswith("'UCL' does too much (999 more ") and len(caplog.messages) == 4
 
 
 def test_a_name_is_printable_and_short(caplog: pytest.LogCaptureFixture) -> None:

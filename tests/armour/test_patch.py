@@ -8,6 +8,7 @@ import logging
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from conftest import make_site, small_job
 from flare.conftest import run
 
 import flare_armour
+from armour.conftest import Enforce
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.flare.export import write_job
 from fedshift.schema.results import LAST
 from flare_armour import patch, patches
-from flare_armour.patch import NotAsExpectedError, Patch, fingerprint, parameters
+from flare_armour.patch import NotAsExpectedError, Patch, find, fingerprint, parameters
 
 REMOVE = "RxTask._remove_task"
 TASK = f"nvflare.fuel.f3.streaming.byte_receiver:{REMOVE}"
@@ -55,8 +57,7 @@ PLACES = {f"{m.__name__}.{name}": value for m in MODULES for name, value in vars
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch, "_fits", {})
+def all_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(patch.SKIP, raising=False)
 
 
@@ -76,7 +77,7 @@ def test_every_patch_fits_the_installed_nvflare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replaces", "calls", "said"),
+    ("sources", "calls", "said"),
     [
         ({TASK: "0" * 12}, {}, REMOVE),
         ({}, {TASK: "self, hurry"}, REMOVE),
@@ -86,9 +87,9 @@ def test_every_patch_fits_the_installed_nvflare() -> None:
     ids=["other source", "other parameters", "no such function", "no such module"],
 )
 def test_where_nvflare_looks_different_a_patch_does_not_fit_and_says_so_once(
-    replaces: dict[str, str], calls: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+    sources: dict[str, str], calls: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = Patch(name="some", kind="speed", without="it takes longer", replaces=replaces, calls=calls)
+    one = Patch(name="some", kind="speed", without="it takes longer", sources=sources, calls=calls)
     with caplog.at_level(logging.WARNING, logger="flare_armour"):
         assert not one.fits()
         assert not one.fits()
@@ -107,14 +108,27 @@ def test_comments_and_blank_lines_do_not_matter(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_provisioned_party_does_not_go_on_without_its_protection(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [protection.name for protection in patches.PROTECTION]
-    assert len(names) > 3
-    for name in names:
-        monkeypatch.setattr(patch, "_fits", {other: other != name for other in names})
-        with pytest.raises(NotAsExpectedError, match=f"without the patch {name} "):
-            patches.require_protection()
-    monkeypatch.setattr(patch, "_fits", dict.fromkeys(names, True))
     patches.require_protection()
+    assert len(patches.PROTECTION) > 3
+    for protection in patches.PROTECTION:
+        monkeypatch.setenv(patch.SKIP, protection.name)
+        with pytest.raises(NotAsExpectedError, match=f"without the patch {protection.name} "):
+            patches.require_protection()
+
+
+def test_a_function_gets_nvflares_before_its_arguments_until_it_is_removed(enforce: Enforce) -> None:
+    place = "nvflare.fuel.utils.time_utils:time_to_string"
+    other = Patch(name="some", kind="speed", without="it takes longer")
+
+    @other.replaces(place, fingerprint(place))
+    def louder(original: Callable[[object], str], time: object) -> str:
+        return original(time) + "!"
+
+    assert find(place)(None) == "N/A"
+    enforce(other)
+    assert find(place)(None) == "N/A!" and other.in_place and other.fits()
+    other.remove()
+    assert find(place)(None) == "N/A" and not other.in_place
 
 
 def test_a_patch_that_is_left_out_by_name_says_nothing(
@@ -134,13 +148,13 @@ def test_with_another_nvflare_a_run_goes_on_without_patches_to_the_same_weights(
     job, phantom = small_job("fedfa+fedrdn", sites=("BIDMC", "HK")), tmp_path / "share" / "fedshift" / "phantom"
     run_in_process(job, {site: make_site(phantom, site) for site in job.task.sites}, tmp_path / "one_process")
     (tmp_path / "sitecustomize.py").write_text(CHANGED, encoding="utf-8")
-    names = sorted({name for one in PLACES.values() for name in (*one.replaces, *one.calls)})
+    names = sorted({name for one in PLACES.values() for name in (*one.sources, *one.calls)})
     monkeypatch.setenv("CHANGED", json.dumps(names))
     command = (sys.executable, "-m", "fedshift.cli", "run", str(write_job(job, tmp_path / "job")))
     other = run(*command, workspace=tmp_path / "run", home=tmp_path / "share", path=str(tmp_path))
     assert other.code == 0, other.output[-3000:]
-    needed = {one.name for one in PLACES.values() if one.replaces or one.calls} - {
-        *("job_restart", "readmission", "job_archives", "gate", "orders", "sessions", "disabling"),
+    needed = {one.name for one in PLACES.values() if one.sources or one.calls} - {
+        *("job_restart", "readmission", "submissions", "gate", "orders", "sessions", "disabling"),
     }
     for name in needed:
         assert f"patch {name} expects" in other.log, name

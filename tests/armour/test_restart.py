@@ -72,14 +72,14 @@ def test_after_some_times_it_is_given_up_and_a_site_does_not_fail_the_job(
     process.wait()
     assert starter.started == 3
     assert process.poll() == code
-    assert "killed 3 times (SIGKILL): given up" in caplog.text
+    assert "3 times (SIGKILL)" in caplog.text
 
 
 def test_a_process_that_cannot_be_started_again_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     starter = Starter(DIES, "cannot")
     handle(starter).wait()
     assert starter.started == 3
-    assert "could not be started again" in caplog.text
+    assert "no memory" in caplog.text
 
 
 def test_a_process_that_flare_ends_stays_ended() -> None:

@@ -20,7 +20,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
-from flare_armour.patches.server_memory import LARGE
+from flare_armour.pieces.array_files import LARGE
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
 
@@ -134,8 +134,8 @@ def test_packed_weights_give_the_same_weights_in_the_simulator(phantom: Path, bo
 
 
 @pytest.mark.slow
-def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(phantom: Path, both_ways: BothWays) -> None:
-    """So do answers of this size at the server, and here all three come at about the same moment."""
+def test_models_in_files_give_the_same_weights_in_the_simulator(phantom: Path, both_ways: BothWays) -> None:
+    """Tasks and answers of this size are handed over on the disk; here all three come at about the same moment."""
     data = {site: make_site(phantom, site, gain=gain) for site, gain in (("BIDMC", 1.0), ("HK", 0.5), ("UCL", 1.3))}
     job = small_job("fedavg", "schedule.rounds=1", "network.options.features=18")
     _, states = both_ways(job, data)

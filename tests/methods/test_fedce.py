@@ -17,7 +17,7 @@ from fedshift.federation.server.run_record import Selection
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.methods import fedce
-from fedshift.schema.job import RobustSpec
+from fedshift.schema.job import FederationSpec, RobustSpec
 from fedshift.schema.messages import Update
 
 

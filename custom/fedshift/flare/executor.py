@@ -32,7 +32,7 @@ from fedshift.schema.messages import Broadcast
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
 from flare_armour.patches import require_protection
-from flare_armour.patches.server_memory import release, share_window
+from flare_armour.patches.server_memory import release
 from flare_armour.protected import SiteProtection, allow_usual
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ class FedshiftExecutor(Executor):
         The arrays of a large task are fetched before FLARE's filters see it, and those of a large answer are sent after
         they have.
         """
-        if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
+        if event_type == EventType.START_RUN and client_is_simulated(fl_ctx):
+            self.protection = SiteProtection.simulated(fl_ctx)
+        elif event_type == EventType.START_RUN:
             from fedshift.flare.message_limits import MessageLimits  # brings torch
 
             allow_usual()  # for a job that is found to be wrong
@@ -144,7 +146,6 @@ class FedshiftExecutor(Executor):
     def _read_job(self, fl_ctx: FLContext) -> JobSpec:
         if self._job is None:
             self._job = deployed_job(fl_ctx)
-            share_window(clients=len(hosts(self._job)))
         return self._job
 
     def _open(self, name: str, fl_ctx: FLContext) -> Site:

@@ -15,7 +15,7 @@ commands are registered.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -23,7 +23,7 @@ from nvflare.fuel.hci.proto import InternalCommands, MetaStatusValue, make_meta
 from nvflare.fuel.hci.server.constants import ConnProps
 
 from flare_armour.log_limits import DROPS, PERSON
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 Role = Literal["project_admin", "org_admin", "lead", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -175,47 +175,36 @@ STATUS = {
     "job": MetaStatusValue.INVALID_JOB_ID,
 }
 """What a console hears beside the sentence, by the kind of refusal."""
-
-
-def apply() -> None:
-    """Have the server look at the person before each command."""
-    login = find(LOGIN)
-    original = login.pre_command
-
-    def pre_command(self: Any, conn: Any, args: list[str]) -> bool:
-        request = conn.get_prop(ConnProps.REQUEST)
-        # A job is uploaded in another way, without such a message; it is signed with the person's key.
-        person = None if request is None else request.get_header(PERSON, "")
-        if person is not None and args[0] == InternalCommands.CERT_LOGIN and args[1:2] != [person]:
-            conn.append_string("REJECT: this connection has another person's certificate")
-            return False
-        if not original(self, conn, args):
-            return False
-        session = conn.get_prop(ConnProps.SESSION)
-        if person is not None and session is not None and session.user_name != person:
-            conn.append_error("this session is another person's")
-            return False
-        name = conn.get_prop(ConnProps.CMD_ENTRY).name  # a command may be given with its module's name before its own
-        refused = refusal(name, args[1:], role=None if session is None else session.user_role)
-        if refused is None:
-            return True
-        if refused.kind != "job":  # anybody mistypes one
-            DROPS.add(person or (session.user_name if session else "a console"), f"console/{name}", refused.reason)
-        conn.append_error(refused.reason, meta=make_meta(STATUS[refused.kind], refused.reason))
-        return False
-
-    login.pre_command = pre_command
-
-
 PATCH = Patch(
     name="sessions",
     kind="protects",
-    apply=apply,
     without="one coordinator could speak with another's rights",
-    replaces={
-        f"{LOGIN}.pre_command": "cfd169f9e8fc",
-        # Not replaced: where the message is kept for it, and whose session a login makes.
+    sources={  # where the message is kept for it, and whose session a login makes
         f"{LOGIN}.handle_cert_login": "61f9244302fb",
         "nvflare.fuel.hci.server.hci:AdminServer._process_admin_request": "cc23671aa44a",
     },
 )
+
+
+@PATCH.replaces(f"{LOGIN}.pre_command", "cfd169f9e8fc")
+def _pre_command(original: Callable[..., bool], self: Any, conn: Any, args: list[str]) -> bool:
+    request = conn.get_prop(ConnProps.REQUEST)
+    # A job is uploaded in another way, without such a message; it is signed with the person's key.
+    person = None if request is None else request.get_header(PERSON, "")
+    if person is not None and args[0] == InternalCommands.CERT_LOGIN and args[1:2] != [person]:
+        conn.append_string("REJECT: this connection has another person's certificate")
+        return False
+    if not original(self, conn, args):
+        return False
+    session = conn.get_prop(ConnProps.SESSION)
+    if person is not None and session is not None and session.user_name != person:
+        conn.append_error("this session is another person's")
+        return False
+    name = conn.get_prop(ConnProps.CMD_ENTRY).name  # a command may be given with its module's name before its own
+    refused = refusal(name, args[1:], role=None if session is None else session.user_role)
+    if refused is None:
+        return True
+    if refused.kind != "job":  # anybody mistypes one
+        DROPS.add(person or (session.user_name if session else "a console"), f"console/{name}", refused.reason)
+    conn.append_error(refused.reason, meta=make_meta(STATUS[refused.kind], refused.reason))
+    return False

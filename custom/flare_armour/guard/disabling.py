@@ -13,6 +13,7 @@ Fixed in NVFlare when: a job's process at the server refuses a site that is disa
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.fl_constant import RunProcessKey
@@ -22,40 +23,41 @@ from nvflare.fuel.hci.server.constants import ConnProps
 from flare_armour.disabled_sites import DISABLED
 from flare_armour.guard.rules import Message, party
 from flare_armour.log_limits import OnceAMinute
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 log = logging.getLogger("flare_armour")
 
 LONGEST, MOST = 120, 20
 """Characters of a refusal in the log, and different ones that are logged."""
-_often = OnceAMinute(most=MOST)
+REFUSED = OnceAMinute(most=MOST)
 
 COMMANDS = "nvflare.private.fed.server.training_cmds:TrainingCommandModule"
 
 
-def apply() -> None:
-    """Have the console's two commands write down whom they are about."""
-    module = find(COMMANDS)
-    disable, enable = module.disable_client, module.enable_client
+PATCH = Patch(
+    name="disabling",
+    kind="protects",
+    without="a disabled site takes part in a running job until it ends",
+    calls={"nvflare.private.fed.server.job_runner:JobRunner.abort_client_run": "self, job_id, client_sites, fl_ctx"},
+)
 
-    def disable_client(self: Any, conn: Any, args: list[str]) -> None:
-        names, person = args[1:], conn.get_prop(ConnProps.USER_NAME, "")
-        DISABLED.add(names, by=person)
-        log.warning("disabled by %s: %s; no part of a running job is theirs from now on", person, ", ".join(names))
-        _end_jobs(conn.app_ctx, names)
-        disable(self, conn, args)
 
-    def enable_client(self: Any, conn: Any, args: list[str]) -> None:
-        names, person = args[1:], conn.get_prop(ConnProps.USER_NAME, "")
-        enable(self, conn, args)
-        DISABLED.remove(names)
-        log.warning(
-            "enabled by %s: %s; a site that is connected joins a running job with the round that opens next",
-            person,
-            ", ".join(names),
-        )
+@PATCH.replaces(f"{COMMANDS}.disable_client", "991550f718cc")
+def _disable_client(disable: Callable[..., None], self: Any, conn: Any, args: list[str]) -> None:
+    names, person = args[1:], conn.get_prop(ConnProps.USER_NAME, "")
+    DISABLED.add(names, by=person)
+    log.warning("disabled by %s: %s; no part of a running job is theirs from now on", person, ", ".join(names))
+    _end_jobs(conn.app_ctx, names)
+    disable(self, conn, args)
 
-    module.disable_client, module.enable_client = disable_client, enable_client
+
+@PATCH.replaces(f"{COMMANDS}.enable_client", "69b08406617a")
+def _enable_client(enable: Callable[..., None], self: Any, conn: Any, args: list[str]) -> None:
+    names, person = args[1:], conn.get_prop(ConnProps.USER_NAME, "")
+    enable(self, conn, args)
+    DISABLED.remove(names)
+    text = "enabled by %s: %s; a site that is connected joins a running job with the round that opens next"
+    log.warning(text, person, ", ".join(names))
 
 
 def refusal(message: Message) -> str | None:
@@ -76,7 +78,7 @@ def note_refusal(message: Any) -> None:
     """At a site: say in its log why the server refuses it. NVFlare says no more than that a heartbeat has failed."""
     if message.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED:
         why = str(message.get_header(MessageHeaderKey.ERROR))[:LONGEST]
-        if _often.due(why) is not None:
+        if REFUSED.due(why) is not None:
             log.warning("the server refuses this site: %a", why)
 
 
@@ -89,13 +91,3 @@ def _end_jobs(engine: Any, names: list[str]) -> None:
             sites = [name for name in names if name in there & connected]
             if sites:
                 engine.job_runner.abort_client_run(job_id, sites, fl_ctx)
-
-
-PATCH = Patch(
-    name="disabling",
-    kind="protects",
-    apply=apply,
-    without="a disabled site takes part in a running job until it ends",
-    replaces={f"{COMMANDS}.disable_client": "991550f718cc", f"{COMMANDS}.enable_client": "69b08406617a"},
-    calls={"nvflare.private.fed.server.job_runner:JobRunner.abort_client_run": "self, job_id, client_sites, fl_ctx"},
-)

@@ -11,24 +11,23 @@ on from a site to another.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.identity import is_mtls_connection
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, StreamHeaderKey
 from nvflare.private.defs import CellMessageHeaderKeys
 
 from flare_armour.guard import disabling
 from flare_armour.guard.rules import ASKS, ROOT, Asks, Message, party, refusal
 from flare_armour.log_limits import DROPS, PERSON
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
-STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
 ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERVER_TRANSIT_REQUIRED)
 """Headers that no party of ours sets."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
@@ -40,27 +39,37 @@ UNKNOWN = "N/A"
 
 def gate(asks: Asks = ASKS) -> Patch:
     """The gate before all cells of this process, those to come included. ``asks`` is the table of the rules."""
-    return replace(PATCH, apply=partial(_apply, asks))
+    patch = Patch(
+        name="gate",
+        kind="protects",
+        without="any one site could give all others orders",
+        sources={  # what it relies on
+            f"{CELL}.process_message": "7c02c0640164",
+            f"{CELL}._send_direct_message": "470c9ceb4714",
+            f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
+            f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
+            f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
+            "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
+            "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
+            "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer._ack_handler": "fa2f1e774eb5",
+        },
+    )
 
-
-def _apply(asks: Asks) -> None:
-    cell = find(CELL)
-    original = cell._process_received_msg
-
-    def receive(self: Any, endpoint: Any, connection: Any, message: Any) -> None:
+    @patch.replaces(f"{CELL}._process_received_msg", "02790bea4f0b")
+    def receive(original: Callable[..., None], self: Any, endpoint: Any, connection: Any, message: Any) -> None:
         me = self.get_fqcn()
         reason = _why_not(me, endpoint, connection, message, asks)
-        if reason is None:
-            _take_off(me, message)
-            _put_on(endpoint, connection, message)
-            if me.partition(".")[0] != ROOT:
-                disabling.note_refusal(message)
-            original(self, endpoint, connection, message)
-        else:
+        if reason is not None:
             sender = _sender(endpoint, connection)
             DROPS.add(sender, _wanted(message, sender), reason)
+            return
+        _take_off(me, message)
+        _put_on(endpoint, connection, message)
+        if me.partition(".")[0] != ROOT:
+            disabling.note_refusal(message)
+        original(self, endpoint, connection, message)
 
-    cell._process_received_msg = receive
+    return patch
 
 
 def _why_not(me: str, endpoint: Any, connection: Any, message: Any, asks: Asks) -> str | None:
@@ -116,14 +125,14 @@ def _anothers_stream(seen: Message, message: Any) -> str | None:
     """Whether it acknowledges, or stops, a stream of ours to another."""
     if (seen.channel, seen.topic) != (STREAM_CHANNEL, STREAM_ACK_TOPIC) or seen.destination != seen.me:
         return None
-    stream = find(STREAMER).tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
+    stream = ByteStreamer.tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
     return None if stream is None or stream.target == seen.origin else "it acknowledges a stream to another"
 
 
 def _take_off(me: str, message: Any) -> None:
     """Take off a site's message what is not a site's to say."""
     if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
-        message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
+        message.remove_header(StreamHeaderKey.TOPIC)  # by which `messages` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))
     receiver = party(me)
     if origin is not None and receiver is not None and receiver.root == ROOT != origin.root:
@@ -155,20 +164,4 @@ def _wanted(message: Any, sender: str) -> str:
     return f"{kind}{channel}/{topic} to {get(MessageHeaderKey.DESTINATION)}{name}"
 
 
-PATCH = Patch(
-    name="gate",
-    kind="protects",
-    without="any one site could give all others orders",
-    replaces={
-        f"{CELL}._process_received_msg": "02790bea4f0b",
-        # Not replaced: what the gate relies on.
-        f"{CELL}.process_message": "7c02c0640164",
-        f"{CELL}._send_direct_message": "470c9ceb4714",
-        f"{CONNECTIONS}.process_frame_task": "3e0c3f2ad0af",
-        f"{CONNECTIONS}.update_endpoint": "21ffd26add3b",
-        f"{CONNECTIONS}.loopback_message_task": "d9a10d8aae60",
-        "nvflare.fuel.f3.cellnet.identity:CellIdentityResolver": "f12357412819",
-        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "edd1edfdbca4",
-        f"{STREAMER}._ack_handler": "fa2f1e774eb5",
-    },
-)
+PATCH = gate()

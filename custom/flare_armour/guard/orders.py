@@ -17,31 +17,30 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.fl_constant import AdminCommandNames
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
+from nvflare.private.fed.server.server_cmd_modules import ServerCommandModules
 from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 
 from flare_armour.guard.console import COMMANDS
 from flare_armour.log_limits import DROPS
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 from flare_armour.patches.submissions import CODE, fault
 
 AGENT = "nvflare.private.fed.client.admin:FedAdminAgent"
 CONNECTIONS = "nvflare.fuel.f3.cellnet.net_manager:NetManager"
-MODULES = "nvflare.private.fed.server.server_cmd_modules:ServerCommandModules"
 DEPLOY = "nvflare.private.fed.client.training_cmds:DeployProcessor.process"
-DELETE = "nvflare.private.fed.client.client_engine:ClientEngine.delete_run"
 Body = Literal["nothing", "resources", "archive"]
 
 
@@ -135,32 +134,40 @@ class AppFiles(AppValidator):
 
 def orders(files: JobFiles) -> Patch:
     """Restrict what a site does, and take the commands that it doesn't do from the server's console."""
-    return replace(PATCH, apply=partial(_apply, files))
+    patch = Patch(
+        name="orders",
+        kind="protects",
+        without="whoever speaks for the server reads and changes everything at a site",
+        also=_take_commands_away,
+        sources={f"{AGENT}.register_cell_cb": "7fd156a1a0de", DEPLOY: "4f24d3c44723"},
+        calls={
+            f"{CONNECTIONS}.get_spec": "self",
+            "nvflare.lighter.utils:verify_folder_signature_and_get_signers": (
+                "src_folder, root_ca_path, single_signer, signature_file"
+            ),
+        },
+    )
 
-
-def _apply(files: JobFiles) -> None:
-    agent = find(AGENT)
-    original = agent._dispatch_request
-
-    def dispatch(self: Any, request: Any) -> Any:
+    @patch.replaces(f"{AGENT}._dispatch_request", "cdc6f6f9852c")
+    def dispatch(original: Callable[..., Any], self: Any, request: Any) -> Any:
         reason = refusal(request.payload, files) or _signed_by_nobody(request.payload, self.app_ctx)
         if reason is None:
             return original(self, request)
         DROPS.add("server", f"admin/{getattr(request.payload, 'topic', '?')}", reason)
         return new_cell_message({}, error_reply(reason))
 
-    agent._dispatch_request = dispatch
-    engine = find(DELETE.rpartition(".")[0])
-    delete = engine.delete_run
-
-    def delete_run(self: Any, job_id: str) -> str:
-        delete(self, job_id)
+    @patch.replaces("nvflare.private.fed.client.client_engine:ClientEngine.delete_run", "e4b35a99442a")
+    def delete_run(original: Callable[..., str], self: Any, job_id: str) -> str:
+        original(self, job_id)
         return "OK"  # and no path
 
-    engine.delete_run = delete_run
-    modules = find(MODULES).cmd_modules
+    return patch
+
+
+def _take_commands_away() -> None:
+    modules = ServerCommandModules.cmd_modules
     modules[:] = [module for module in modules if not isinstance(module, ShellCommandModule)]
-    find(CONNECTIONS).get_spec = lambda self: CommandModuleSpec("cellnet", cmd_specs=[])
+    NetManager.get_spec = lambda self: CommandModuleSpec("cellnet", cmd_specs=[])
 
 
 def refusal(request: Any, files: JobFiles) -> str | None:
@@ -217,20 +224,4 @@ def _json(text: bytes) -> Any:
         return None
 
 
-PATCH = Patch(
-    name="orders",
-    kind="protects",
-    without="whoever speaks for the server reads and changes everything at a site",
-    replaces={
-        f"{AGENT}._dispatch_request": "cdc6f6f9852c",
-        f"{AGENT}.register_cell_cb": "7fd156a1a0de",
-        DEPLOY: "4f24d3c44723",
-        DELETE: "e4b35a99442a",
-    },
-    calls={
-        f"{CONNECTIONS}.get_spec": "self",
-        "nvflare.lighter.utils:verify_folder_signature_and_get_signers": (
-            "src_folder, root_ca_path, single_signer, signature_file"
-        ),
-    },
-)
+PATCH = orders(JobFiles())

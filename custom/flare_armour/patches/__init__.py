@@ -24,35 +24,19 @@ from flare_armour.patches import (
 )
 
 MESSAGES: tuple[Patch, ...] = (
-    messages.EXITS,
-    messages.CONTENTS,
-    incoming_streams.INCOMING,
-    stream_shares.OUTGOING,
-    connections.FRAME_SIZE,
-    connections.HANDSHAKES,
-    connections.PARTY_SHARES,
-    messages.STATISTICS,
-    logs.LOG_RATE,
-    submissions.UPLOADS,
+    messages.PATCH,
+    messages.MESSAGE_PIECES,
     messages.TEXT,
-    server_memory.MESSAGE_PIECES,
-    server_memory.PACKED_ONCE,
-    server_memory.UNPACK_IN_TURN,
-    server_memory.SPOOLED_ANSWERS,
-    server_memory.SEND_WINDOW,
-    clock.PATCH,
+    incoming_streams.PATCH,
+    stream_shares.OUTGOING,
+    connections.PATCH,
+    logs.LOG_RATE,
     logs.TLS_FAULTS,
+    clock.PATCH,
 )
 """Of how messages are packed, sent and received, and of the clock: for every process that sends or receives one."""
 
-PATCHES: tuple[Patch, ...] = (
-    *MESSAGES,
-    submissions.ARCHIVES,
-    messages.RETURN_CODES,
-    task_requests.PATCH,
-    server_memory.BROADCAST_COPY,
-    server_memory.MEMORY_RELEASE,
-)
+PATCHES: tuple[Patch, ...] = (*MESSAGES, submissions.PATCH, task_requests.PATCH, server_memory.MEMORY_RELEASE)
 """All that a party may need, each with its kind. Those of FLARE's simulator are in `simulator`."""
 
 PROTECTION = tuple(patch for patch in PATCHES if patch.kind == "protects")
@@ -71,7 +55,7 @@ def protect() -> None:
     Raises:
         NotAsExpectedError: as `require_protection`.
     """
-    install((*MESSAGES, submissions.ARCHIVES))
+    install((*MESSAGES, submissions.PATCH))
     require_protection()
     incoming_streams.allow(lambda channel, topic: incoming_streams.LARGEST)
 

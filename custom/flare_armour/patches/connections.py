@@ -24,14 +24,20 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
+from nvflare.fuel.f3.cellnet.identity import is_mtls_connection
+from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.f3.drivers.connector_info import Mode
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.sfm.constants import Types
+from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from flare_armour.log_limits import REFUSALS
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 log = logging.getLogger("flare_armour")
 
@@ -63,83 +69,74 @@ that an honest party is stopped by its line before."""
 
 SFM = "nvflare.fuel.f3.sfm"
 MANAGER = f"{SFM}.conn_manager:ConnManager"
-RECEIVER = f"{SFM}.conn_manager:SfmFrameReceiver"
-ENDPOINT = f"{SFM}.sfm_endpoint:SfmEndpoint"
-SOCKET = "nvflare.fuel.f3.drivers.socket_conn:SocketConnection"
 DRIVERS = {"socket_conn": LARGEST_FRAME, "aio_conn": LARGEST_FRAME, "aio_http_driver": LARGEST_OF_SITES}
 """Modules in which ``MAX_FRAME_SIZE`` is looked up for each frame or each connection."""
 
 
-def limit_frames() -> None:
-    """Lower the limit, and replace how frames are read."""
+def lower_frame_limits() -> None:
     for driver, largest in DRIVERS.items():
         module: Any = importlib.import_module(f"nvflare.fuel.f3.drivers.{driver}")
         module.MAX_FRAME_SIZE = largest
-    connection, error = find(SOCKET), find("nvflare.fuel.f3.comm_error:CommError")
-    prefix, length = find("nvflare.fuel.f3.sfm.prefix:Prefix"), find("nvflare.fuel.f3.sfm.prefix:PREFIX_LEN")
-
-    def read_frame(self: Any) -> bytearray:
-        frame = bytearray(length)
-        self.read_into(frame, 0, length)
-        whole = prefix.from_bytes(frame).length
-        if not length <= whole <= LARGEST_FRAME:
-            raise error(error.BAD_DATA, f"a frame declares {whole} bytes, allowed are {length} to {LARGEST_FRAME}")
-        while len(frame) < whole:
-            start = len(frame)
-            frame.extend(bytes(min(AT_ONCE, whole - start)))
-            self.read_into(frame, start, len(frame) - start)
-        return frame
-
-    connection.read_frame = read_frame
 
 
-def limit_handshakes() -> None:
-    """Replace what takes every frame, and what ends a connection."""
-    manager, receiver = find(MANAGER), find(RECEIVER)
-    original_frame, original_close = receiver.process_frame, manager.close_connection
+PATCH = Patch(
+    name="connections",
+    kind="protects",
+    without="one site can use up the server's connections, threads and memory",
+    also=lower_frame_limits,
+    sources={
+        "nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_into": "0d6729b8bbe1",
+        "nvflare.fuel.f3.drivers.aio_http_driver:WsConnection": "65780ac33024",
+        f"{MANAGER}.get_dict_payload": "796285fd04ee",
+        f"{SFM}.sfm_conn:SfmConnection.send_handshake": "cc8ab51fb5f3",
+    },
+    calls={
+        f"{MANAGER}.process_frame_task": "self, sfm_conn, frame",
+        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "params",
+    },
+)
 
-    def process_frame(self: Any, frame: Any) -> None:
-        reason = fault_of_frame(frame)
-        if reason is None:
-            original_frame(self, frame)
-            return
-        connection = self.conn.conn
-        REFUSALS.add(party_of_connection(connection) or HERE, "handshake", f"{reason}: the connection is closed")
-        end(connection)
 
-    def close_connection(self: Any, connection: Any) -> None:
-        sfm_conn = self.sfm_conns.get(connection.name)
-        original_close(self, connection)
-        ended = None if sfm_conn is None else sfm_conn.sfm_endpoint
-        if ended is None:
-            return
-        with ended.lock:  # in which a new connection takes the same name
-            name = ended.endpoint.name
-            if not ended.connections and self.sfm_endpoints.get(name) is ended:
-                self.sfm_endpoints.pop(name)
+@PATCH.replaces("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_frame", "527795094831")
+def _read_frame(_: Any, self: Any) -> bytearray:
+    frame = bytearray(PREFIX_LEN)
+    self.read_into(frame, 0, PREFIX_LEN)
+    whole = Prefix.from_bytes(frame).length
+    if not PREFIX_LEN <= whole <= LARGEST_FRAME:
+        text = f"a frame declares {whole} bytes, allowed are {PREFIX_LEN} to {LARGEST_FRAME}"
+        raise CommError(CommError.BAD_DATA, text)
+    while len(frame) < whole:
+        start = len(frame)
+        frame.extend(bytes(min(AT_ONCE, whole - start)))
+        self.read_into(frame, start, len(frame) - start)
+    return frame
 
-    receiver.process_frame, manager.close_connection = process_frame, close_connection
+
+@PATCH.replaces(f"{SFM}.conn_manager:SfmFrameReceiver.process_frame", "2fb71b6360f9")
+def _look_at_frame(original: Callable[..., None], self: Any, frame: Any) -> None:
+    reason = fault_of_frame(frame)
+    if reason is None:
+        original(self, frame)
+        return
+    connection = self.conn.conn
+    REFUSALS.add(party_of_connection(connection) or HERE, "handshake", f"{reason}: the connection is closed")
+    end(connection)
 
 
 def fault_of_frame(frame: Any) -> str | None:
     """Why a frame must not be decoded, or None; completes the sentence "UCL ..."."""
-    length, types, prefixes = _parts_of_frames()
-    if len(frame) < length:
+    if len(frame) < PREFIX_LEN:
         return None  # NVFlare refuses it
-    prefix = prefixes.from_bytes(frame)
+    prefix = Prefix.from_bytes(frame)
     if prefix.header_len > LARGEST_HEADERS:
         return f"has sent a message with {prefix.header_len} bytes of headers, allowed are {LARGEST_HEADERS}"
-    if prefix.type not in (types.HELLO, types.READY):
+    if prefix.type not in (Types.HELLO, Types.READY):
         return None
-    if len(frame) - length > LARGEST_HANDSHAKE:
-        return f"has sent a handshake of {len(frame) - length} bytes, allowed are {LARGEST_HANDSHAKE}"
-    return None if _is_plain(bytes(frame[length + prefix.header_len :])) else "has sent a handshake of other contents"
-
-
-@cache
-def _parts_of_frames() -> tuple[int, Any, Any]:
-    """How long a prefix is, the types of frames, and the class of prefixes: this is asked for every frame."""
-    return find(f"{SFM}.prefix:PREFIX_LEN"), find(f"{SFM}.constants:Types"), find(f"{SFM}.prefix:Prefix")
+    if len(frame) - PREFIX_LEN > LARGEST_HANDSHAKE:
+        return f"has sent a handshake of {len(frame) - PREFIX_LEN} bytes, allowed are {LARGEST_HANDSHAKE}"
+    return (
+        None if _is_plain(bytes(frame[PREFIX_LEN + prefix.header_len :])) else "has sent a handshake of other contents"
+    )
 
 
 def _is_plain(content: bytes) -> bool:
@@ -152,64 +149,69 @@ def _is_plain(content: bytes) -> bool:
     )
 
 
-def limit_shares() -> None:
-    """Replace what takes a connection, a name and a frame. Connections within a machine stay as they are."""
-    manager, endpoint = find(MANAGER), find(ENDPOINT)
-    error = find("nvflare.fuel.f3.comm_error:CommError")
-    original_new, original_frame, original_add = (
-        manager.handle_new_connection,
-        manager.process_frame,
-        endpoint.add_connection,
-    )
+@PATCH.replaces(f"{MANAGER}.close_connection", "41ca5d7a99eb")
+def _forget_name(original: Callable[..., None], self: Any, connection: Any) -> None:
+    sfm_conn = self.sfm_conns.get(connection.name)
+    original(self, connection)
+    ended = None if sfm_conn is None else sfm_conn.sfm_endpoint
+    if ended is None:
+        return
+    with ended.lock:  # in which a new connection takes the same name
+        name = ended.endpoint.name
+        if not ended.connections and self.sfm_endpoints.get(name) is ended:
+            self.sfm_endpoints.pop(name)
 
-    def handle_new_connection(self: Any, connection: Any) -> None:
-        original_new(self, connection)
-        party = party_of_connection(connection)
-        with self.lock:
-            new = self.sfm_conns.get(connection.name)
-            if party is None or new is None:
-                return
-            new.armour_party, new.last_activity = party, time.time()
-            theirs = [other for other in self.sfm_conns.values() if getattr(other, "armour_party", None) == party]
-        for silent in sorted(theirs, key=lambda other: other.last_activity)[:-CONNECTIONS]:
-            silent.armour_party = None
-            REFUSALS.add(
-                party, "connections", f"has more than {CONNECTIONS} connections: its most silent one is closed"
-            )
-            end(silent.conn)
 
-    def add_connection(self: Any, sfm_conn: Any) -> None:
-        before = sfm_conn.sfm_endpoint
-        if hasattr(sfm_conn, "armour_party") and before not in (None, self) and _name(before) != _name(self):
-            end(sfm_conn.conn)
-            raise error(error.BAD_DATA, "a connection has named itself already")
-        original_add(self, sfm_conn)
-
-    def process_frame(self: Any, sfm_conn: Any, frame: Any) -> None:
-        party = getattr(sfm_conn, "armour_party", None)
-        if party is None:
-            if not hasattr(sfm_conn, "armour_party"):  # else it has been closed
-                original_frame(self, sfm_conn, frame)
+@PATCH.replaces(f"{MANAGER}.handle_new_connection", "7cad25839b31")
+def _count_connections(original: Callable[..., None], self: Any, connection: Any) -> None:
+    """Those within a machine do not count."""
+    original(self, connection)
+    party = party_of_connection(connection)
+    with self.lock:
+        new = self.sfm_conns.get(connection.name)
+        if party is None or new is None:
             return
-        share = self.__dict__.setdefault("armour_shares", {}).setdefault(party, _Share())
-        taken = share.take(sfm_conn, frame)
-        if taken is None:
-            what = f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed"
-            REFUSALS.add(party, "frames", what)
-            sfm_conn.armour_party = None
-            end(sfm_conn.conn)
-        elif taken:
-            try:
-                self.frame_mgr_executor.submit(_work, self, share, sfm_conn, frame)
-            except RuntimeError:
-                log.debug("a frame came after the end")
+        new.armour_party, new.last_activity = party, time.time()
+        theirs = [other for other in self.sfm_conns.values() if getattr(other, "armour_party", None) == party]
+    for silent in sorted(theirs, key=lambda other: other.last_activity)[:-CONNECTIONS]:
+        silent.armour_party = None
+        REFUSALS.add(party, "connections", f"has more than {CONNECTIONS} connections: its most silent one is closed")
+        end(silent.conn)
 
-    manager.handle_new_connection, manager.process_frame = handle_new_connection, process_frame
-    endpoint.add_connection = add_connection
+
+@PATCH.replaces(f"{SFM}.sfm_endpoint:SfmEndpoint.add_connection", "86720d188118")
+def _keep_name(original: Callable[..., None], self: Any, sfm_conn: Any) -> None:
+    before = sfm_conn.sfm_endpoint
+    named = None if before is None else before.endpoint.name
+    if hasattr(sfm_conn, "armour_party") and named not in (None, self.endpoint.name):
+        end(sfm_conn.conn)
+        raise CommError(CommError.BAD_DATA, "a connection has named itself already")
+    original(self, sfm_conn)
+
+
+@PATCH.replaces(f"{MANAGER}.process_frame", "7855d0bc8483")
+def _share_threads(original: Callable[..., None], self: Any, sfm_conn: Any, frame: Any) -> None:
+    party = getattr(sfm_conn, "armour_party", None)
+    if party is None:
+        if not hasattr(sfm_conn, "armour_party"):  # else it has been closed
+            original(self, sfm_conn, frame)
+        return
+    share = self.__dict__.setdefault("armour_shares", {}).setdefault(party, Share())
+    taken = share.take(sfm_conn, frame)
+    if taken is None:
+        what = f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed"
+        REFUSALS.add(party, "frames", what)
+        sfm_conn.armour_party = None
+        end(sfm_conn.conn)
+    elif taken:
+        try:
+            self.frame_mgr_executor.submit(_work, self, share, sfm_conn, frame)
+        except RuntimeError:
+            log.debug("a frame came after the end")
 
 
 @dataclass
-class _Share:
+class Share:
     """What is worked on, and what waits, of one party."""
 
     running: int = 0
@@ -255,7 +257,7 @@ def _size(frame: Any) -> int:
     return max(len(frame), LEAST)
 
 
-def _work(manager: Any, share: _Share, sfm_conn: Any, frame: Any) -> None:
+def _work(manager: Any, share: Share, sfm_conn: Any, frame: Any) -> None:
     following: tuple[Any, Any] | None = (sfm_conn, frame)
     while following is not None:
         try:
@@ -269,17 +271,10 @@ def _work(manager: Any, share: _Share, sfm_conn: Any, frame: Any) -> None:
 
 def party_of_connection(connection: Any) -> str | None:
     """Whose certificate it has; None for a connection within this machine, or one that this process has made."""
-    passive = find("nvflare.fuel.f3.drivers.connector_info:Mode.PASSIVE")
-    mtls = find("nvflare.fuel.f3.cellnet.identity:is_mtls_connection")
     connector = connection.connector
-    if connector.mode != passive or not mtls(connector.params):
+    if connector.mode != Mode.PASSIVE or not is_mtls_connection(connector.params):
         return None
-    key = find("nvflare.fuel.f3.drivers.driver_params:DriverParams.PEER_CN").value
-    return str(connection.get_conn_properties().get(key))
-
-
-def _name(endpoint: Any) -> str:
-    return str(endpoint.endpoint.name)
+    return str(connection.get_conn_properties().get(DriverParams.PEER_CN.value))
 
 
 def end(connection: Any) -> None:
@@ -292,41 +287,3 @@ def end(connection: Any) -> None:
         except OSError:
             log.debug("a connection was closed already")
     connection.close()
-
-
-FRAME_SIZE = Patch(
-    name="frame_size",
-    kind="protects",
-    without="another party can take much of a process's memory",
-    apply=limit_frames,
-    replaces={f"{SOCKET}.read_frame": "527795094831", f"{SOCKET}.read_into": "0d6729b8bbe1"},
-)
-HANDSHAKES = Patch(
-    name="handshakes",
-    kind="protects",
-    without="another party can take memory of a process for good",
-    apply=limit_handshakes,
-    replaces={
-        f"{RECEIVER}.process_frame": "2fb71b6360f9",
-        f"{MANAGER}.close_connection": "41ca5d7a99eb",
-        # Not replaced: what is decoded and kept.
-        f"{MANAGER}.get_dict_payload": "796285fd04ee",
-        f"{SFM}.sfm_conn:SfmConnection.send_handshake": "cc8ab51fb5f3",
-    },
-)
-PARTY_SHARES = Patch(
-    name="party_shares",
-    kind="protects",
-    without="one site can use up the server's connections, threads and memory",
-    apply=limit_shares,
-    replaces={
-        f"{MANAGER}.handle_new_connection": "7cad25839b31",
-        f"{MANAGER}.process_frame": "7855d0bc8483",
-        f"{ENDPOINT}.add_connection": "86720d188118",
-        "nvflare.fuel.f3.drivers.aio_http_driver:WsConnection": "65780ac33024",
-    },
-    calls={
-        f"{MANAGER}.process_frame_task": "self, sfm_conn, frame",
-        "nvflare.fuel.f3.cellnet.identity:is_mtls_connection": "params",
-    },
-)

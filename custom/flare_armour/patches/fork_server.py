@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -126,7 +127,7 @@ class Forks:
                 self._listener = threading.Thread(target=self._listen, name="fork server", daemon=True)
                 self._listener.start()
             _report(self._socket, number=number, argv=list(argv[2:]), env=dict(env))
-        worker.started()
+        worker.pid  # noqa: B018  waits until it exists
         return worker
 
     def _listen(self) -> None:
@@ -143,30 +144,32 @@ class Worker:
 
     def __init__(self) -> None:
         """The process does not exist yet."""
-        self.pid = 0
-        self.returncode: int | None = None
-        self._there, self._ended = threading.Event(), threading.Event()
+        self._pid, self._code = Future[int](), Future[int]()
 
     def note(self, pid: int | None, code: int | None) -> None:
-        """Take over what the fork server reports: its process id, or its exit code."""
+        """Take over what the fork server reports: its process id, or its exit code; without either it is gone."""
         if pid is not None:
-            self.pid = pid
-        if code is not None and self.returncode is None:
-            self.returncode = code
-            self._ended.set()
-        self._there.set()
+            self._pid.set_result(pid)
+        elif not self._pid.done():
+            self._pid.set_exception(OSError("no worker could be started"))
+        if code is not None and not self._code.done():
+            self._code.set_result(code)
 
-    def started(self) -> None:
-        """Wait until the process exists.
+    @property
+    def pid(self) -> int:
+        """Its process id, once it exists.
 
         Raises:
             OSError: it could not be started.
         """
-        if not self._there.wait(START_TIMEOUT) or not self.pid:
-            raise OSError("no worker could be started")
+        return self._pid.result(START_TIMEOUT)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._code.result() if self._code.done() else None
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -175,10 +178,10 @@ class Worker:
         Raises:
             subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
         """
-        if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        assert self.returncode is not None
-        return self.returncode
+        try:
+            return self._code.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0) from None
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)
@@ -187,7 +190,7 @@ class Worker:
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        if self.pid and self.returncode is None:
+        if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 

@@ -24,9 +24,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.streaming import blob_streamer
+from nvflare.fuel.f3.streaming.byte_receiver import ByteReceiver, RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from flare_armour.log_limits import PERSON, REFUSALS, party_of
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 from flare_armour.patches.messages import report
 from flare_armour.patches.stream_shares import WAITING, MessageShares
 
@@ -47,14 +52,13 @@ SILENCE = 300.0
 LOOK = 5.0
 """Seconds between looks for silent streams."""
 
+LONGEST_ID = 200
+"""Characters of a request's id that are kept. NVFlare's has 36."""
 RECEIVER = "nvflare.fuel.f3.streaming.byte_receiver"
 STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
 BLOB = "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler"
 Limit = Callable[[str, str], int]
 """The bytes that a message on a channel with a topic may have."""
-
-LONGEST_ID = 200
-"""Characters of a request's id that are kept. NVFlare's has 36."""
 
 
 @dataclass
@@ -87,87 +91,28 @@ class Piece:
     """Bytes that they take in memory."""
     gives_up: bool
 
-
-def apply() -> None:
-    """Replace ``RxTask.find_or_create_task``, through which every piece of every stream goes."""
-    task_class, receiver, blob = find(f"{RECEIVER}:RxTask"), find(f"{RECEIVER}:ByteReceiver"), find(BLOB)
-    keys = Keys()
-    stream_error = find("nvflare.fuel.f3.streaming.stream_types:StreamError")
-    original, original_blob = task_class.find_or_create_task, blob.handle_blob_cb
-    original_stop = task_class.stop
-    streamer, blob_streamer = find(STREAMER), find("nvflare.fuel.f3.streaming:blob_streamer")
-    original_shutdown = streamer.shutdown
-    streams = _Streams(task_class, stream_error, keys)
-    shares = MessageShares(blob_streamer.callback_thread_pool, _party, streams.handled)
-
-    def find_or_create(message: Any, cell: Any) -> Any:
-        streams.close_silent()
-        piece = keys.read(message)
-        if piece is None:
-            log.debug("a piece of a stream without valid headers was dropped")
+    @classmethod
+    def read(cls, message: Any) -> Piece | None:
+        """None if a header has not the type that NVFlare gives it."""
+        key, get = StreamHeaderKey, message.get_header
+        origin, stream = get(MessageHeaderKey.ORIGIN), get(key.STREAM_ID)
+        gives_up = bool(get(key.ERROR_MSG))  # a sender that gives up does not say of what
+        channel, topic = ("", "") if gives_up else (get(key.CHANNEL), get(key.TOPIC))
+        declared, number = get(key.SIZE, 0), get(key.SEQUENCE, 0)
+        if not all(isinstance(text, str) for text in (origin, channel, topic)):
             return None
-        if piece.gives_up:
-            return original(message, cell)
-        with streams.lock:
-            task = task_class.rx_task_map.get((piece.origin, piece.stream))
-            if PROCESS.ending and task is None:
-                return None
-            fault, taken = streams.fault(piece, task), None
-            crowding: list[Any] = []
-            if fault is None:
-                crowding, fault = streams.crowding(piece, task)
-            if fault is None:
-                taken = original(message, cell)
-            if taken is not None:
-                streams.note(piece, taken, is_new=task is None)
-        for other in crowding:  # outside the lock, because their sender is told
-            other.stop(stream_error(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
-        if fault is None:
-            return taken
-        if task is not None:
-            task.stop(stream_error(fault))
-        else:
-            receiver.reject(SimpleNamespace(cell=cell), message, stream_error(fault))
-        streams.refuse(piece, fault)
-        return None
-
-    def handle_blob(self: Any, future: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
-        if PROCESS.limit is not None:
-            self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
-        if not shares.takes(stream.task):
-            stream.task.stop(stream_error("too many messages of its sender wait to be handled: try again"))
-            REFUSALS.add(
-                _party(stream.task), "waiting", f"has more than {WAITING} messages that wait: further ones are refused"
-            )
-            return 0
-        return original_blob(self, future, stream, *args, **kwargs)
-
-    def stop(self: Any, error: Any = None, notify: bool = True) -> None:
-        original_stop(self, error, notify)
-        if self.failed:
-            with self.lock:
-                self.chunks.clear()
-                self.out_seq_chunks.clear()
-        streams.forget(self)
-
-    def shutdown() -> None:
-        with streams.lock:
-            PROCESS.ending = True
-        streams.close_all()
-        original_shutdown()
-
-    task_class.find_or_create_task = staticmethod(find_or_create)
-    streamer.shutdown = staticmethod(shutdown)
-    task_class.stop = stop
-    blob.handle_blob_cb, blob_streamer.callback_thread_pool = handle_blob, shares
+        if not all(type(value) is int and value >= 0 for value in (stream, declared, number)):
+            return None
+        length, headers = len(message.payload or b""), _memory(message.headers)
+        party = party_of(origin, get(PERSON))
+        return cls(origin, party, stream, channel, topic, declared, length, headers, gives_up)
 
 
 class _Streams:
     """The streams that come in to this process; NVFlare has one table of them."""
 
-    def __init__(self, task_class: Any, stream_error: Any, keys: Keys) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._class, self._error, self._keys = task_class, stream_error, keys
         self._unhandled = set[Any]()
         """Streams that have not failed and whose messages have not been handled."""
         self._looked = time.monotonic()
@@ -205,7 +150,7 @@ class _Streams:
             if not task.failed and not (task.completed and is_handled):
                 return
             self._unhandled.discard(task)
-            task.headers = self._keys.of_ended(task.headers)
+            task.headers = _of_ended(task.headers)
             if is_handled:
                 task.stream_future = None
             elif task.stream_future is not None:
@@ -221,7 +166,7 @@ class _Streams:
         """The streams to close before a piece is taken, or why it cannot be; forgets the oldest that have ended."""
         if task is not None and _came(task) + piece.length <= task.size:
             return [], None  # it has been counted when the stream began
-        theirs = [other for other in list(self._class.rx_task_map.values()) if _party(other) == piece.party]
+        theirs = [other for other in list(RxTask.rx_task_map.values()) if _party(other) == piece.party]
         ended = [other for other in theirs if _has_ended(other)]
         for other in ended[: max(len(ended) - MOST_KEPT, 0)]:
             other._remove_task()
@@ -242,9 +187,9 @@ class _Streams:
 
     def close_all(self) -> None:
         """Close all that are incomplete: the process ends, and NVFlare would wait for each."""
-        for task in list(self._class.rx_task_map.values()):
+        for task in list(RxTask.rx_task_map.values()):
             if not _has_ended(task):
-                task.stop(self._error(f"{task} is closed: this process ends"), notify=False)
+                task.stop(StreamError(f"{task} is closed: this process ends"), notify=False)
 
     def close_silent(self) -> None:
         """Close streams that have brought nothing for a while."""
@@ -252,48 +197,101 @@ class _Streams:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        for task in list(self._class.rx_task_map.values()):
+        for task in list(RxTask.rx_task_map.values()):
             if now - _seen(task) > SILENCE and not _has_ended(task):
-                task.stop(self._error(f"{task} brought nothing for {SILENCE:g} s"))
+                task.stop(StreamError(f"{task} brought nothing for {SILENCE:g} s"))
 
 
-class Keys:
-    """Reads the headers of a piece."""
+STREAMS = _Streams()
+PATCH = Patch(
+    name="incoming_streams",
+    kind="protects",
+    without="one site can fill the memory of the others' processes or stop them",
+    also=lambda: vars(blob_streamer).update(callback_thread_pool=SHARES),
+    sources={
+        f"{RECEIVER}:RxTask.__init__": "3d624d1454bb",
+        f"{RECEIVER}:RxTask.process_chunk": "bbb2d9e78e22",
+        f"{RECEIVER}:RxTask._handle_incoming_data": "856f17c67f08",
+        f"{RECEIVER}:RxTask._send_error": "c69d1589fe73",
+        f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
+        f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
+        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
+        f"{BLOB}._fail_and_notify": "72487f277d28",
+    },
+)
 
-    def __init__(self) -> None:
-        self._key = find("nvflare.fuel.f3.streaming.stream_const:StreamHeaderKey")
-        self._origin = find("nvflare.fuel.f3.cellnet.defs:MessageHeaderKey.ORIGIN")
 
-    def read(self, message: Any) -> Piece | None:
-        """None if a header has not the type that NVFlare gives it."""
-        key, get = self._key, message.get_header
-        origin, stream = get(self._origin), get(key.STREAM_ID)
-        gives_up = bool(get(key.ERROR_MSG))  # a sender that gives up does not say of what
-        channel, topic = ("", "") if gives_up else (get(key.CHANNEL), get(key.TOPIC))
-        declared, number = get(key.SIZE, 0), get(key.SEQUENCE, 0)
-        if not all(isinstance(text, str) for text in (origin, channel, topic)):
+@PATCH.replaces(f"{RECEIVER}:RxTask.find_or_create_task", "630d89ec0626")
+def _take_piece(original: Callable[..., Any], message: Any, cell: Any) -> Any:
+    """Every piece of every stream goes through here."""
+    STREAMS.close_silent()
+    piece = Piece.read(message)
+    if piece is None:
+        log.debug("a piece of a stream without valid headers was dropped")
+        return None
+    if piece.gives_up:
+        return original(message, cell)
+    with STREAMS.lock:
+        task = RxTask.rx_task_map.get((piece.origin, piece.stream))
+        if PROCESS.ending and task is None:
             return None
-        if not all(type(value) is int and value >= 0 for value in (stream, declared, number)):
-            return None
-        return Piece(
-            origin=origin,
-            party=party_of(origin, get(PERSON)),
-            stream=stream,
-            channel=channel,
-            topic=topic,
-            declared=declared,
-            length=len(message.payload or b""),
-            headers=_memory(message.headers),
-            gives_up=gives_up,
-        )
+        fault, taken = STREAMS.fault(piece, task), None
+        crowding: list[Any] = []
+        if fault is None:
+            crowding, fault = STREAMS.crowding(piece, task)
+        if fault is None:
+            taken = original(message, cell)
+        if taken is not None:
+            STREAMS.note(piece, taken, is_new=task is None)
+    for other in crowding:  # outside the lock, because their sender hears of it
+        other.stop(StreamError(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
+    if fault is None:
+        return taken
+    if task is not None:
+        task.stop(StreamError(fault))
+    else:
+        ByteReceiver.reject(SimpleNamespace(cell=cell), message, StreamError(fault))
+    STREAMS.refuse(piece, fault)
+    return None
 
-    def of_ended(self, headers: dict[str, Any] | None) -> dict[str, Any]:
-        """Of an ended stream's headers what an error to its sender needs, where it is as NVFlare writes it."""
-        optional, request = ((headers or {}).get(key) for key in (self._key.OPTIONAL, self._key.STREAM_REQ_ID))
-        kept: dict[str, Any] = {self._key.OPTIONAL: optional is True}
-        if isinstance(request, str) and len(request) <= LONGEST_ID:
-            kept[self._key.STREAM_REQ_ID] = request
-        return kept
+
+@PATCH.replaces(f"{BLOB}.handle_blob_cb", "340573eb8006")
+def _take_message(original: Callable[..., Any], self: Any, future: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
+    if PROCESS.limit is not None:
+        self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
+    if not SHARES.takes(stream.task):
+        stream.task.stop(StreamError("too many messages of its sender wait to be handled: try again"))
+        what = f"has more than {WAITING} messages that wait: further ones are refused"
+        REFUSALS.add(_party(stream.task), "waiting", what)
+        return 0
+    return original(self, future, stream, *args, **kwargs)
+
+
+@PATCH.replaces(f"{RECEIVER}:RxTask.stop", "0fc4b930a93a")
+def _stop(original: Callable[..., None], self: Any, error: Any = None, notify: bool = True) -> None:
+    original(self, error, notify)
+    if self.failed:
+        with self.lock:
+            self.chunks.clear()
+            self.out_seq_chunks.clear()
+    STREAMS.forget(self)
+
+
+@PATCH.replaces(f"{STREAMER}.shutdown", "a2d19341eebb")
+def _shut_down(original: Callable[[], None]) -> None:
+    with STREAMS.lock:
+        PROCESS.ending = True
+    STREAMS.close_all()
+    original()
+
+
+def _of_ended(headers: dict[str, Any] | None) -> dict[str, Any]:
+    """Of an ended stream's headers what an error to its sender needs, where it is as NVFlare writes it."""
+    optional, request = ((headers or {}).get(key) for key in (StreamHeaderKey.OPTIONAL, StreamHeaderKey.STREAM_REQ_ID))
+    kept: dict[str, Any] = {StreamHeaderKey.OPTIONAL: optional is True}
+    if isinstance(request, str) and len(request) <= LONGEST_ID:
+        kept[StreamHeaderKey.STREAM_REQ_ID] = request
+    return kept
 
 
 def _party(task: Any) -> str:
@@ -334,24 +332,4 @@ def _memory(headers: Any) -> int:
     return size
 
 
-INCOMING = Patch(
-    name="incoming_streams",
-    kind="protects",
-    apply=apply,
-    without="one site can fill the memory of the others' processes or stop them",
-    replaces={
-        f"{RECEIVER}:RxTask.__init__": "3d624d1454bb",
-        f"{RECEIVER}:RxTask.find_or_create_task": "630d89ec0626",
-        f"{RECEIVER}:RxTask.process_chunk": "bbb2d9e78e22",
-        f"{RECEIVER}:RxTask._handle_incoming_data": "856f17c67f08",
-        f"{RECEIVER}:RxTask.stop": "0fc4b930a93a",
-        f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
-        f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
-        f"{STREAMER}.shutdown": "a2d19341eebb",
-        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
-        f"{BLOB}.handle_blob_cb": "340573eb8006",
-        # Not replaced: what a stream's headers are needed for, and what else is given to the threads.
-        f"{RECEIVER}:RxTask._send_error": "c69d1589fe73",
-        f"{BLOB}._fail_and_notify": "72487f277d28",
-    },
-)
+SHARES: MessageShares = MessageShares(blob_streamer.callback_thread_pool, _party, STREAMS.handled)

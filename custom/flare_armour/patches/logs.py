@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from nvflare.fuel.f3.drivers import net_utils
-
 from flare_armour.log_limits import OnceAMinute
 from flare_armour.patch import Patch
 
@@ -86,6 +84,17 @@ def limit_rate() -> None:
         logging.getLogger(name).addFilter(rate)
 
 
+LOG_RATE = Patch(
+    name="log_rate",
+    kind="protects",
+    also=limit_rate,
+    without="one site can fill the disk with the server's log",
+    calls={"nvflare.fuel.utils.log_utils:get_obj_logger": "obj"},
+)
+TLS_FAULTS = Patch(name="tls_faults", kind="correct", without="nobody is told why a certificate was refused")
+CERTIFICATES = OnceAMinute()
+
+
 class LoggedSocket(ssl.SSLObject):
     """Of a context whose failed handshakes are logged."""
 
@@ -95,7 +104,7 @@ class LoggedSocket(ssl.SSLObject):
             super().do_handshake()
         except ssl.SSLCertVerificationError as error:
             whose = "whoever connected" if self.server_side else "the server"
-            if _CERTIFICATES.due((whose, error.verify_message)) is not None:
+            if CERTIFICATES.due((whose, error.verify_message)) is not None:
                 log.error(
                     "a connection was refused because of the certificate of %s: %s; the clock of this machine says %s: "
                     "compare the clocks, and the dates of the certificates at both ends",
@@ -106,33 +115,9 @@ class LoggedSocket(ssl.SSLObject):
             raise
 
 
-_CERTIFICATES = OnceAMinute()
-
-
-def log_certificates() -> None:
-    """Have NVFlare's TLS contexts make such sockets."""
-    original = net_utils.get_ssl_context
-
-    def get_ssl_context(params: dict[str, Any], ssl_server: bool) -> ssl.SSLContext | None:
-        context: ssl.SSLContext | None = original(params, ssl_server)
-        if context is not None:
-            context.sslobject_class = LoggedSocket
-        return context
-
-    net_utils.get_ssl_context = get_ssl_context
-
-
-LOG_RATE = Patch(
-    name="log_rate",
-    kind="protects",
-    apply=limit_rate,
-    without="one site can fill the disk with the server's log",
-    calls={"nvflare.fuel.utils.log_utils:get_obj_logger": "obj"},
-)
-TLS_FAULTS = Patch(
-    name="tls_faults",
-    kind="correct",
-    apply=log_certificates,
-    without="nobody is told why a certificate was refused",
-    calls={"nvflare.fuel.f3.drivers.net_utils:get_ssl_context": "params, ssl_server"},
-)
+@TLS_FAULTS.replaces("nvflare.fuel.f3.drivers.net_utils:get_ssl_context", "3b8cca38801b")
+def _log_certificates(original: Callable[..., Any], params: dict[str, Any], ssl_server: bool) -> ssl.SSLContext | None:
+    context: ssl.SSLContext | None = original(params, ssl_server)
+    if context is not None:
+        context.sslobject_class = LoggedSocket
+    return context

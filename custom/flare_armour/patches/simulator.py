@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flare_armour.patch import Patch, find
@@ -42,10 +42,7 @@ _OPTION = re.compile(r" (-m|-o|--[a-z_]+) ")
 
 def use(fork_server: socket.socket | None) -> None:
     """Patch the simulator of this process; without a fork server NVFlare starts its workers."""
-    # All are checked first: they replace parts of one class.
-    patches = [patch for patch in (NAMES, PATHS, SLEEPS) if patch.fits()]
-    WORKERS.install()
-    for patch in patches:
+    for patch in (NAMES, PATHS, SLEEPS, WORKERS):
         patch.install()
     if fork_server is not None and WORKERS.in_place:
         importlib.import_module(MODULE).subprocess = Forks(fork_server)  # type: ignore[attr-defined]
@@ -88,18 +85,6 @@ class ThreadNames(dict[str, Any]):
         return dict, ({**self, **({CLIENT_NAME: self._thread.name} if hasattr(self._thread, "name") else {})},)
 
 
-def name_workers() -> None:
-    """Replace the context that a runner is made with."""
-    runner = find(RUNNER)
-    original = runner.__init__
-
-    def init(self: Any, *args: Any) -> None:
-        *others, context = args
-        original(self, *others, ThreadNames(context))
-
-    runner.__init__ = init
-
-
 class Command:
     """Stands where the simulator's module expects Python's ``shlex``."""
 
@@ -107,11 +92,6 @@ class Command:
     def split(command: str, comments: bool = False) -> list[str]:
         """A Python program, then options that each have one value; ``comments`` is NVFlare's, and there are none."""
         return _OPTION.split(command)
-
-
-def divide_commands() -> None:
-    """Replace ``shlex`` in the simulator's module."""
-    find("nvflare.private.fed.app.simulator:simulator_runner").shlex = Command
 
 
 class Clock:
@@ -125,38 +105,39 @@ class Clock:
         time.sleep(min(seconds, SHORT))
 
 
-def sleep_briefly() -> None:
-    """Replace ``time`` in the simulator's module."""
-    find("nvflare.private.fed.app.simulator:simulator_runner").time = Clock
-
-
+DO_ONE_TASK = {f"{RUNNER}.do_one_task": "b087997b1053"}
 NAMES = Patch(
     name="simulator_names",
     kind="correct",
     without="now and then the simulator runs one site twice and another never",
-    apply=name_workers,
-    replaces={f"{RUNNER}.__init__": "0964157c0e4a", f"{RUNNER}.do_one_task": "b087997b1053"},
+    sources=dict(DO_ONE_TASK),
 )
 PATHS = Patch(
     name="simulator_paths",
     kind="correct",
     without="the simulator starts no site in a folder with blanks or quotes in its name",
-    apply=divide_commands,
-    replaces={f"{RUNNER}.do_one_task": "b087997b1053"},
+    also=lambda: setattr(find(MODULE), "shlex", Command),
+    sources=dict(DO_ONE_TASK),
 )
 SLEEPS = Patch(
     name="simulator_sleeps",
     kind="speed",
     without="the simulator takes a second longer to start a worker",
-    apply=sleep_briefly,
-    replaces={f"{RUNNER}.run_client_thread": "543328f3de8e", f"{RUNNER}._create_connection": "ed32258220ad"},
+    also=lambda: setattr(find(MODULE), "time", Clock),
+    sources={f"{RUNNER}.run_client_thread": "543328f3de8e", f"{RUNNER}._create_connection": "ed32258220ad"},
 )
 WORKERS = Patch(
     name="simulator_workers",
     kind="speed",
     without="every worker imports all that a job needs by itself",
-    replaces={f"{RUNNER}.do_one_task": "b087997b1053", f"{RUNNER}._cleanup_process": "69000ee690b5"},
+    sources={**DO_ONE_TASK, f"{RUNNER}._cleanup_process": "69000ee690b5"},
 )
+
+
+@NAMES.replaces(f"{RUNNER}.__init__", "0964157c0e4a")
+def _name_workers(original: Callable[..., None], self: Any, *args: Any) -> None:
+    *others, context = args
+    original(self, *others, ThreadNames(context))
 
 
 def _main() -> int:

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
+from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from flare_armour.log_limits import REFUSALS, party_of
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 log = logging.getLogger("flare_armour")
 
@@ -30,7 +32,6 @@ WAITING = 32
 """Further ones of the same party that wait; what comes then is refused."""
 MOST_OUTGOING = 16
 """Streams to one party. An honest one has asked for two or three things at a time."""
-STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
 
 _Job: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 """A function, and its arguments: a future, a stream and others."""
@@ -104,33 +105,22 @@ def _is_answer(task: Any) -> bool:
     return bool(task.channel == CellChannel.RETURN_ONLY)
 
 
-def apply() -> None:
-    """Replace what begins a stream."""
-    streamer, error = find(STREAMER), find("nvflare.fuel.f3.streaming.stream_types:StreamError")
-    original = streamer.send
-
-    def send(self: Any, channel: str, topic: str, target: str, *others: Any, **named: Any) -> Any:
-        party = party_of(target)
-        with streamer.map_lock:
-            theirs = [task for task in streamer.tx_task_map.values() if party_of(task.target) == party]
-        for task in theirs[: max(len(theirs) - MOST_OUTGOING + 1, 0)]:
-            REFUSALS.add(
-                party, "outgoing", f"acknowledges none of {MOST_OUTGOING} messages to it: the oldest is given up"
-            )
-            task.stop(error(f"{task} is ended: too many others to the same party are not acknowledged"))
-        return original(self, channel, topic, target, *others, **named)
-
-    streamer.send = send
-
-
 OUTGOING = Patch(
     name="outgoing_streams",
     kind="protects",
     without="one site can stop the answers to all others",
-    apply=apply,
-    replaces={
-        f"{STREAMER}.send": "364f8bce1608",
-        # Not replaced: what ends a stream.
-        "nvflare.fuel.f3.streaming.byte_streamer:TxTask.stop": "9ad3810da398",
-    },
+    sources={"nvflare.fuel.f3.streaming.byte_streamer:TxTask.stop": "9ad3810da398"},
 )
+
+
+@OUTGOING.replaces("nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer.send", "364f8bce1608")
+def _send(
+    original: Callable[..., Any], self: Any, channel: str, topic: str, target: str, *others: Any, **named: Any
+) -> Any:
+    party = party_of(target)
+    with ByteStreamer.map_lock:
+        theirs = [task for task in ByteStreamer.tx_task_map.values() if party_of(task.target) == party]
+    for task in theirs[: max(len(theirs) - MOST_OUTGOING + 1, 0)]:
+        REFUSALS.add(party, "outgoing", f"acknowledges none of {MOST_OUTGOING} messages to it: the oldest is given up")
+        task.stop(StreamError(f"{task} is ended: too many others to the same party are not acknowledged"))
+    return original(self, channel, topic, target, *others, **named)

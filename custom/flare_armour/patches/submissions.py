@@ -14,20 +14,22 @@ Fixed in NVFlare when: the size of an upload and of a job is a setting that ``Jo
 
 from __future__ import annotations
 
-import importlib
 import io
 import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.shareable import ReturnCode
 from nvflare.apis.streaming import StreamContextKey
+from nvflare.app_common.streamers.file_streamer import KEY_DATA, _ChunkConsumerFactory
+from nvflare.fuel.hci.proto import MetaStatusValue, make_meta
+from nvflare.fuel.hci.server.constants import ConnProps
 
 from flare_armour.log_limits import REFUSALS
-from flare_armour.patch import Patch, find
+from flare_armour.patch import Patch
 
 LARGEST = 200_000_000
 """Bytes of an upload, and of a job."""
@@ -45,44 +47,35 @@ CODE = "custom"
 """Folder of a job's code."""
 
 STREAMER = "nvflare.app_common.streamers.file_streamer"
-CONSUMER = f"{STREAMER}:_ChunkConsumer"
 RUNNER = "nvflare.private.stream_runner"
-COMMANDS = "nvflare.private.fed.server.job_cmds"
-UNZIP = "nvflare.fuel.utils.zip_utils:unzip_all_from_bytes"
-UNPACKS = (
-    "nvflare.apis.impl.job_def_manager",
-    "nvflare.private.fed.utils.app_deployer",
-    "nvflare.private.fed.client.training_cmds",
+UNZIP = "unzip_all_from_bytes"
+
+
+def _delete(upload: Any) -> None:
+    Path(upload.file.name).unlink(missing_ok=True)
+
+
+def delete_when_done() -> None:
+    """Delete an upload when NVFlare gives its receiver back, after its command."""
+    _ChunkConsumerFactory.return_consumer = lambda self, consumer, stream_ctx, fl_ctx: _delete(consumer)
+
+
+PATCH = Patch(
+    name="submissions",
+    kind="protects",
+    without="whoever has a console can fill the server's disk, and a job can take all its memory",
+    also=delete_when_done,
+    sources={
+        f"{STREAMER}:_ChunkConsumerFactory": "938ea7a579f6",
+        # What ends an upload, and what reads an archive.
+        f"{RUNNER}:_ConsumerInfo.stream_done": "04dea8fd7b23",
+        f"{RUNNER}:ObjectStreamer._handle_request": "2800d0bd86fc",
+        "nvflare.apis.impl.job_def_manager:SimpleJobDefManager._load_job_data_from_store": "3a3f59b2b861",
+        "nvflare.private.fed.utils.app_deployer:AppDeployer.deploy": "d8f1e621dc20",
+        "nvflare.private.fed.client.training_cmds:DeployProcessor.process": "4f24d3c44723",
+        "nvflare.private.fed.server.job_meta_validator:JobMetaValidator.validate": "0ba13aec56c4",
+    },
 )
-"""Modules that unpack jobs. What they call has been looked up when they were imported."""
-
-
-def bound_uploads() -> None:
-    """Replace how a file is received, and delete it when NVFlare gives its receiver back."""
-    consumer, factory = find(CONSUMER), find(f"{STREAMER}:_ChunkConsumerFactory")
-    data_key = find(f"{STREAMER}:KEY_DATA")
-    original_init, original_consume, original_finalize = consumer.__init__, consumer.consume, consumer.finalize
-    uploads = _Uploads()
-
-    def init(self: Any, stream_ctx: Any, dest_dir: str) -> None:
-        original_init(self, stream_ctx, dest_dir)
-        uploads.begin(self)
-
-    def consume(self: Any, shareable: Any, stream_ctx: Any, fl_ctx: Any) -> Any:
-        for other in uploads.more(self, stream_ctx, len(shareable.get(data_key) or b"")):
-            other[StreamContextKey.END_STREAM](ReturnCode.TASK_ABORTED, fl_ctx)
-        goes_on, answer = original_consume(self, shareable, stream_ctx, fl_ctx)
-        self.armour_complete = not goes_on
-        return goes_on, answer
-
-    def finalize(self: Any, stream_ctx: Any, fl_ctx: Any) -> None:
-        original_finalize(self, stream_ctx, fl_ctx)
-        uploads.end(self)
-        if not getattr(self, "armour_complete", False):
-            _delete(self)  # before the command that would take it
-
-    consumer.__init__, consumer.consume, consumer.finalize = init, consume, finalize
-    factory.return_consumer = lambda self, consumer, stream_ctx, fl_ctx: _delete(consumer)
 
 
 class _Uploads:
@@ -114,36 +107,51 @@ class _Uploads:
             self._open.pop(upload, None)
 
 
-def _delete(upload: Any) -> None:
-    Path(upload.file.name).unlink(missing_ok=True)
+_UPLOADS = _Uploads()
 
 
-def bound_archives() -> None:
-    """Look at an archive before a job is submitted, and before it is unpacked."""
-    commands, unzip = find(f"{COMMANDS}:JobCommandModule"), find(UNZIP)
-    submit = commands.submit_job
-    properties = find("nvflare.fuel.hci.server.constants:ConnProps")
-    meta, status = find("nvflare.fuel.hci.proto:make_meta"), find("nvflare.fuel.hci.proto:MetaStatusValue")
+@PATCH.replaces(f"{STREAMER}:_ChunkConsumer.__init__", "106a533d3655")
+def _begin(original: Callable[..., None], self: Any, stream_ctx: Any, dest_dir: str) -> None:
+    original(self, stream_ctx, dest_dir)
+    _UPLOADS.begin(self)
 
-    def submit_job(self: Any, conn: Any, args: list[str]) -> None:
-        archive = conn.get_prop(properties.FILE_LOCATION)
-        wrong = fault(Path(archive)) if archive else None
-        if wrong is None:
-            submit(self, conn, args)
-            return
-        REFUSALS.add(str(conn.get_prop(properties.USER_NAME)), "jobs", f"has submitted a job that is refused: {wrong}")
-        conn.append_error(wrong, meta=meta(status.INVALID_JOB_DEFINITION, wrong))
 
-    def unpack(zip_data: bytes, output_dir_name: str) -> None:
-        wrong = fault(zip_data)
-        if wrong is not None:
-            raise ValueError(wrong)
-        unzip(zip_data, output_dir_name)
+@PATCH.replaces(f"{STREAMER}:_ChunkConsumer.consume", "34967c1dd252")
+def _consume(original: Callable[..., Any], self: Any, shareable: Any, stream_ctx: Any, fl_ctx: Any) -> Any:
+    for other in _UPLOADS.more(self, stream_ctx, len(shareable.get(KEY_DATA) or b"")):
+        other[StreamContextKey.END_STREAM](ReturnCode.TASK_ABORTED, fl_ctx)
+    goes_on, answer = original(self, shareable, stream_ctx, fl_ctx)
+    self.armour_complete = not goes_on
+    return goes_on, answer
 
-    commands.submit_job = submit_job
-    for name in UNPACKS:
-        module: Any = importlib.import_module(name)
-        module.unzip_all_from_bytes = unpack
+
+@PATCH.replaces(f"{STREAMER}:_ChunkConsumer.finalize", "fdc06e5ba5cb")
+def _finalize(original: Callable[..., None], self: Any, stream_ctx: Any, fl_ctx: Any) -> None:
+    original(self, stream_ctx, fl_ctx)
+    _UPLOADS.end(self)
+    if not getattr(self, "armour_complete", False):
+        _delete(self)  # before the command that would take it
+
+
+@PATCH.replaces("nvflare.private.fed.server.job_cmds:JobCommandModule.submit_job", "2c478055f51d")
+def _submit_job(submit: Callable[..., None], self: Any, conn: Any, args: list[str]) -> None:
+    archive = conn.get_prop(ConnProps.FILE_LOCATION)
+    wrong = fault(Path(archive)) if archive else None
+    if wrong is None:
+        submit(self, conn, args)
+        return
+    REFUSALS.add(str(conn.get_prop(ConnProps.USER_NAME)), "jobs", f"has submitted a job that is refused: {wrong}")
+    conn.append_error(wrong, meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, wrong))
+
+
+@PATCH.replaces(f"nvflare.apis.impl.job_def_manager:{UNZIP}", "efb186a9adb1")
+@PATCH.replaces(f"nvflare.private.fed.utils.app_deployer:{UNZIP}", "efb186a9adb1")
+@PATCH.replaces(f"nvflare.private.fed.client.training_cmds:{UNZIP}", "efb186a9adb1")
+def _unpack(unzip: Callable[..., None], zip_data: bytes, output_dir_name: str) -> None:
+    wrong = fault(zip_data)
+    if wrong is not None:
+        raise ValueError(wrong)
+    unzip(zip_data, output_dir_name)
 
 
 def fault(archive: Path | bytes) -> str | None:
@@ -197,35 +205,3 @@ class _Contents(io.BufferedReader):
         if size is not None and size > MOST_CONTENTS:
             raise _TooLongError
         return super().read(size)
-
-
-UPLOADS = Patch(
-    name="uploads",
-    kind="protects",
-    apply=bound_uploads,
-    without="whoever has a console can fill the server's disk",
-    replaces={
-        f"{CONSUMER}.__init__": "106a533d3655",
-        f"{CONSUMER}.consume": "34967c1dd252",
-        f"{CONSUMER}.finalize": "fdc06e5ba5cb",
-        f"{STREAMER}:_ChunkConsumerFactory": "938ea7a579f6",
-        # Not replaced: what ends an upload.
-        f"{RUNNER}:_ConsumerInfo.stream_done": "04dea8fd7b23",
-        f"{RUNNER}:ObjectStreamer._handle_request": "2800d0bd86fc",
-    },
-)
-ARCHIVES = Patch(
-    name="job_archives",
-    kind="protects",
-    apply=bound_archives,
-    without="a job can take all memory of the server",
-    replaces={
-        f"{COMMANDS}:JobCommandModule.submit_job": "2c478055f51d",
-        UNZIP: "efb186a9adb1",
-        # Not replaced: what reads an archive.
-        "nvflare.apis.impl.job_def_manager:SimpleJobDefManager._load_job_data_from_store": "3a3f59b2b861",
-        "nvflare.private.fed.utils.app_deployer:AppDeployer.deploy": "d8f1e621dc20",
-        "nvflare.private.fed.client.training_cmds:DeployProcessor.process": "4f24d3c44723",
-        "nvflare.private.fed.server.job_meta_validator:JobMetaValidator.validate": "0ba13aec56c4",
-    },
-)

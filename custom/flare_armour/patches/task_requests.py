@@ -44,7 +44,7 @@ PATCH = Patch(
     name="long_poll",
     kind="protects",
     without="one site can hold up the others, and every round takes longer",
-    replaces={f"{RUNNER}._try_to_get_task": "7ad3096def2e"},
+    sources={f"{RUNNER}._try_to_get_task": "7ad3096def2e"},
 )
 
 

@@ -8,6 +8,7 @@ only their places along:
 - `held_file`: the receiving end of a file, which grows in order; what it holds outlives the process.
 - `site_end`: sends the file of an answer, piece by piece, and fetches that of a task.
 - `server_end`: takes the sites' pieces, and hands out those of the task.
+- `shared_disk`: either end in FLARE's simulator, which hands the file over by its name.
 - `wire`: the two requests, which sites make, and what they may hold.
 - `transfer_log`: how far a transfer is, in the log.
 

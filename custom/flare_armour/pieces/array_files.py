@@ -15,12 +15,16 @@ import numpy as np
 from nvflare.apis.dxo import DXO, from_shareable
 from nvflare.apis.shareable import Shareable
 
-from flare_armour.patches.server_memory import APART
+from flare_armour.patches.messages import APART
 
 LARGE = 8 * 1024 * 1024
 """Bytes of a message's arrays from which they travel in pieces."""
 ALIGNED = 64
 """An array begins at a multiple of so many bytes."""
+FOLDER = "pieces"
+"""In the folder that the server, or a site, has for the job. It is gone when the job has ended."""
+TASK = ".task"
+"""The server's file of the open task, beside a folder for each client. No client's name begins with a dot."""
 KEY = "armour_arrays"
 """Of the message, for where its arrays are."""
 KINDS = "iuf"

@@ -17,7 +17,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from flare_armour.patches.server_memory import collect_after_round
-from flare_armour.pieces.array_files import FileOf, NotInFileError, file_of, put_back, take_out
+from flare_armour.pieces.array_files import FOLDER, TASK, FileOf, NotInFileError, file_of, put_back, take_out
 from flare_armour.pieces.held_file import HeldFile, WrongDigestError
 from flare_armour.pieces.transfer_log import TransferLog
 from flare_armour.pieces.wire import CHANNEL, FETCH, SEND, Ask, Reply
@@ -26,10 +26,6 @@ log = logging.getLogger("flare_armour")
 
 COLLECT = 64 * 1024 * 1024
 """Bytes of pieces after which the reference cycles that FLARE's messages form are collected."""
-FOLDER = "pieces"
-"""In the job's folder. It is gone when the job has ended."""
-TASK = ".task"
-"""The file of the open task, beside a folder for each client. No client's name begins with a dot."""
 
 
 @dataclass

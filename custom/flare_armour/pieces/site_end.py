@@ -16,15 +16,13 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from flare_armour.patches.server_memory import release
-from flare_armour.pieces.array_files import NotInFileError, file_of, put_back, take_out
+from flare_armour.pieces.array_files import FOLDER, NotInFileError, file_of, put_back, take_out
 from flare_armour.pieces.held_file import HeldFile, WrongDigestError
 from flare_armour.pieces.transfer_log import TransferLog
 from flare_armour.pieces.wire import CHANNEL, FETCH, LEAST, SEND, Ask, Reply, piece_size
 
 log = logging.getLogger("flare_armour")
 
-FOLDER = "pieces"
-"""In the site's folder of the job."""
 SILENCE = 15.0
 """Seconds without a byte after which a piece is sent, or asked for, again."""
 PAUSE = 2.0

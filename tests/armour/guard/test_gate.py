@@ -16,9 +16,10 @@ from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
+from armour.conftest import Enforce, Lower
 from flare_armour import patch
 from flare_armour.guard import gate
-from flare_armour.log_limits import TOPICS, Drops
+from flare_armour.log_limits import TOPICS
 from flare_armour.patch import NotAsExpectedError
 
 REPLACED = "_process_received_msg"
@@ -61,13 +62,10 @@ class Party:
 
 
 @pytest.fixture
-def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Party]]:
-    monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
-    monkeypatch.setattr(StatsPoolManager, "pools", {})
-    monkeypatch.setattr(CoreCell, REPLACED, getattr(CoreCell, REPLACED))
-    monkeypatch.setattr(gate, "DROPS", Drops())
-    monkeypatch.setattr(patch, "IN_PLACE", set())
-    gate.gate().enforce()
+def parties(enforce: Enforce, lower: Lower) -> Iterator[dict[str, Party]]:
+    lower(CoreCell, ALL_CELLS={})
+    lower(StatsPoolManager, pools={})
+    enforce(gate.gate())
     yield {name: Party(name) for name in ("server", "HK")}
 
 
@@ -80,13 +78,13 @@ def test_an_order_is_taken_from_the_server_only(parties: dict[str, Party], caplo
         site.gets("server", CellChannel.CLIENT_MAIN, "admin", **{MessageHeaderKey.ORIGIN: "UCL"})
     assert len(site.done) == 1
     first, second = caplog.messages
-    assert " UCL (admin/admin to HK)" in first and " server (admin/admin to HK, in the name of UCL)" in second
+    assert " UCL (admin/admin " in first and " server (admin/admin " in second and " UCL)" in second
 
 
 def test_a_sender_is_told_by_its_certificate_whatever_names_it_takes(
-    parties: dict[str, Party], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    parties: dict[str, Party], caplog: pytest.LogCaptureFixture, lower: Lower
 ) -> None:
-    monkeypatch.setattr(OVER_TLS, "get_conn_properties", lambda: {"peer_cn": "UCL"})
+    lower(OVER_TLS, get_conn_properties=lambda: {"peer_cn": "UCL"})
     for number in range(TOPICS + 5):
         parties["server"].gets(f"UCL.{number}", "made up", "x", **{MessageHeaderKey.ORIGIN: f"HK.{number}"})
     assert len(caplog.messages) == TOPICS + 1
@@ -113,9 +111,9 @@ def test_a_malformed_message_is_dropped_and_nothing_is_raised(
     assert not parties["server"].done and not parties["server"].passed_on
 
 
-def test_only_whom_a_stream_goes_to_acknowledges_it(parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "refusal", lambda seen, asks: None)
-    monkeypatch.setattr(ByteStreamer, "tx_task_map", {7: SimpleNamespace(target=f"HK.{JOB}")})
+def test_only_whom_a_stream_goes_to_acknowledges_it(parties: dict[str, Party], lower: Lower) -> None:
+    lower(gate, refusal=lambda seen, asks: None)
+    lower(ByteStreamer, tx_task_map={7: SimpleNamespace(target=f"HK.{JOB}")})
     server = parties["server"]
     for origin, number in ((f"UCL.{JOB}", 7), (f"HK.{JOB}", 7), (f"UCL.{JOB}", 8)):
         headers = {MessageHeaderKey.ORIGIN: origin, StreamHeaderKey.STREAM_ID: number}
@@ -143,20 +141,18 @@ def test_a_plain_message_does_not_pass_for_a_streamed_task(parties: dict[str, Pa
     assert message.get_header(StreamHeaderKey.TOPIC) == "get_task"
 
 
-def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_nvflare_is_refused(lower: Lower, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(patch.SKIP, "gate")  # which leaves out patches that do not protect
-    monkeypatch.setattr(CoreCell, "process_message", lambda self, endpoint, connection, app_id, message: None)
+    lower(CoreCell, process_message=lambda self, endpoint, connection, app_id, message: None)
     before = getattr(CoreCell, REPLACED)
     with pytest.raises(NotAsExpectedError, match=r"gate .*CoreCell\.process_message"):
         gate.gate().enforce()
     assert getattr(CoreCell, REPLACED) is before
 
 
-def test_a_consoles_message_says_whose_connection_it_came_over(
-    parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OVER_TLS, "get_conn_properties", lambda: {"peer_cn": "other@hub.org"})
-    monkeypatch.setattr(gate, "refusal", lambda seen, asks: None)
+def test_a_consoles_message_says_whose_connection_it_came_over(parties: dict[str, Party], lower: Lower) -> None:
+    lower(OVER_TLS, get_conn_properties=lambda: {"peer_cn": "other@hub.org"})
+    lower(gate, refusal=lambda seen, asks: None)
     console = "_admin_3f509f41-3a7e-406e-88f6-69672abb2e34"
     message = parties["server"].gets(console, CellChannel.SERVER_MAIN, "x", **{gate.PERSON: "lead@hub.org"})
     assert message.get_header(gate.PERSON) == "other@hub.org"

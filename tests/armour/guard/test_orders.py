@@ -25,12 +25,11 @@ from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.server_cmd_modules import ServerCommandModules
 
+from armour.conftest import Enforce, Lower
 from fedshift.flare.export import write_job
 from fedshift.flare.guard import JOB_FILES, AppFiles
-from flare_armour import patch
 from flare_armour.guard import orders
 from flare_armour.guard.console import COMMANDS
-from flare_armour.log_limits import Drops
 from flare_armour.patches import submissions
 
 REPLACED = "_dispatch_request"
@@ -41,7 +40,7 @@ JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 class Site:
     """NVFlare's agent at a site, with all of NVFlare's processors; those that get something to do note it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, lower: Lower, folder: Path) -> None:
         AuditService.close()
         AuditService.initialize(str(folder / "audit.txt"))
         self.audit = folder / "audit.txt"
@@ -53,7 +52,7 @@ class Site:
         self.agent = FedAdminAgent("agent", cell, engine)
         for processor in ClientRequestProcessors.request_processors:
             self.agent.register_processor(processor)
-            monkeypatch.setattr(type(processor), "process", lambda _, request, engine: self.done.append(request.topic))
+            lower(type(processor), process=lambda _, request, engine: self.done.append(request.topic))
 
     def asked(self, topic: str, body: Any = None, **headers: str) -> Message:
         request = Message(topic, body)
@@ -63,15 +62,11 @@ class Site:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
-    monkeypatch.setattr(FedAdminAgent, REPLACED, getattr(FedAdminAgent, REPLACED))
-    monkeypatch.setattr(ClientEngine, "delete_run", ClientEngine.delete_run)
-    monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
-    monkeypatch.setattr(ServerCommandModules, "cmd_modules", list(ServerCommandModules.cmd_modules))
-    monkeypatch.setattr(orders, "DROPS", Drops())
-    monkeypatch.setattr(patch, "IN_PLACE", set())
-    orders.orders(JOB_FILES).enforce()
-    yield Site(monkeypatch, tmp_path)
+def site(enforce: Enforce, lower: Lower, tmp_path: Path) -> Iterator[Site]:
+    lower(NetManager, get_spec=NetManager.get_spec)
+    lower(ServerCommandModules, cmd_modules=list(ServerCommandModules.cmd_modules))
+    enforce(orders.orders(JOB_FILES))
+    yield Site(lower, tmp_path)
     AuditService.close()
 
 
@@ -193,7 +188,7 @@ def test_a_job_configures_nvflare_as_every_job_does_unless_it_brings_code(
 
 @pytest.mark.parametrize("role", ["lead", "", None])
 def test_a_job_is_signed_by_a_person_with_a_role(
-    role: str | None, site: Site, tmp_path: Path, kits_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    role: str | None, site: Site, tmp_path: Path, kits_of: Callable[[str], Path], lower: Lower
 ) -> None:
     kits = kits_of("prostate")
     shutil.copytree(kits / "BIDMC", tmp_path / "kit")
@@ -208,7 +203,7 @@ def test_a_job_is_signed_by_a_person_with_a_role(
         assert valid and found
         return valid, [(name, org, role) for name, org, _ in found]
 
-    monkeypatch.setattr(orders, "verify_folder_signature_and_get_signers", signers)
+    lower(orders, verify_folder_signature_and_get_signers=signers)
     assert refused(site.asked(TrainingTopic.DEPLOY, app(files), job_id=JOB)) is (not role)
 
 
@@ -219,7 +214,7 @@ def test_the_server_looks_at_a_jobs_files_too(tmp_path: Path) -> None:
     assert "'config/other.json'" in AppFiles().validate(str(folder))[0]
 
 
-def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, lower: Lower) -> None:
     damaged = bytearray(app(of_fedshift(tmp_path)))
     name = b"config/config_fed_client.json"
     start = damaged.index(name) + len(name)
@@ -229,7 +224,7 @@ def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, monk
     for body in (b"no archive", None, "text", str(file), {}, bytes(damaged)):
         reply = site.asked(TrainingTopic.DEPLOY, body, job_id=JOB)
         assert refused(reply) and "no archive" in reply.body
-    monkeypatch.setattr(submissions, "LARGEST", 100)
+    lower(submissions, LARGEST=100)
     assert "allowed are" in site.asked(TrainingTopic.DEPLOY, app(of_fedshift(tmp_path)), job_id=JOB).body
     assert not site.done
 

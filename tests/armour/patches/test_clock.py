@@ -14,6 +14,7 @@ import pytest
 from nvflare.apis.client import Client
 from nvflare.private.fed.server.fed_server import BaseServer
 
+from armour.conftest import Lower
 from flare_armour.patches import clock as steady_clock
 from flare_armour.patches.clock import MODULES, Clock
 
@@ -31,10 +32,10 @@ def test_the_clock_goes_on_whatever_the_time_of_day_does() -> None:
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+def steady(lower: Lower) -> None:
     """The patch, for one test."""
     for name in MODULES:
-        monkeypatch.setattr(importlib.import_module(name), "time", time)
+        lower(importlib.import_module(name), time=time)
     steady_clock.apply()
 
 

@@ -22,9 +22,9 @@ from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
+from armour.conftest import Lower
 from armour.patches.wires import OUTSIDE, WITHIN, Wire, until
-from flare_armour import log_limits, patches
-from flare_armour.log_limits import OnceAMinute
+from flare_armour import patches
 from flare_armour.patches import connections
 from flare_armour.patches.connections import (
     AT_ONCE,
@@ -70,9 +70,9 @@ def test_a_frame_of_any_size_is_read_as_it_was_sent(ends: tuple[socket.socket, S
 
 @pytest.mark.parametrize("length", [0, PREFIX_LEN - 1, 1001])
 def test_a_frame_that_declares_what_none_has_is_refused(
-    ends: tuple[socket.socket, SocketConnection], length: int, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[socket.socket, SocketConnection], length: int, lower: Lower
 ) -> None:
-    monkeypatch.setattr(connections, "LARGEST_FRAME", 1000)
+    lower(connections, LARGEST_FRAME=1000)
     sender, connection = ends
     sender.sendall(frame(length))
     with pytest.raises(CommError) as raised:
@@ -81,17 +81,13 @@ def test_a_frame_that_declares_what_none_has_is_refused(
 
 
 def test_a_frame_takes_no_more_memory_at_a_time_than_a_part_of_it(
-    ends: tuple[socket.socket, SocketConnection], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[socket.socket, SocketConnection], lower: Lower
 ) -> None:
-    monkeypatch.setattr(connections, "AT_ONCE", 1000)
+    lower(connections, AT_ONCE=1000)
     sender, connection = ends
     taken = list[int]()
-    read_into = SocketConnection.read_into
-    monkeypatch.setattr(
-        SocketConnection,
-        "read_into",
-        lambda self, buffer, *rest: taken.append(len(buffer)) or read_into(self, buffer, *rest),
-    )
+    read_into = connection.read_into
+    connection.read_into = lambda buffer, *rest: taken.append(len(buffer)) or read_into(buffer, *rest)  # type: ignore[method-assign]
     sender.sendall(frame(5000, b"x" * 2500))
     sender.shutdown(socket.SHUT_WR)
     with pytest.raises(CommError) as raised:
@@ -139,8 +135,7 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
+def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.manager.stop()
@@ -190,8 +185,8 @@ def test_nvflare_s_own_handshake_is_taken(server: Server) -> None:
     assert server.manager.sfm_endpoints["HK"].endpoint.properties == {"timestamp": 1.5, "fqcn": "HK"}
 
 
-def test_headers_have_so_many_bytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LARGEST_HEADERS", 10)
+def test_headers_have_so_many_bytes(server: Server, lower: Lower) -> None:
+    lower(connections, LARGEST_HEADERS=10)
     assert fault_of_frame(handshake(Types.DATA, b"x" * 3_000, headers=10)) is None
     wire = server.connects("HK")
     wire.process_frame(handshake(Types.DATA, b"x" * 11, headers=11))
@@ -220,11 +215,11 @@ def test_a_party_that_connects_anew_before_its_old_connection_has_ended_keeps_it
     assert not server.manager.sfm_endpoints
 
 
-class Sharing:
-    """The part of a server that has connections. What it does with a frame takes as long as `busy` is held."""
+class Sharing(Server):
+    """What it does with a frame takes as long as `busy` is held."""
 
     def __init__(self) -> None:
-        self.manager = ConnManager(Endpoint("server"))
+        super().__init__()
         self.busy = threading.Event()
         self.worked_on: list[bytes] = []
         self.begun: list[bytes] = []
@@ -234,12 +229,6 @@ class Sharing:
         self.begun.append(frame)
         self.busy.wait(20)
         self.worked_on.append(frame)
-
-    def connects(self, person: str, params: dict[str, Any] = OUTSIDE, mode: Mode = Mode.PASSIVE) -> Wire:
-        wire = Wire(person, params, mode)
-        wire.state = ConnState.CONNECTED
-        self.manager.state_change(wire)
-        return wire
 
     def names(self, wire: Wire, name: str) -> None:
         self.manager.update_endpoint(self.manager.sfm_conns[wire.name], {HandshakeKeys.ENDPOINT_NAME: name})
@@ -295,8 +284,8 @@ def test_one_party_does_not_take_all_threads(sharing: Sharing) -> None:
     assert set(sharing.worked_on) == {*frames, b"honest"}
 
 
-def test_frames_that_wait_have_so_many_bytes(sharing: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "WAITING", (THREADS + 2) * LEAST)
+def test_frames_that_wait_have_so_many_bytes(sharing: Sharing, lower: Lower) -> None:
+    lower(connections, WAITING=(THREADS + 2) * LEAST)
     hostile, honest = sharing.connects("UCL"), sharing.connects("HK")
     for _ in range(THREADS + 2):
         hostile.process_frame(b"ten bytes ")
@@ -325,14 +314,11 @@ def test_a_fault_in_a_frame_does_not_cost_a_thread(sharing: Sharing) -> None:
     until(lambda: len(sharing.worked_on) == THREADS + 2)
 
 
-def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(
-    sharing: Sharing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "BURST", 20)
+def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(sharing: Sharing, lower: Lower) -> None:
     sharing.busy.set()
     pauses = list[float]()
     clock = SimpleNamespace(monotonic=lambda: 0.0, time=time.time, sleep=pauses.append)  # no time passes
-    monkeypatch.setattr(connections, "time", clock)
+    lower(connections, time=clock, BURST=20)
     hostile, honest = sharing.connects("UCL"), sharing.connects("HK")
     for number in range(25):
         hostile.process_frame(b"%d" % number)
@@ -342,7 +328,7 @@ def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(
 
 
 def test_a_party_that_was_silent_is_worked_on_at_once(sharing: Sharing) -> None:
-    share = connections._Share()
+    share = connections.Share()
     assert not any(share.pause() for _ in range(BURST))
     assert share.pause() > 0
     share.since -= BURST / RATE  # so long ago

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from armour.conftest import Lower
 from flare_armour.patches.fork_server import cuda_is_unusable, run_in_child
 
 pytestmark = [
@@ -76,12 +77,12 @@ def test_workers_are_forked_end_and_are_ended(before: str, forked: bool, tmp_pat
     for word in ("waits", "ends", "fails"):
         assert f"{word} {forked} me True" in lines
     assert "[3, 1, None, 'waits', -15, -15]" in lines
-    assert "ValueError: a worker's own error" in done.stderr
+    assert "ValueError: a worker's own" in done.stderr
 
 
-def test_torch_knows_a_fork_of_a_process_that_has_used_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_knows_a_fork_of_a_process_that_has_used_cuda(lower: Lower, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cuda_is_unusable()
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    lower(torch.cuda, _is_in_bad_fork=lambda: True)
     assert cuda_is_unusable()
     monkeypatch.delitem(sys.modules, "torch")
     assert not cuda_is_unusable(), "without torch there is nothing to spoil, and it is not imported to see"

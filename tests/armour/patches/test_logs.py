@@ -17,7 +17,6 @@ from nvflare.fuel.f3.drivers import net_utils
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
 from flare_armour import patches
-from flare_armour.log_limits import OnceAMinute
 from flare_armour.patches import logs
 from flare_armour.patches.logs import LOGGERS, MOST, PERIOD, LogRate
 
@@ -28,7 +27,7 @@ def test_a_line_of_code_logs_so_often_and_says_what_was_left_out() -> None:
     now = [0.0]
     rate, passed = LogRate(lambda: now[0]), list[str]()
 
-    def log(line: int, text: str = "%s came too late") -> None:
+    def log(line: int, text: str = "%s: late") -> None:
         record = logging.LogRecord("x", logging.ERROR, "x.py", line, text, ("a piece",), None)
         if rate.filter(record):
             passed.append(record.getMessage())
@@ -39,9 +38,9 @@ def test_a_line_of_code_logs_so_often_and_says_what_was_left_out() -> None:
     assert len(passed) == MOST + 1
     now[0] = PERIOD
     log(1)
-    assert passed[-1] == f"a piece came too late ({2 * MOST} like this were left out)"
+    assert passed[-1] == f"a piece: late ({2 * MOST} like this were left out)"
     log(1)
-    assert passed[-1] == "a piece came too late"
+    assert passed[-1] == "a piece: late"
 
 
 @pytest.mark.parametrize("name", LOGGERS)
@@ -95,10 +94,8 @@ class Project:
 
 
 @pytest.fixture(autouse=True)
-def patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net_utils, "get_ssl_context", net_utils.get_ssl_context)
-    monkeypatch.setattr(logs, "_CERTIFICATES", OnceAMinute())
-    logs.log_certificates()
+def again() -> None:
+    logs.CERTIFICATES.clear()
 
 
 def meet(server: tuple[Path, Path], client: tuple[Path, Path], *, theirs: Path, ours: Path) -> None:

@@ -16,8 +16,6 @@ from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from armour.patches.wires import until
-from flare_armour import log_limits
-from flare_armour.log_limits import OnceAMinute
 from flare_armour.patches.stream_shares import MOST_OUTGOING, THREADS, WAITING, MessageShares
 
 
@@ -80,8 +78,7 @@ class Line:
 
 
 @pytest.fixture
-def streamer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
+def streamer() -> Iterator[Any]:
     yield ByteStreamer(Line())  # type: ignore[arg-type]
     for task in list(ByteStreamer.tx_task_map.values()):
         task.stop(StreamError("the test ends"), notify=False)

@@ -29,13 +29,12 @@ from nvflare.private.fed.server.job_cmds import JobCommandModule
 from nvflare.private.fed.utils import app_deployer
 from nvflare.private.stream_runner import HeaderKey, ObjectStreamer
 
+from armour.conftest import Lower
 from fedshift.flare.export import write_job
-from flare_armour import log_limits, patches
-from flare_armour.log_limits import OnceAMinute
 from flare_armour.patches import submissions
 from flare_armour.patches.submissions import LARGEST_TEXT, fault
 
-patches.install()
+submissions.PATCH.install()
 PIECE = b"0123456789"
 
 
@@ -75,8 +74,8 @@ def test_an_upload_is_given_to_its_command_and_does_not_stay(tmp_path: Path) -> 
     assert server.found == [3 * PIECE] and server.files == 0
 
 
-def test_one_that_is_too_large_is_ended_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submissions, "LARGEST", 25)
+def test_one_that_is_too_large_is_ended_and_deleted(tmp_path: Path, lower: Lower) -> None:
+    lower(submissions, LARGEST=25)
     server = Server(tmp_path)
     assert [server.gets("job", number, declared=20) for number in range(2)] == [ReturnCode.OK] * 2
     assert server.gets("job", 2) == ReturnCode.EXECUTION_EXCEPTION
@@ -101,9 +100,6 @@ def test_many_incomplete_ones_end_the_most_silent(tmp_path: Path) -> None:
     assert server.files == submissions.MOST_OPEN and server.found == [None]
     assert server.gets("0", 1) == ReturnCode.BAD_REQUEST_DATA, "the most silent"
     assert server.gets("first", 2, last=True) == ReturnCode.OK and server.found[-1] == 3 * PIECE
-
-
-submissions.ARCHIVES.install()
 
 
 def packed(files: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -155,23 +151,17 @@ class Console:
         self.errors.append(text)
 
 
-def lower(bounds: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in bounds.items():
-        monkeypatch.setattr(submissions, name, value)
-
-
 @refused
 def test_it_is_refused_when_it_is_submitted(
     archive: bytes,
     bounds: dict[str, int],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    lower: Lower,
 ) -> None:
     if bounds:
         assert fault(archive) is None
-    lower(bounds, monkeypatch)
-    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
+    lower(submissions, **bounds)
     (tmp_path / "job.zip").write_bytes(archive)
     console = Console(tmp_path / "job.zip")
     JobCommandModule().submit_job(console, ["submit_job", "job"])
@@ -183,11 +173,9 @@ def test_it_is_refused_when_it_is_submitted(
 
 @refused
 @pytest.mark.parametrize("module", [job_def_manager, app_deployer, training_cmds])
-def test_it_is_not_unpacked(
-    module: Any, archive: bytes, bounds: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_unpacked(module: Any, archive: bytes, bounds: dict[str, int], tmp_path: Path, lower: Lower) -> None:
     """Whoever has brought it: a copy of an earlier job (``clone_job``), a store that was there before."""
-    lower(bounds, monkeypatch)
+    lower(submissions, **bounds)
     with pytest.raises(ValueError):
         module.unzip_all_from_bytes(archive, str(tmp_path))
     assert not list(tmp_path.iterdir())

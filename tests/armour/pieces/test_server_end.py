@@ -13,6 +13,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
+from armour.conftest import Lower
 from fedshift.flare import codec
 from flare_armour.pieces.array_files import FileOf, NotInFileError, file_of, take_out
 from flare_armour.pieces.server_end import ServerEnd
@@ -72,9 +73,8 @@ def test_an_answer_larger_than_the_job_allows_is_refused_before_anything_is_kept
     server.open(Shareable(), ("HK",), place="round 1")
     with caplog.at_level(logging.WARNING, "flare_armour"):
         assert [sends(server, "HK") for _ in range(3)] == [CLOSED] * 3
-    assert [record.message for record in caplog.records] == [
-        "an answer of site HK is refused: it has 1000 bytes, allowed are 999"
-    ]
+    (text,) = caplog.messages
+    assert " HK " in text and " 1000 " in text and text.endswith(" 999")
     assert not list(tmp_path.rglob("*"))
 
 
@@ -90,7 +90,7 @@ def test_a_file_with_another_digest_has_to_come_again(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING, "flare_armour"):
         assert [sends(server, "HK", piece=b"x" * 1000) for _ in range(3)] == [Reply(held=0)] * 3
     (record,) = caplog.records
-    assert "HK's update of round 1 has to come again" in record.message
+    assert "HK's update of round 1" in record.message
 
 
 def test_an_answer_whose_arrays_have_not_come_is_not_restored(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_the_task_of_the_open_round_is_handed_out_and_no_other_file(tmp_path: Pa
     assert server.answer("HK", FETCH, Ask(file, 0, length=10).encode()) == CLOSED
 
 
-def test_only_what_is_new_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_new_is_progress(tmp_path: Path, lower: Lower) -> None:
     message = task()
     server, _ = ends(tmp_path, task=message)
     file = file_of(message)
     assert file is not None
     moment = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    lower(time, monotonic=lambda: moment)
 
     def after(seconds: float, reply: Reply) -> dict[str, float]:
         assert not reply.closed

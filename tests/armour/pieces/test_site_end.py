@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from armour.conftest import Lower
 from fedshift.flare import codec
 from flare_armour.pieces import site_end
 from flare_armour.pieces.array_files import NotInFileError, file_of
@@ -77,7 +78,7 @@ def test_a_site_that_is_started_again_goes_on_with_its_answer(tmp_path: Path) ->
         return ""
 
     line.lose = cut
-    with pytest.raises(GivenUpError, match="the job has ended"):
+    with pytest.raises(GivenUpError, match="ended"):
         site(tmp_path, line, stopped=lambda: stop).send(answer(), "the update")
     first = line.sent
     line.lose = lambda number, topic: ""
@@ -128,9 +129,9 @@ def answer_free() -> codec.Shareable:
     return codec.Shareable()
 
 
-def test_pieces_grow_on_a_quick_line_and_shrink_on_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_grow_on_a_quick_line_and_shrink_on_a_slow_one(tmp_path: Path, lower: Lower) -> None:
     _, line = ends(tmp_path)
-    monkeypatch.setattr(site_end, "LEAST", 1000)
+    lower(site_end, LEAST=1000)
     moment = 0.0
 
     def slow(number: int, topic: str) -> str:
@@ -138,7 +139,7 @@ def test_pieces_grow_on_a_quick_line_and_shrink_on_a_slow_one(tmp_path: Path, mo
         moment += 5.0 if 9 <= number < 15 else 0.1
         return ""
 
-    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    lower(time, monotonic=lambda: moment)
     line.lose = slow
     site(tmp_path, line, clients=1).send(answer(), "the update")
     sizes = [len(ask.piece) for ask in line.asked]
@@ -149,12 +150,12 @@ def test_pieces_grow_on_a_quick_line_and_shrink_on_a_slow_one(tmp_path: Path, mo
 def test_a_round_that_is_over_is_not_sent_to(tmp_path: Path) -> None:
     server, line = ends(tmp_path)
     line.lose = lambda number, topic: server.close() or "" if number == 4 else ""  # type: ignore[func-returns-value]
-    with pytest.raises(GivenUpError, match="does not want it any more"):
+    with pytest.raises(GivenUpError, match="server"):
         site(tmp_path, line).send(answer(), "the update")
     message = task()
     server.open(message, ("HK",), place="round 2")
     line.lose = lambda number, topic: server.close() or "" if number == 8 else ""  # type: ignore[func-returns-value]
-    with pytest.raises(GivenUpError, match="does not want it any more"):
+    with pytest.raises(GivenUpError, match="server"):
         site(tmp_path, line).fetch(message, "the model")
 
 
