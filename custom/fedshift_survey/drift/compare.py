@@ -75,18 +75,18 @@ def limits(references: Sequence[Reference]) -> Limits:
 
     sums: dict[str, LogSums] = {}
     for reference in references:
-        for key, one in reference.apart.items():
-            sums[key] = sums[key] + one if key in sums else one
-    known = {key: one for key, one in sums.items() if one.cases >= FEWEST and key in NOUNS}
+        for key, spread in reference.apart.items():
+            sums[key] = sums[key] + spread if key in sums else spread
+    known = {key: spread for key, spread in sums.items() if spread.cases >= FEWEST and key in NOUNS}
     worth = {aspect.key: aspect.worth for aspect in OF_A_SCAN}
-    found = {}
-    for key, one in known.items():
-        quantile = float(t.ppf(1 - FALSE_ALARMS / len(known), one.cases - 1))
-        upper = exp(min(one.mean + quantile * one.deviation * sqrt(1 + 1 / one.cases), 50.0))
-        found[key] = max(upper, worth.get(key, 0.0))
+    limits = {}
+    for key, spread in known.items():
+        quantile = float(t.ppf(1 - FALSE_ALARMS / len(known), spread.cases - 1))
+        upper = exp(min(spread.mean + quantile * spread.deviation * sqrt(1 + 1 / spread.cases), 50.0))
+        limits[key] = max(upper, worth.get(key, 0.0))
     empty = sum(reference.empty for reference in references)
     scored = empty + (known[DOUBT].cases if DOUBT in known else 0)
-    return Limits(found, flags_nothing=empty <= FALSE_ALARMS * scored)
+    return Limits(limits, flags_nothing=empty <= FALSE_ALARMS * scored)
 
 
 def compare_scans(
@@ -113,9 +113,9 @@ def compare_scans(
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue
-        told = fingerprint_of(model, references, voxels, mask, spacing)
-        found = judged(image, told, confidence, references, usual, volume_ml=volume_ml(mask, scan))
-        yield replace(found, known_spacing=spacing is not None)
+        fingerprint = fingerprint_of(model, references, voxels, mask, spacing)
+        compared = judged(image, fingerprint, confidence, references, usual, volume_ml=volume_ml(mask, scan))
+        yield replace(compared, known_spacing=spacing is not None)
 
 
 def fingerprint_of(

@@ -20,12 +20,7 @@ from fedshift.schema.reference import Reference
 
 
 def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference:
-    """What a site with this prepared folder would tell of its scans for this model.
-
-    Raises:
-        ConfigError: it is of another data set, or of other classes.
-        DataError: it cannot be read, or lacks a sequence.
-    """
+    """What a site with this prepared folder would tell of its scans for this model."""
     manifest, task = read_manifest(folder), model.header.job.task
     if (manifest.dataset, manifest.classes) != (task.dataset, tuple(task.classes)):
         raise ConfigError(
