@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from fedshift.data.shift import ASPECTS, Aspect, Pair, ShiftMap
+from fedshift.data.shift import ASPECTS, Pair, ShiftMap
 from fedshift.data.tallies import MIDDLES, normalised, row_of_site
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
@@ -102,7 +103,7 @@ def _map(shift: ShiftMap) -> Section:
     blocks: list[Block] = []
     if len(shift.sites) <= MAX_SITES:
         blocks.append(_overall(shift))
-        blocks.append(Tables([table for aspect in ASPECTS if (table := _square(shift, aspect)) is not None]))
+        blocks.append(Tables(_by_aspect(shift)))
     else:
         blocks.append(_farthest_pairs(shift))
     unknown = [aspect.title.lower() for aspect in ASPECTS if shift.largest(aspect) is None]
@@ -135,30 +136,28 @@ def _legend() -> Table:
 
 
 def _overall(shift: ShiftMap) -> Table:
+    return _square(shift, "All aspects together", shift.overall, large=1.0)
+
+
+def _by_aspect(shift: ShiftMap) -> list[Table]:
+    return [
+        _square(shift, f"{aspect.title} ({aspect.unit})", partial(shift.between, aspect), large=aspect.large)
+        for aspect in ASPECTS
+        if shift.largest(aspect) is not None
+    ]
+
+
+def _square(shift: ShiftMap, caption: str, distance: Callable[[str, str], float | None], *, large: float) -> Table:
+    """A row and a column for each site."""
     rows: list[Row] = []
     for site in shift.sites:
         row: list[Cell | str] = [site]
         for other in shift.sites:
-            value = None if site == other else shift.overall(site, other)
-            row.append(
-                Cell("·" if site == other else "–") if value is None else Cell(f"{value:.2f}", shade=min(value, 1))
-            )
-        rows.append(row)
-    return Table(_columns(shift), rows, caption="All aspects together")
-
-
-def _square(shift: ShiftMap, aspect: Aspect) -> Table | None:
-    if shift.largest(aspect) is None:
-        return None
-    rows: list[Row] = []
-    for site in shift.sites:
-        row: list[Cell | str] = [site]
-        for other in shift.sites:
-            value = None if site == other else shift.between(aspect, site, other)
+            value = None if site == other else distance(site, other)
             text = "·" if site == other else "–" if value is None else f"{value:.2f}"
-            row.append(Cell(text, shade=None if value is None else min(value / aspect.large, 1.0)))
+            row.append(Cell(text, shade=None if value is None else min(value / large, 1.0)))
         rows.append(row)
-    return Table(_columns(shift), rows, caption=f"{aspect.title} ({aspect.unit})")
+    return Table(_columns(shift), rows, caption=caption)
 
 
 def _columns(shift: ShiftMap) -> list[Column]:

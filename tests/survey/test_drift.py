@@ -28,9 +28,8 @@ from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 from fedshift.schema.results import BEST, LAST
 from fedshift.tasks.evaluation.confidence import confidence
-from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, limits
+from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, folder_reference, limits
 from fedshift_survey.drift.conclusion import CHANCE, Month, sentence, since
-from fedshift_survey.drift.folder_reference import folder_reference
 from fedshift_survey.drift.months import scans_by_month
 
 SHAPE, SPACING = (12, 20, 24), (2.0, 1.0, 1.0)

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dict[str, Reference]:
     """Site -> what it tells of its scans, from the model file or from the folders."""
     from fedshift.schema.errors import ConfigError
-    from fedshift_survey.drift.folder_reference import folder_reference
+    from fedshift_survey.drift.compare import folder_reference
 
     if folders:
         references = [folder_reference(model, ready, folder) for folder in folders]

@@ -18,14 +18,20 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.case_check import known_spacing
-from fedshift.data.fingerprint import scan_fingerprint
+from fedshift.data.fingerprint import case_fingerprints, fingerprint, scan_fingerprint
+from fedshift.data.prepared import image_files
+from fedshift.data.resampled import Preparation
+from fedshift.data.scans import read_scan
 from fedshift.data.shift import OF_A_SCAN, from_site
+from fedshift.data.splits import case_splits
+from fedshift.federation.reference import reference_of
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
 from fedshift.inference.sequences import find_case
-from fedshift.schema.errors import FedshiftError
+from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 
 FALSE_ALARMS = 0.05
@@ -160,3 +166,23 @@ def judged(
         volume_ml=volume_ml,
         confidence=confidence,
     )
+
+
+def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference:
+    """What a site with this prepared folder would tell of its scans for this model."""
+    manifest, task = read_manifest(folder), model.header.job.task
+    if (manifest.dataset, manifest.classes) != (task.dataset, tuple(task.classes)):
+        raise ConfigError(
+            "other-data",
+            f"{folder} is of data set {manifest.dataset} with the classes {', '.join(manifest.classes)}, and "
+            f"{model.path} was trained on {task.dataset} with {', '.join(task.classes)}: name one of its sites",
+        )
+    sequences = Preparation(sequences=model.sequences).numbers(manifest, folder)
+    splits = case_splits(manifest.cases, site=manifest.site, fold=task.data.get("fold"))
+    confidences = []
+    for case, split in zip(manifest.cases, splits, strict=True):
+        if split == "val":
+            scans = [read_scan(path) for path in image_files(folder, manifest, case.id)]
+            voxels = np.stack([scans[number].voxels for number in sequences])
+            confidences.append(outline(ready, voxels, manifest.known_spacing(case))[1])
+    return reference_of(fingerprint(folder), list(case_fingerprints(folder)), confidences, least=1)

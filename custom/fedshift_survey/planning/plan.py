@@ -3,7 +3,7 @@
 Isensee et al., Nature Methods 2021, with the released planner (``ExperimentPlanner``). Four things differ. Nobody sees
 the cases, so medians are of rounded numbers, and the median shape after resampling is the median extent by the spacing.
 Volumes are not cropped to what is not 0. Memory is counted for the network itself
-(`fedshift_survey.planning.memory`), where nnU-Net compares with a reference network on a GPU. And a batch is
+(`fedshift_survey.planning.network`), where nnU-Net compares with a reference network on a GPU. And a batch is
 limited by a mean site's voxels, since it comes from one site.
 """
 
@@ -16,8 +16,7 @@ from math import ceil, prod
 from fedshift.data.tallies import medians, quantile
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.planning.memory import GIGA, NetworkShape
-from fedshift_survey.planning.topology import LEAST_EDGE, topology_for
+from fedshift_survey.planning.network import GIGA, LEAST_EDGE, NetworkShape, topology_for
 
 ANISOTROPY = 3.0
 """An axis is of low resolution if its voxels are so many times longer, and fewer, than those of the others."""

@@ -20,7 +20,7 @@ from fedshift.data.merged_fingerprint import merge
 from fedshift.federation.resolve import resolve
 from fedshift.schema.fingerprint import INSIDE, Fingerprint, Geometry, SurveySpec, Tally
 from fedshift.schema.job import TaskSpec
-from fedshift_survey.planning.memory import GIGA, NetworkShape
+from fedshift_survey.planning.network import GIGA, NetworkShape
 from fedshift_survey.planning.plan import Plan, make_plan
 from fedshift_survey.planning.task_file import ct_note, is_unchanged, task_file
 
