@@ -14,7 +14,6 @@ from rich.text import Text
 from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
-from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,
@@ -28,7 +27,7 @@ from fedshift_bench.columns import (
     site_scores,
     summary,
 )
-from fedshift_bench.footnotes import footnotes
+from fedshift_bench.notes import claims_sentence, footnotes
 from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.significance import Paired, paired_tests, printed_p
 from fedshift_bench.spec import FULL

@@ -9,9 +9,9 @@ from errors import raises
 from scipy import stats
 
 from fedshift.reporting.known_scores import GUESS
-from fedshift_bench.claims import claims_sentence, conclusions, pairs_in_order
 from fedshift_bench.columns import below_guess, blocks
 from fedshift_bench.leaderboard import make_leaderboard
+from fedshift_bench.notes import claims_sentence, conclusions, pairs_in_order
 from fedshift_bench.published import PublishedValue
 from fedshift_bench.record import IMAGE_FREE, Comparison
 from fedshift_bench.tables import LAST_ROUND, latex, long_csv, make_tables, markdown

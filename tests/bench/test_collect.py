@@ -13,7 +13,7 @@ from fedshift.tasks.device import processor
 from fedshift_bench.cell_run import run_cell
 from fedshift_bench.cells import make_cells
 from fedshift_bench.collect import Collector
-from fedshift_bench.footnotes import notes
+from fedshift_bench.notes import notes
 from fedshift_bench.record import Comparison, LeftOutSite
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import RUN_FOLDER, Store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ from volumesites import BLOBS, make_volume_site
 
 from fedshift import cli
 from fedshift_bench.cells import choose, make_cells
-from fedshift_bench.claims import conclusions
 from fedshift_bench.curves import line
-from fedshift_bench.footnotes import footnotes
+from fedshift_bench.notes import conclusions, footnotes
 from fedshift_bench.record import CellRecord, Comparison, over_folds, read_comparison
 from fedshift_bench.significance import paired_tests
 from fedshift_bench.spec import read_spec
 from fedshift_bench.tables import long_csv, make_tables
 
-from .made import made, record
+from .made import made, record, write_spec
 
 Scores = Mapping[tuple[int, int], Mapping[str, float] | None]
 """(seed, fold) -> each site's score, None for a cell that is missing."""
@@ -173,18 +171,8 @@ def test_a_test_of_pairs_that_hardly_differ_is_not_made() -> None:
 def write(folder: Path, **changes: Any) -> Path:
     """A spec of two methods on volumes, over two of the five folds."""
     (folder / "blobs.yaml").write_text(BLOBS, encoding="utf-8")
-    content = {
-        "name": "crossed",
-        "title": "Two methods",
-        "what": "Methods on blobs.",
-        "task": "blobs.yaml",
-        "options": {"schedule.rounds": 1, "schedule.local_epochs": 1},
-        "axes": {"method": {"FedAvg": {"methods": "fedavg"}, "FedProx": {"methods": "fedprox"}}},
-        "seeds": [0, 4],
-        "folds": [1, 5],
-    }
-    (folder / "crossed.yaml").write_text(json.dumps(content | changes), encoding="utf-8")
-    return folder / "crossed.yaml"
+    options = {"schedule.rounds": 1, "schedule.local_epochs": 1}
+    return write_spec(folder, **{"task": "blobs.yaml", "options": options, "seeds": [0, 4], "folds": [1, 5], **changes})
 
 
 def test_every_row_and_seed_trains_on_each_fold(tmp_path: Path) -> None:

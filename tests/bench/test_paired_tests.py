@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
-from fedshift_bench.footnotes import footnotes
+from fedshift_bench.notes import footnotes
 from fedshift_bench.record import Comparison
 from fedshift_bench.significance import paired_tests, t_test
 from fedshift_bench.tables import long_csv

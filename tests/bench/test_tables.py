@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedshift_bench.columns import measure
-from fedshift_bench.footnotes import footnotes
+from fedshift_bench.notes import footnotes
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
 from fedshift_bench.tables import heading, latex, long_csv, make_tables, markdown, rich_tables
 
