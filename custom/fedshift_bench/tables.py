@@ -45,17 +45,17 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: ``values`` of the finished seeds, out of ``of`` seeds."""
+    """One number of a table: ``values`` of the finished seeds, out of ``n_seeds``."""
 
     values: tuple[float, ...]
-    of: int
+    n_seeds: int
     published: str = ""
     best: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether all seeds have finished."""
-        return len(self.values) == self.of
+        return len(self.values) == self.n_seeds
 
     @property
     def mean(self) -> float | None:
@@ -195,7 +195,7 @@ def entry_text(entry: Entry, shown: Measure) -> str:
     text = shown.text(entry.mean)
     if entry.std is not None:
         text += f" ± {shown.text(entry.std)}"
-    return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.of} seeds)"
+    return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.n_seeds} seeds)"
 
 
 def _render(template: str, comparison: Comparison) -> str:
@@ -252,7 +252,7 @@ def long_csv(comparison: Comparison) -> str:
         for row, entries in _table(comparison, "", [(block, [(key, key) for key in keys])]).rows.items():
             for key, entry in zip(keys, entries, strict=True):
                 numbers = ["" if v is None else f"{shown.scaled(v):.6g}" for v in (entry.mean, entry.std)]
-                counts = [shown.unit, len(entry.values), entry.of]
+                counts = [shown.unit, len(entry.values), entry.n_seeds]
                 printed = _published(comparison, block, row, key)[1:]
                 rows.append([row, *block.labels.values(), key, *numbers, *counts, *printed, *about])
     for test in paired_tests(comparison):
