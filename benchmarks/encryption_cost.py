@@ -47,9 +47,7 @@ Result = TypeVar("Result")
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = frame.parser(__doc__)
-    parser.add_argument("--turns", type=int, default=5)
+    parser = frame.parser(__doc__, turns=5)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="without its ending")
     args = parser.parse_args()

@@ -8,7 +8,6 @@ round. Training is in the figures: the same rounds in one process, one site afte
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+import frame
 import psutil
 import torch
 
@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--job", type=Path, default=ROOT / "jobs" / "fedfa_fedrdn_prostate")
     parser.add_argument("--threads", type=int, nargs="+", default=[6, 2, 1])
     parser.add_argument("--rounds", type=int, default=6)
@@ -70,7 +69,7 @@ def main() -> None:
         },
         "runs": figures,
     }
-    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    frame.write(args.out, content)
 
 
 def cut(folder: Path, *, rounds: int) -> JobSpec:

@@ -1,4 +1,4 @@
-"""What scripts of this folder share: their command line, how a result was made, its JSON, and its page for people."""
+"""What scripts of this folder share: command lines, repeated measurements, results with how they were made, pages."""
 
 from __future__ import annotations
 
@@ -6,18 +6,55 @@ import argparse
 import json
 import os
 import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PERFORMANCE = RESULTS / "performance"
+LOAD = os.getloadavg()[0]
+"""How busy the machine was before the script began, in processes over a minute."""
 
 
-def parser(about: str | None) -> argparse.ArgumentParser:
-    """A command line that prints the script's own words as its help."""
-    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(about: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """A command line that prints the script's own words as its help, with a ``--NAME`` for each of the numbers."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        made.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    return made
+
+
+def beside_flower(about: str | None, *, rounds: int) -> argparse.Namespace:
+    """The arguments of a benchmark that may have Flower beside it."""
+    made = parser(about, rounds=rounds, repeats=5)
+    made.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
+    return made.parse_args()
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, smallest and largest of repeats, and the repeats."""
+    rounded = [round(value, 4) for value in values]
+    return {"median": round(median(values), 4), "low": min(rounded), "high": max(rounded), "repeats": rounded}
+
+
+def ratios(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """``a`` divided by ``b``, both by `spread`, within each repeat."""
+    return spread([x / y for x, y in zip(a["repeats"], b["repeats"], strict=True)])
+
+
+def in_turn(measures: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, dict[str, Any]]:
+    """Each measure ``repeats`` times, one after another, so that what else the machine does meets all of them."""
+    values: dict[str, list[float]] = {name: [] for name in measures}
+    for number in range(repeats):
+        for name, measure in measures.items():
+            values[name].append(measure())
+            print(f"{number + 1}/{repeats} {name}: {values[name][-1]:.4g}", flush=True)
+    return {name: spread(repeated) for name, repeated in values.items()}
 
 
 def made_with(*packages: str) -> dict[str, Any]:
@@ -39,15 +76,40 @@ def write(path: Path, content: Any, page: str | None = None) -> None:
         path.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
+def write_measured(name: str, content: Mapping[str, Any], *, module: str | None = None) -> Path:
+    """Write and print ``results/performance/NAME.json``, with the command and the machine."""
+    path = PERFORMANCE / f"{name}.json"
+    machine = {"processor": _processor(), "cores": os.cpu_count(), "load_before": round(LOAD, 2)}
+    versions = {"python": platform.python_version(), **{package: version(package) for package in ("torch", "nvflare")}}
+    command = " ".join(("python -m", f"benchmarks.performance.{module or name}", *map(_word, sys.argv[1:])))
+    write(path, {"command": command, "machine": machine | versions, **content})
+    print(path, flush=True)
+    return path
+
+
 def page(name: str, **facts: Any) -> str:
     """The text of ``pages/NAME.md.j2``; ``{{ value | f(".2f") }}`` formats a number, or each of several as cells."""
     loader = FileSystemLoader(Path(__file__).resolve().parent / "pages")
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(loader=loader, undefined=StrictUndefined, **options)
-    environment.filters["f"] = _formatted
+    environment.filters |= {"f": _formatted, "plain": lambda text: " ".join(text.split())}
     return environment.get_template(f"{name}.md.j2").render(facts)
 
 
 def _formatted(values: Any, spec: str) -> str:
     numbers = [values] if isinstance(values, int | float) else values
     return " | ".join(format(number, spec) for number in numbers)
+
+
+def _word(argument: str) -> str:
+    """A word of the command, without where things are on this machine."""
+    return f"…/{'/'.join(Path(argument).parts[-2:])}" if Path(argument).is_absolute() else argument
+
+
+def _processor() -> str:
+    """The name that Linux gives, or what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

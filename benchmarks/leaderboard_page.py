@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
+from benchmarks import frame
 from fedshift.schema.errors import ConfigError
 from fedshift_bench.leaderboard import Leaderboard, make_leaderboard, not_ranked, notes, p_text, rank_svg, table_lines
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
@@ -12,9 +12,8 @@ from fedshift_bench.significance import ALPHA
 from fedshift_bench.spec import read_spec
 from fedshift_bench.tables import heading
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "leaderboard"
-SPECS = ROOT / "benchmarks" / "leaderboard"
+RESULTS = frame.RESULTS / "leaderboard"
+SPECS = frame.RESULTS.parent / "leaderboard"
 AGAINST = "fedavg"
 
 
@@ -25,28 +24,42 @@ def committed() -> list[Comparison]:
 
 def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
     """The page's text and its picture."""
-    boards = {one.name: board for one in comparisons if (board := _board([one])) is not None and _is_broad(one, board)}
-    ranked = [one for one in comparisons if one.name in boards]
+    boards = [(one, board) for one in comparisons if (board := _board([one])) is not None and _is_broad(one, board)]
+    ranked = [comparison for comparison, _ in boards]
     overall = _board(ranked)
     assert overall is not None, "half of the rows of no committed comparison have finished"
-    title = f"Mean ranks over {', '.join(one.name for one in ranked)}"
-    lines = [advice(overall), "", *_limits(comparisons), ""]
-    lines += [f"## {title}", "", "![Mean ranks](pictures/leaderboard.svg)", ""]
-    lines += ["Bars join rows whose mean ranks differ by less than the critical difference.", "", *table_lines(overall)]
-    lines += ["", *(f"- {note}" for note in notes(overall)), ""]
-    if overall.unranked:
-        lines += [*_not_ranked(overall.unranked), ""]
-    if len(ranked) > 1:
-        for one in ranked:
-            lines += [f"## {heading(one)}", "", " ".join(one.what.split()), "", *table_lines(boards[one.name]), ""]
-            lines += [*(f"- {note}" for note in notes(boards[one.name])), ""]
-    for one in comparisons:
-        if why := not_ranked(one):
-            table = f"[table](../benchmarks/results/leaderboard/{one.name}_{one.scale}/table.md)"
-            lines += [f"## {heading(one)}", "", f"{' '.join(one.what.split())} Scores without ranks: {table}.", ""]
-            lines += [*(f"- {sentence}" for sentence in why), ""]
-    lines += _ran(comparisons)
-    return "\n".join(lines), rank_svg(overall, title)
+    title = f"Mean ranks over {', '.join(comparison.name for comparison in ranked)}"
+    unranked: dict[str, list[str]] = {}
+    for name, reason in overall.unranked.items():
+        unranked.setdefault(reason, []).append(name)
+    left_out: dict[str, dict[str, list[str]]] = {}
+    for comparison in comparisons:
+        for name, why in comparison.left_out.items():
+            left_out.setdefault(why.removeprefix(f"method {name}: "), {}).setdefault(name, []).append(comparison.name)
+    ran = {(comparison.name, comparison.scale): comparison for comparison in comparisons}
+    specs = sorted(SPECS.glob("*.yaml"))
+    text = frame.page(
+        "leaderboard",
+        advice=advice(overall),
+        n_done=sum(len(comparison.done) for comparison in comparisons),
+        n_cells=sum(len(comparison.cells) for comparison in comparisons),
+        scales=sorted({comparison.scale for comparison in comparisons}),
+        title=title,
+        overall=overall,
+        unranked=unranked,
+        boards=boards if len(ranked) > 1 else [],
+        comparisons=comparisons,
+        runs=[(path.stem, scale, ran.get((path.stem, scale))) for path in specs for scale in ("quick", "paper")],
+        draws=min(read_spec(path, "paper")[0].draws for path in specs),
+        left_out=left_out,
+        **{function.__name__: function for function in (table_lines, notes, heading, not_ranked, folder)},
+    )
+    return text, rank_svg(overall, title)
+
+
+def folder(comparison: Comparison) -> str:
+    """Where a comparison's results are, from the page."""
+    return f"../benchmarks/results/leaderboard/{comparison.name}_{comparison.scale}"
 
 
 def advice(board: Leaderboard) -> str:
@@ -74,62 +87,6 @@ def advice(board: Leaderboard) -> str:
         else "the blocks are too few for a test"
     )
     return f"{start}none is significantly better: `{first.name}` is ranked first, {figures}; {needed}."
-
-
-def _not_ranked(reasons: Mapping[str, str]) -> list[str]:
-    """A line for each reason, with the rows that it leaves out."""
-    rows: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        rows.setdefault(reason, []).append(name)
-    return [f"- Not ranked ({reason}): {', '.join(names)}." for reason, names in rows.items()]
-
-
-def _limits(comparisons: Sequence[Comparison]) -> list[str]:
-    cells = [cell for one in comparisons for cell in one.cells]
-    done = [cell for cell in cells if cell.state == "done"]
-    scales = sorted({one.scale for one in comparisons})
-    return [
-        f"{len(done)} of {len(cells)} cells have run, at the scale {' and '.join(scales)}, with methods' defaults.",
-        "That scale is cut down until a core finishes a cell in a minute: few images, small networks, few rounds. It",
-        "shows which methods work out of the box and which fail, and its ranks need not be those of the full tasks.",
-    ]
-
-
-def _ran(comparisons: Sequence[Comparison]) -> list[str]:
-    lines = [
-        "## What ran and what did not",
-        "",
-        "| task | scale | rows | cells done | table |",
-        "|---|---|---:|---:|---|",
-    ]
-    ran = {(one.name, one.scale): one for one in comparisons}
-    for path in sorted(SPECS.glob("*.yaml")):
-        for scale in ("quick", "paper"):
-            one = ran.get((path.stem, scale))
-            if one is None:
-                lines.append(f"| {path.stem} | {scale} | | none | |")
-                continue
-            done = sum(cell.state == "done" for cell in one.cells)
-            rows = len(next(iter(one.axes.values())))
-            table = f"../benchmarks/results/leaderboard/{one.name}_{scale}/table.md"
-            lines.append(f"| {path.stem} | {scale} | {rows} | {done} of {len(one.cells)} | [table]({table}) |")
-    draws = {path.stem: read_spec(path, "paper")[0].draws for path in SPECS.glob("*.yaml")}
-    lines += [
-        "",
-        f"`paper` is the full task with three seeds and {min(draws.values())} settings a row: its defaults and others,",
-        "drawn with equal budgets and chosen on validation.",
-        "",
-        "No row, and why:",
-        "",
-    ]
-    reasons: dict[str, dict[str, list[str]]] = {}
-    for one in comparisons:
-        for name, why in one.left_out.items():
-            reasons.setdefault(why.removeprefix(f"method {name}: "), {}).setdefault(name, []).append(one.name)
-    for why, names in reasons.items():
-        rows = ", ".join(f"{name} ({', '.join(tasks)})" for name, tasks in names.items())
-        lines.append(f"- {why[0].upper()}{why[1:]}: {rows}.")
-    return lines
 
 
 def _is_broad(comparison: Comparison, board: Leaderboard) -> bool:

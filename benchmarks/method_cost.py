@@ -10,7 +10,6 @@ passes over the data before or after training count. Centralised references take
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import frame
 import numpy as np
 import torch
 
@@ -42,8 +42,7 @@ Data = Mapping[str, Path]
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps a round")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--methods", nargs="+", default=method_set.available())
@@ -75,7 +74,7 @@ def main() -> None:
         "methods": rows,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    frame.write(args.out, content)
 
 
 def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:

@@ -16,8 +16,6 @@ netem``, which not every kernel has.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import queue
 import random
@@ -34,6 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import frame
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,9 +130,7 @@ class Relay:
 
 
 def main() -> int:
-    """Run all, write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser = frame.parser(__doc__, rounds=6)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     job = resolve("prostate", "fedfa+fedrdn", protocol="quick", options=(*OPTIONS, f"schedule.rounds={args.rounds}"))
@@ -159,7 +156,7 @@ def main() -> int:
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
         "runs": rows,
     }
-    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    frame.write(args.out, content)
     return 0
 
 

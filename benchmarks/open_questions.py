@@ -19,7 +19,6 @@ the site's training images by the network as it is then.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shlex
@@ -34,6 +33,7 @@ from statistics import mean
 from typing import Any
 from unittest import mock
 
+import frame
 import numpy as np
 import torch
 
@@ -284,7 +284,7 @@ def scores(results: Results) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, and write after every run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("question", choices=QUESTIONS)
     parser.add_argument("--data", type=Path, required=True, metavar="ROOT")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")

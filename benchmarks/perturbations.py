@@ -11,7 +11,6 @@ same network. Figures are parts of the outputs' own variation.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shlex
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import frame
 import torch
 
 import fedshift
@@ -68,7 +68,7 @@ def real(root: Path, model: Path | None) -> dict[str, dict[str, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write after each part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--data", type=Path, metavar="ROOT")
     parser.add_argument("--model", type=Path, metavar="MODEL")

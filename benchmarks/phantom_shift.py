@@ -14,14 +14,13 @@ Writes ``benchmarks/results/phantom_shift.json``, of which the table in ``docs/p
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import frame
 import numpy as np
 import torch
 
@@ -145,8 +144,7 @@ def measure(root: Path, *, seed: int, steps: int, options: Sequence[str]) -> dic
 
 
 def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--data", type=Path, help="a phantom made earlier (default: make it with --seed)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300, help="optimiser steps of each model")
@@ -156,7 +154,7 @@ def main() -> None:
         root = args.data or make_phantom(Path(scratch), seed=args.seed)
         result = measure(root, seed=args.seed, steps=args.steps, options=args.set)
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    frame.write(RESULT, result)
 
 
 if __name__ == "__main__":

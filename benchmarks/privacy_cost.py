@@ -57,7 +57,6 @@ OPTIONS = (
 
 
 def main() -> None:
-    """Measure what is missing, and write after each run."""
     parser = frame.parser(__doc__)
     parser.add_argument("--real", type=Path, required=True, help="folder of prepared prostate sites")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")

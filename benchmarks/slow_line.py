@@ -10,7 +10,6 @@ less what they had as it opened, and the bytes that passed the lines. ``--weight
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,6 +21,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import frame
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "custom"), str(ROOT)]
@@ -55,9 +56,7 @@ class Federation(Deployed):
 
 
 def main() -> int:
-    """Run all arms, write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
+    parser = frame.parser(__doc__, megabytes=1000)
     parser.add_argument("--rate", type=float, default=20, help="Mbit/s of each line, each way")
     parser.add_argument("--weights-as", nargs="+", default=["fp32"], choices=["fp32", "bf16", "int8"])
     parser.add_argument("--whole", action="store_true", help="neither stalls nor cuts")
@@ -79,7 +78,7 @@ def main() -> int:
         },
         "runs": runs,
     }
-    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    frame.write(args.out, content)
     return 0
 
 

@@ -58,7 +58,6 @@ SIDE = 64
 
 
 def main() -> None:
-    """Measure and write."""
     parser = frame.parser(__doc__)
     parser.add_argument("--prostate", type=Path, required=True, help="folder of prepared prostate sites")
     parser.add_argument("--digits", type=Path, required=True, help="folder of prepared sites mnist, mnistm and usps")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from benchmarks.performance.record import arguments, in_turn, load, write
+from benchmarks import frame
 from fedshift.tasks import networks
 from fedshift.tasks.augmentation import Augmentation, make_augmentation
 from fedshift.tasks.losses import make_loss
@@ -111,7 +111,7 @@ def measured(which: str, *, batches: int, steps: int, repeats: int, precision: P
     monais = make_augmentation(transforms(len(patch)), dims=len(patch), patch=patch)
     assert own is not None and monais is not None
     larger = batch(samples, channels, tuple(side + more for side, more in zip(patch, own.margin, strict=True)))
-    seconds = in_turn(
+    seconds = frame.in_turn(
         {
             "own": partial(augmented, own, *larger, batches),
             "monai": partial(augmented, monais, *batch(samples, channels, patch), batches),
@@ -135,13 +135,9 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and write."""
-    parser = arguments(__doc__, steps=3)
-    parser.add_argument("--batches", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
+    parser = frame.parser(__doc__, steps=3, repeats=5, batches=30, threads=1)
     parser.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="auto", help="of the step")
     asked = parser.parse_args()
-    before = load()
     torch.set_num_threads(asked.threads)
     content: dict[str, Any] = {"threads": asked.threads, "precision": settled(asked.precision, CPU)}
     for which in BATCHES:
@@ -150,7 +146,7 @@ def main() -> None:
         )
         print(which, content[which]["ratios"], flush=True)
     name = "augmentation" if asked.threads == 1 else f"augmentation_{asked.threads}_threads"
-    print(write(name, content, load=before, module="augmentation"))
+    frame.write_measured(name, content, module="augmentation")
 
 
 if __name__ == "__main__":

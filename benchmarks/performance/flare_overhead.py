@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.performance import record
+from benchmarks import frame
 from data_prep.phantom import make_phantom
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
@@ -47,9 +47,7 @@ BARE = ("-m", "nvflare.private.fed.app.simulator.simulator", "-t", "1")
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.beside_flower(__doc__, rounds=20)
-    load = record.load()
+    args = frame.beside_flower(__doc__, rounds=20)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         job = idle_job(args.rounds)
@@ -80,17 +78,17 @@ def main() -> None:
             measures["Flower simulation"] = lambda: a_round(flower(args.flower, arrays, job))
         measures["coordinator in one process"] = lambda: coordinator(job, folder)
         measures["loop over arrays"] = lambda: loop(job)
-        rounds = record.in_turn(measures, args.repeats)
+        rounds = frame.in_turn(measures, args.repeats)
     content = {
         "what": f"a round of six sites that do not train, a U-Net of {FEATURES} features (4.4 MB, 136 arrays)",
         "rounds": args.rounds,
         "rounds_of_nvflare_simulator": BARE_ROUNDS,
         "seconds_a_round": rounds,
-        "seconds_from_launch_to_first_training_task": {name: record.spread(told) for name, told in launches.items()},
-        "megabytes_of_the_largest_worker": {name: record.spread(told) for name, told in memory.items()},
+        "seconds_from_launch_to_first_training_task": {name: frame.spread(told) for name, told in launches.items()},
+        "megabytes_of_the_largest_worker": {name: frame.spread(told) for name, told in memory.items()},
     }
     print(json.dumps(content, indent=1))
-    print(record.write("flare_overhead", content, load=load))
+    frame.write_measured("flare_overhead", content)
 
 
 def idle_job(rounds: int, *, hosts: int | None = None) -> JobSpec:

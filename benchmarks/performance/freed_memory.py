@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.made_volumes import AS_MEASURED
 from benchmarks.performance.server_memory import resident
 from fedshift.federation.footprint import noise
@@ -50,9 +50,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.arguments(__doc__, steps=5).parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, steps=5, repeats=5).parse_args()
     content: dict[str, object] = {
         "what": "processor seconds of a training step, one thread",
         "steps": args.steps,
@@ -63,18 +61,18 @@ def main() -> None:
         },
     }
     print(json.dumps(content, indent=1))
-    print(record.write("freed_memory", content, load=load))
+    frame.write_measured("freed_memory", content)
 
 
 def measured(name: str, precision: Precision, steps: int, repeats: int) -> dict[str, Any]:
     """A task in all ways, and how many times as fast as with returned memory it is."""
     with ExitStack() as stack:
         pools = {way: stack.enter_context(process(way)) for way in WAYS}
-        seconds = record.in_turn({way: measure(pool, name, precision, steps) for way, pool in pools.items()}, repeats)
+        seconds = frame.in_turn({way: measure(pool, name, precision, steps) for way, pool in pools.items()}, repeats)
         peaks = {way: pool.submit(peak).result() for way, pool in pools.items()}
     return {
         "seconds_a_step": seconds,
-        "times_as_fast": {way: record.ratios(seconds[RETURNED], seconds[way]) for way in (KEPT, HUGE)},
+        "times_as_fast": {way: frame.ratios(seconds[RETURNED], seconds[way]) for way in (KEPT, HUGE)},
         "peak_megabytes": peaks,
     }
 

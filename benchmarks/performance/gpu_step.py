@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.made_volumes import hippocampus_sites
 from benchmarks.performance.training_step import Party, step_job
 from data_prep.phantom import make_phantom
@@ -38,9 +38,8 @@ OURS, OURS_FP32, FEDFA = "fedshift, bf16", "fedshift, fp32", "fedshift, bf16, Fe
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.arguments(__doc__, steps=20).parse_args()
-    load, device = record.load(), choose_device("auto")
+    args = frame.parser(__doc__, steps=20, repeats=5).parse_args()
+    device = choose_device("auto")
     torch.set_num_threads(1)
     content: dict[str, Any] = {"gpu": device_name(device), "steps": args.steps, "tasks": {}}
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +59,7 @@ def main() -> None:
         }
         for name, (data, make) in tasks.items():
             content["tasks"][name] = measured(make, data, root / name, args.steps, args.repeats, device)
-            print(record.write("gpu_step", content, load=load), flush=True)  # so that a run cut short is not lost
+            frame.write_measured("gpu_step", content)  # so that a run cut short is not lost
 
 
 def recipe(task: str, sites: tuple[str, ...], methods: str, precision: str, steps: int) -> JobSpec:
@@ -80,13 +79,13 @@ def measured(
     }
     measures |= {name: party.seconds_a_step for name, party in parties.items()}
     memory = {name: megabytes(measure, device) for name, measure in measures.items()}  # and what comes first is slow
-    found = record.in_turn(measures, repeats)
+    found = frame.in_turn(measures, repeats)
     return {
         "seconds_a_step": found,
-        "times_as_fast_as_plain_fp32": {name: record.ratios(found[FP32], found[name]) for name in measures},
-        "times_as_fast_as_plain_TF32": {name: record.ratios(found[AS_TORCH], found[name]) for name in measures},
-        "FedFA to FedAvg": record.ratios(found[FEDFA], found[OURS]),
-        "input_of_an_epoch": record.in_turn({OURS: parties[OURS].input_of_an_epoch}, repeats)[OURS],
+        "times_as_fast_as_plain_fp32": {name: frame.ratios(found[FP32], found[name]) for name in measures},
+        "times_as_fast_as_plain_TF32": {name: frame.ratios(found[AS_TORCH], found[name]) for name in measures},
+        "FedFA to FedAvg": frame.ratios(found[FEDFA], found[OURS]),
+        "input_of_an_epoch": frame.in_turn({OURS: parties[OURS].input_of_an_epoch}, repeats)[OURS],
         "megabytes": memory,
     }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.made_volumes import AS_MEASURED
 from benchmarks.performance.step_3d import seconds
 from fedshift.federation.footprint import noise
@@ -45,11 +45,9 @@ NETWORKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, it
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = record.arguments(__doc__, steps=3)
+    parser = frame.parser(__doc__, steps=3, repeats=5)
     parser.add_argument("--name", default="layout", help="of the results file; another one for another processor")
     args = parser.parse_args()
-    load = record.load()
     torch.set_num_threads(1)
     keep_freed_memory(CPU)
     content: dict[str, Any] = {
@@ -58,7 +56,7 @@ def main() -> None:
         "networks": {name: measured(name, args.steps, args.repeats) for name in NETWORKS},
     }
     print(json.dumps(content, indent=1))
-    print(record.write(args.name, content, load=load))
+    frame.write_measured(args.name, content)
 
 
 def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
@@ -66,10 +64,10 @@ def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
     measures = {way: partial(seconds, training_step(name, way), steps) for way in (LAST, CONTIGUOUS, OURS)}
     for measure in measures.values():
         measure()  # the first pass of a shape prepares convolutions
-    found = record.in_turn(measures, repeats)
+    found = frame.in_turn(measures, repeats)
     return {
         "seconds_a_step": found,
-        "times_as_fast_as_channels_last": {way: record.ratios(found[LAST], found[way]) for way in (CONTIGUOUS, OURS)},
+        "times_as_fast_as_channels_last": {way: frame.ratios(found[LAST], found[way]) for way in (CONTIGUOUS, OURS)},
     }
 
 

@@ -9,7 +9,6 @@ round as they must. Rounds are put together in ten parts; the first has the run'
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.flare_overhead import environment, idle_job, write_idle
 from data_prep.phantom import make_phantom
 from fedshift.reporting.events import FOLDER
@@ -41,11 +40,7 @@ class Seen:
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=500)
-    args = parser.parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, rounds=500).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_idle(idle_job(args.rounds), folder / "job")
@@ -65,7 +60,7 @@ def main() -> None:
     ]
     content = {"what": "six sites that do not train, a U-Net of 4.4 MB", "rounds": args.rounds, "parts": rows}
     print(json.dumps(content, indent=1))
-    print(record.write("many_rounds", content, load=load))
+    frame.write_measured("many_rounds", content)
 
 
 def watch(folder: Path, rounds: int) -> list[Seen]:

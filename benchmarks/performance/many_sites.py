@@ -13,7 +13,6 @@ which tell the work, are given too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.flare_overhead import environment
 from benchmarks.performance.many_rounds import memory
 from fedshift.data.blocks import write_hashes
@@ -42,14 +41,10 @@ SCHEDULE = {"emnist": ["schedule.local_epochs=10", "schedule.batch_size=10"], "c
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = frame.parser(__doc__, rounds=10, repeats=3)
     parser.add_argument("--emnist", type=int, nargs="*", default=[50, 200], help="numbers of sites")
     parser.add_argument("--cifar10", type=int, nargs="*", default=[100], help="numbers of sites")
     args = parser.parse_args()
-    load = record.load()
     rows = {(row["task"], row["sites"]): row for row in earlier()}
     for task, counts in (("emnist", args.emnist), ("cifar10", args.cifar10)):
         for count in counts:
@@ -59,12 +54,12 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     told = [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "emnist", key[1]))]
     content = {"what": "ten sites a round", "images": IMAGES, "schedule": SCHEDULE, "runs": told}
-    print(record.write("many_sites", content, load=load))
+    frame.write_measured("many_sites", content)
 
 
 def earlier() -> list[dict[str, Any]]:
     """What earlier calls have measured; this one adds to it."""
-    path = record.RESULTS / "many_sites.json"
+    path = frame.PERFORMANCE / "many_sites.json"
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
     return found
 
@@ -80,7 +75,7 @@ def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> d
         told["fedshift run"].append(run(folder))
         told["one process"].append(run(folder, "--in-process"))
     figures = {
-        name: {key: record.spread([one[key] for one in values]) for key in values[0]} for name, values in told.items()
+        name: {key: frame.spread([one[key] for one in values]) for key in values[0]} for name, values in told.items()
     }
     ratios = {
         f"{key}_ratio": round(figures["fedshift run"][key]["median"] / figures["one process"][key]["median"], 2)

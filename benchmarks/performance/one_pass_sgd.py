@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.schema.job import Precision
@@ -63,9 +63,7 @@ class Training:
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.arguments(__doc__, steps=5).parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, steps=5, repeats=5).parse_args()
     torch.set_num_threads(1)
     tasks = {
         name: {precision: measured(name, precision, args.steps, args.repeats) for precision in PRECISIONS}
@@ -73,14 +71,14 @@ def main() -> None:
     }
     content = {"what": "processor seconds, one thread; torch over fedshift", "steps": args.steps, "tasks": tasks}
     print(json.dumps(content, indent=1))
-    print(record.write("one_pass_sgd", content, load=load))
+    frame.write_measured("one_pass_sgd", content)
 
 
 def measured(name: str, precision: Precision, steps: int, repeats: int) -> dict[str, Any]:
     """A task with both optimisers: a training step, and the optimiser's part of it."""
     of = {kind: Training(made, name, precision) for kind, made in KINDS.items()}
-    whole = record.in_turn({kind: timed(one.step, steps) for kind, one in of.items()}, repeats)
-    alone = record.in_turn({kind: timed(one.optimizer.step, steps) for kind, one in of.items()}, repeats)
+    whole = frame.in_turn({kind: timed(one.step, steps) for kind, one in of.items()}, repeats)
+    alone = frame.in_turn({kind: timed(one.optimizer.step, steps) for kind, one in of.items()}, repeats)
     pairs = zip(*(one.net.parameters() for one in of.values()), strict=True)
     return {
         **of["torch"].settings,
@@ -88,8 +86,8 @@ def measured(name: str, precision: Precision, steps: int, repeats: int) -> dict[
         "seconds_a_training_step": whole,
         "seconds_of_the_optimiser": alone,
         "times_as_fast": {
-            "training step": record.ratios(whole["torch"], whole["fedshift"]),
-            "optimiser": record.ratios(alone["torch"], alone["fedshift"]),
+            "training step": frame.ratios(whole["torch"], whole["fedshift"]),
+            "optimiser": frame.ratios(alone["torch"], alone["fedshift"]),
         },
     }
 

@@ -18,7 +18,6 @@ that have ended. Results may have patches that were dropped after they were meas
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -36,7 +35,7 @@ from statistics import median
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.flare_overhead import BARE, ROOT, RUN, environment, write_idle
 from benchmarks.performance.made_volumes import hippocampus_sites
 from benchmarks.performance.server_memory import copy_site, job_of, listener, resident
@@ -77,12 +76,12 @@ WORKLOADS = {
 
 def main() -> None:
     """Measure one workload and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patches", nargs="+", choices=EVERY, help="only these, one at a time")
     args = parser.parse_args()
-    workload, load = WORKLOADS[args.workload], record.load()
+    workload = WORKLOADS[args.workload]
     without = [(name,) for name in args.patches] if args.patches else workload.without
     variants = {ALL: (), **{" and ".join(names) if names != EVERY else "no patch": names for names in without}}
     seen: dict[str, list[dict[str, float] | None]] = {name: [] for name in variants}
@@ -96,8 +95,7 @@ def main() -> None:
                     seen[name].append(run(folder, workload, without))
                 print(f"{number + 1}/{args.repeats} {name}: {json.dumps(seen[name][-1])}", flush=True)
             content = {"what": __doc__.split("\n\n", 1)[0], "rounds": workload.rounds, "variants": summary(seen)}
-            path = record.write(f"patches_{args.workload}", content, load=load, module="patches")
-    print(path)
+            frame.write_measured(f"patches_{args.workload}", content, module="patches")
 
 
 @contextmanager

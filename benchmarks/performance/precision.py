@@ -9,7 +9,6 @@ validation Dice over the last rounds, which moves less than one round's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
@@ -44,15 +43,10 @@ LAST = 5
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--matrix", type=int, default=64)
+    parser = frame.parser(__doc__, rounds=30, seeds=4, matrix=64)
     args = parser.parse_args()
     if args.seeds < 2:
         parser.error("--seeds: a spread takes two")
-    load = record.load()
     runs: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         cells = [(arm, seed) for seed in range(args.seeds) for arm in ARMS]
@@ -73,7 +67,7 @@ def main() -> None:
                 "runs": kept,
                 "summary": {arm: summary(kept, arm) for arm in ARMS},
             }
-            record.write("precision", content, load=load)
+            frame.write_measured("precision", content)
     print(json.dumps(content["summary"], indent=1))
 
 

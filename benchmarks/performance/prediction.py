@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.made_volumes import AS_MEASURED, untrained_model, write_case
 from benchmarks.performance.patches import cpu_seconds
 from benchmarks.performance.server_memory import resident
@@ -49,13 +49,7 @@ class Ran:
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--volumes", type=int, default=7)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, volumes=7, repeats=5, threads=2).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         content: dict[str, Any] = {
             "what": f"{args.volumes} volumes of {'x'.join(map(str, SHAPE))} voxels",
@@ -63,7 +57,7 @@ def main() -> None:
             "prediction": times(Path(scratch) / "times", args),
         }
     print(json.dumps(content, indent=1))
-    print(record.write("prediction", content, load=load))
+    frame.write_measured("prediction", content)
 
 
 def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -83,10 +77,10 @@ def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             print(f"{number + 1}/{args.repeats} {name}: {ran[name][-1]}", flush=True)
     ratios = [theirs.volume / ours.volume for ours, theirs in zip(ran[OURS], ran[BUNDLE], strict=True)]
     return {
-        "volumes_a_minute": {name: record.spread([60 / one.volume for one in runs]) for name, runs in ran.items()},
-        "seconds_to_the_first": {name: record.spread([one.first for one in runs]) for name, runs in ran.items()},
-        "megabytes": {name: record.spread([one.peak / 1e6 for one in runs]) for name, runs in ran.items()},
-        "times_as_fast_as_the_bundle": record.spread(ratios),
+        "volumes_a_minute": {name: frame.spread([60 / one.volume for one in runs]) for name, runs in ran.items()},
+        "seconds_to_the_first": {name: frame.spread([one.first for one in runs]) for name, runs in ran.items()},
+        "megabytes": {name: frame.spread([one.peak / 1e6 for one in runs]) for name, runs in ran.items()},
+        "times_as_fast_as_the_bundle": frame.spread(ratios),
         "masks_that_differ": differing(folder / f"{OURS} 0", folder / f"{BUNDLE} 0"),
     }
 

@@ -10,7 +10,6 @@ fourteen as in a task of many organs. Windows do not overlap, for speed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from itertools import pairwise
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.made_volumes import AS_MEASURED, untrained_model, write_case
 from benchmarks.performance.prediction import predict, run
 from fedshift.federation.resolve import resolve
@@ -32,11 +31,7 @@ STRUCTURES = (2, 13)
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, threads=2).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         content: dict[str, Any] = {
             "shortest": list(SHORTEST),
@@ -44,7 +39,7 @@ def main() -> None:
             "classes": {str(1 + number): memory(Path(scratch), number, args.threads) for number in STRUCTURES},
         }
     print(json.dumps(content, indent=1))
-    print(record.write("prediction_memory", content, load=load))
+    frame.write_measured("prediction_memory", content)
 
 
 def memory(folder: Path, structures: int, threads: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ its other form it simulates four scanners as well.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import tempfile
 import time
@@ -19,7 +18,7 @@ from statistics import median
 
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from benchmarks.performance import record
+from benchmarks import frame
 from data_prep.hippocampus import plan_volumes
 from data_prep.volumes import write_volumes
 from fedshift.data.scans import ORIENTATION
@@ -28,22 +27,20 @@ PLAIN = "plain loop"
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--source", type=Path, required=True, help="the Decathlon's hippocampus task, unpacked")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    load = record.load()
     measures = {
         PLAIN: lambda: timed(lambda out: plain(args.source, out)),
         "prepare": lambda: timed(lambda out: prepare(args.source, out, simulate=False)),
         "prepare --simulate": lambda: timed(lambda out: prepare(args.source, out, simulate=True)),
     }
-    seconds = record.in_turn(measures, args.repeats)
-    ratios = {name: record.ratios(told, seconds[PLAIN]) for name, told in seconds.items() if name != PLAIN}
+    seconds = frame.in_turn(measures, args.repeats)
+    ratios = {name: frame.ratios(told, seconds[PLAIN]) for name, told in seconds.items() if name != PLAIN}
     content = {"volumes": plan_volumes(args.source).total, "cpu_seconds": seconds, "ratios": ratios}
-    print(record.write("preparation", content, load=load))
+    frame.write_measured("preparation", content)
     print({name: median(told["repeats"]) for name, told in ratios.items()})
 
 

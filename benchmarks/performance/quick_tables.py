@@ -14,7 +14,7 @@ import tempfile
 from math import prod
 from pathlib import Path
 
-from benchmarks.performance import record
+from benchmarks import frame
 from fedshift_bench import runner
 from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.estimate import Estimator
@@ -27,8 +27,6 @@ SIDE_BY_SIDE = 2
 
 
 def main() -> None:
-    """Estimate and write the figures."""
-    load = record.load()
     costs = json.loads((BENCHMARKS / "results" / "method_cost.json").read_text(encoding="utf-8"))["methods"]
     ratios = {name: told["time_ratio"] for name, told in costs.items()}
     tables = {}
@@ -49,7 +47,7 @@ def main() -> None:
         "what": f"estimated minutes of a table at scale {SCALE}, {SIDE_BY_SIDE} runs at a time",
         "tables": tables,
     }
-    print(record.write("quick_tables", content, load=load))
+    frame.write_measured("quick_tables", content)
 
 
 def slower(cell: Cell, ratios: dict[str, float]) -> float:

@@ -9,7 +9,6 @@ test patients as they are, and as sites receive them with ``federation.weights_a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.precision import SITES, job_of
 from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import run_in_process
@@ -38,13 +37,7 @@ FORMATS: tuple[WeightsAs, ...] = get_args(WeightsAs)
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--matrix", type=int, default=64)
-    args = parser.parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, rounds=30, seeds=4, matrix=64).parse_args()
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(models, seed, args.rounds, args.matrix) for seed in range(args.seeds)]
         found = [model for one in waiting for model in one.result()]
@@ -61,7 +54,7 @@ def main() -> None:
         },
     }
     print(json.dumps(content, indent=1))
-    print(record.write("rounded_models", content, load=load))
+    frame.write_measured("rounded_models", content)
 
 
 def models(seed: int, rounds: int, matrix: int) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ the server's largest resident set over three rounds less what it had before the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.flare_overhead import environment, idle_job, write_idle
 from data_prep.phantom import make_phantom
 from fedshift.federation.tensors import read_weights
@@ -34,18 +33,16 @@ FEATURES = 32
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.parser(__doc__)
     parser.add_argument("--sites", type=int, nargs="+", default=[4, 16, 32])
     args = parser.parse_args()
-    load = record.load()
     rows = []
     for count in args.sites:
         with tempfile.TemporaryDirectory() as scratch:
             rows.append({"sites": count, **measure(Path(scratch), count)})
         print(json.dumps(rows[-1]), flush=True)
     content = {"what": f"{ROUNDS} rounds of a U-Net of {FEATURES} features with sites that do not train", "runs": rows}
-    print(record.write("server_memory", content, load=load))
+    frame.write_measured("server_memory", content)
 
 
 def measure(folder: Path, count: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.augmentation import now
 from benchmarks.performance.made_volumes import AS_MEASURED, hippocampus_sites
 from benchmarks.performance.training_step import Party
@@ -50,11 +50,9 @@ CASES = 32
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = record.arguments(__doc__, steps=3)
+    parser = frame.parser(__doc__, steps=3, repeats=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
-    load = record.load()
     content: dict[str, Any] = {
         "what": "a step of the hippocampus task in 3D: BasicUNet on 2 patches of 40x56x40",
         "precision": settled("auto", CPU),
@@ -68,7 +66,7 @@ def main() -> None:
             torch.set_num_threads(threads)
             content[f"{threads} thread{'s' * (threads > 1)}"] = measured(pool, data, root / str(threads), threads, args)
     print(json.dumps(content, indent=1))
-    print(record.write("step_3d", content, load=load))
+    frame.write_measured("step_3d", content)
 
 
 def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -85,10 +83,10 @@ def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argpa
     }
     for measure in measures.values():
         measure()  # the first pass of a shape prepares convolutions
-    seconds = record.in_turn(measures, args.repeats)
+    seconds = frame.in_turn(measures, args.repeats)
 
     def ratios(a: str, b: str) -> dict[str, Any]:
-        return record.ratios(seconds[a], seconds[b])
+        return frame.ratios(seconds[a], seconds[b])
 
     return {
         "seconds_a_step": seconds,

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.performance import record
+from benchmarks import frame
 from benchmarks.performance.flare_overhead import RUN, a_round, environment, simulated
 from benchmarks.performance.plain_party import Party, Weights, average
 from data_prep.phantom import make_phantom
@@ -40,9 +40,7 @@ NEAR = 1e-3
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.beside_flower(__doc__, rounds=5)
-    load = record.load()
+    args = frame.beside_flower(__doc__, rounds=5)
     torch.set_num_threads(1)
     whole: dict[str, list[float]] = {}
     last: dict[str, Weights] = {}
@@ -73,16 +71,16 @@ def main() -> None:
         }
         if args.flower:
             runs["Flower simulation"] = lambda: flower(args.flower, folder)
-        rounds = record.in_turn({name: measured(name, run) for name, run in runs.items()}, args.repeats)
+        rounds = frame.in_turn({name: measured(name, run) for name, run in runs.items()}, args.repeats)
     content = {
         "what": "FedAvg, six phantom sites of 4 cases, 96x96, U-Net of 16 features, fp32, SGD, one epoch a round",
         "rounds": args.rounds,
         "seconds_a_round": rounds,
-        "seconds_in_all": {name: record.spread(told) for name, told in whole.items()},
+        "seconds_in_all": {name: frame.spread(told) for name, told in whole.items()},
         "largest_difference_of_a_weight_from_the_plain_loop": apart,
     }
     print(json.dumps(content, indent=1))
-    print(record.write("training_peers", content, load=load))
+    frame.write_measured("training_peers", content)
 
 
 def training_job(rounds: int) -> JobSpec:

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.performance import record
+from benchmarks import frame
 from data_prep.phantom import make_phantom
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
@@ -44,10 +44,8 @@ SIDE = 2048
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    args = record.arguments(__doc__, steps=6).parse_args()
+    args = frame.parser(__doc__, steps=6, repeats=5).parse_args()
     torch.set_num_threads(1)
-    load = record.load()
     alone = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     with tempfile.TemporaryDirectory() as scratch, alone as pool:
         root = Path(scratch)
@@ -66,9 +64,9 @@ def main() -> None:
             "papers' loop": lambda: pool.submit(seconds_of_papers_step, args.steps).result()
         }
         measures |= {name: party.seconds_a_step for name, party in parties.items()}
-        steps = record.in_turn(measures, args.repeats)
-        limits = record.in_turn({name: lambda d=kind: product(d) for name, kind in KINDS.items()}, args.repeats)
-        shares = record.in_turn(
+        steps = frame.in_turn(measures, args.repeats)
+        limits = frame.in_turn({name: lambda d=kind: product(d) for name, kind in KINDS.items()}, args.repeats)
+        shares = frame.in_turn(
             {
                 "evaluation": parties["fedshift bf16"].evaluation_of_an_epoch,
                 "input pipeline": parties["fedshift bf16"].input_of_an_epoch,
@@ -97,7 +95,7 @@ def main() -> None:
         },
     }
     print(json.dumps(content, indent=1))
-    print(record.write("training_step", content, load=load))
+    frame.write_measured("training_step", content)
 
 
 def step_job(methods: str, precision: str, steps: int) -> JobSpec:

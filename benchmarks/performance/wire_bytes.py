@@ -10,14 +10,13 @@ rounds, which moves less than one round's.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from benchmarks.performance import record
+from benchmarks import frame
 from fedshift.data.locate import find_site
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
@@ -38,13 +37,7 @@ LAST = 5
 
 
 def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
-    load = record.load()
+    args = frame.parser(__doc__, rounds=20, steps=10, seeds=3).parse_args()
     content: dict[str, Any] = {
         "what": f"digits, sites mnist, mnistm, usps, {args.rounds} rounds of {args.steps} steps, "
         + " ".join((*DIGITS, *ADAM)),
@@ -62,8 +55,7 @@ def main() -> None:
                 print(run, flush=True)
                 content["runs"].append(run)
         # After every seed, all formats of which are there.
-        path = record.write("wire_bytes", {**content, "accuracy": summary(content["runs"])}, load=load)
-    print(path)
+        frame.write_measured("wire_bytes", {**content, "accuracy": summary(content["runs"])})
 
 
 def unet_bytes(features: int) -> dict[str, dict[str, int]]:

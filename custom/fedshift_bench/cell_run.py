@@ -112,7 +112,7 @@ def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[flo
             raise DataError("data-changed", f"{path} has changed since the command started: repeat the command")
     run, total = folder / RUN_FOLDER, len(work.jobs)
     pooled = method_set.pooled_reference(first.methods) is not None
-    run_job = _run_pooled if pooled else run_federation or _run_in_process
+    run_job = _run_here if pooled or run_federation is None else run_federation
     on_share(0.0)
     if work.kind == "cross_site":
         # Sites' own models are in memory until the end of the run, so an interrupted run starts again.
@@ -135,18 +135,13 @@ def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[flo
     return work.kind != "cross_site" and not pooled and run_federation is not None
 
 
-def _run_in_process(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
-    from fedshift.federation.in_process import run_in_process
+def _run_here(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
+    from fedshift.federation.in_process import run_in_process, run_pooled
+    from fedshift.methods import method_set
     from fedshift.tasks.device import own_device
 
-    run_in_process(job, data, folder, device=own_device(), resume=True, on_progress=_as_share(on_share))
-
-
-def _run_pooled(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
-    from fedshift.federation.in_process import run_pooled
-    from fedshift.tasks.device import own_device
-
-    run_pooled(job, data, folder, device=own_device(), resume=True, on_progress=_as_share(on_share))
+    run = run_in_process if method_set.pooled_reference(job.methods) is None else run_pooled
+    run(job, data, folder, device=own_device(), resume=True, on_progress=_as_share(on_share))
 
 
 def _as_share(on_share: Callable[[float], None]) -> Callable[..., None]:

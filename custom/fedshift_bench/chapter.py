@@ -20,9 +20,8 @@ from fedshift.reporting.report.section import (
 )
 from fedshift.reporting.report.wording import counted
 from fedshift_bench import tables
-from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import Measure, measure
-from fedshift_bench.footnotes import footnotes, notes
+from fedshift_bench.notes import claims_sentence, footnotes, notes
 from fedshift_bench.record import FILE_NAME, Comparison, read_comparison
 
 MAX_COMMANDS = 40

@@ -175,7 +175,6 @@ class Command:
         return comparison
 
     def _print_failed(self, entries: Sequence[QueueEntry]) -> None:
-        """Print the cells that cannot run, those of one reason together."""
         failed = [(cell.name, entry.reason) for entry in entries if entry.state == "failed" for cell in entry.cells]
         self._reasons = dict(failed)
         for reason in dict.fromkeys(reason for _, reason in failed):
@@ -184,7 +183,6 @@ class Command:
             say(f"failed: {which}: {reason}")
 
     def _print_plan(self, collected: Comparison, entries: Sequence[QueueEntry], max_parallel: int) -> None:
-        """Print how many cells are to run, missing inputs, and the estimates."""
         n_done = sum(len(entry.cells) for entry in entries if entry.state == "done")
         n_duplicates = len(self._selected) - len(entries)
         duplicates = f", {n_duplicates} of them duplicates" if n_duplicates else ""
@@ -234,7 +232,6 @@ class Command:
         console.print(table)
 
     def _print_estimates(self, entries: Sequence[QueueEntry], max_parallel: int) -> None:
-        """Print the estimated time and memory of the cells that are to run."""
         learned = all(entry.estimate.is_learned for entry in entries)
         basis = "from similar finished cells" if learned else "from short trials; some methods may take longer"
         seconds = time_range(*runner.total_seconds(entries, max_parallel))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedshift.schema.csv_text import csv_text
 from fedshift_bench.columns import Block, blocks, measure
-from fedshift_bench.footnotes import notes
+from fedshift_bench.notes import notes
 from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.tables import title_with_scale
 from fedshift_bench.templates import write_files

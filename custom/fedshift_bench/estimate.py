@@ -217,7 +217,6 @@ def _read(path: Path) -> Calibration:
 
 
 def _step_key(job: JobSpec, device: str) -> str:
-    """Everything that the cost of a training step depends on."""
     task, built, schedule = job.task, build_task(job), job.task.schedule
     network = [task.network.name, task.network.options]
     images = [*built.spatial, len(task.classes), task.data.get("channels")]

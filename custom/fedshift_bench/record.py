@@ -212,7 +212,6 @@ def _n_cases(cell: CellRecord, part: str, site: str) -> int:
 
 
 def _total(folds: Sequence[DataRecord]) -> DataRecord:
-    """A site's data over all folds: the samples and cases of each part together."""
     n: Counter[str] = Counter()
     cases: Counter[str] = Counter()
     for record in folds:

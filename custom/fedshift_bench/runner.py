@@ -225,7 +225,6 @@ def poll_child(entry: QueueEntry, store: Store) -> bool:
 
 
 def _failure_reason(code: int, folder: Path) -> str:
-    """The reason of a failure from the exit code and the last line of the log."""
     log = folder / LOG_FILE
     if code == -signal.SIGKILL:
         return f"was killed, perhaps because memory ran out: run fewer cells in parallel with --jobs (log: {log})"
@@ -282,7 +281,6 @@ def total_seconds(entries: Sequence[QueueEntry], max_parallel: int) -> tuple[flo
 
 
 def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Stop the child processes and all processes that they started."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

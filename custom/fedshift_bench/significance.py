@@ -1,7 +1,19 @@
-"""Mean ranks of many methods, and which of them are not told apart (Demšar 2006).
+"""Tests between rows: paired tests of two, and mean ranks of many.
 
-Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006, sections 3.1.3 and 3.2.2: with N
-blocks and k methods, r_ij is the rank of method j in block i, 1 being the best, and ties share their mean rank::
+Pairs (`Comparison.pairs`): as in Tables 7 and 8 of FedRDN a pair is a seed, with the averages over sites of both rows'
+models. With ``sites_and_seeds`` each site of each seed is a pair; those of one seed are scores of one model and not
+independent, so p tends to be too small. In a cross-validation, where every case is tested once, a pair of
+``sites_and_folds`` is a site's test part of a fold, averaged over seeds: other patients in each, but few, and
+differences far from normal, so the test is Wilcoxon's. Pairs of a fold share a model and folds share training cases, so
+p tends to be too small; beside it is a t-test over folds, each the average over sites. Where both rows have scores of
+single cases, Wilcoxon's test over cases stands beside either: seeds say what another training would give, patients what
+other patients would.
+
+The smallest detectable difference is the true one that a paired t-test finds at the 5 % level with a power of 80 %, by
+the noncentral t distribution with the standard deviation that was seen.
+
+Ranks: Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006, sections 3.1.3 and 3.2.2:
+with N blocks and k methods, r_ij is the rank of method j in block i, 1 being the best, and ties share their mean rank::
 
     R_j = 1/N Σ_i r_ij
     Friedman:   χ² of k - 1 degrees of freedom (with the correction for ties)
@@ -238,7 +250,6 @@ def _fold_scores(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -
 
 
 def _mean_by_start(scores: PairScores, n: int) -> PairScores:
-    """The mean of all scores whose keys begin with the same ``n`` values."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for key, value in scores.items():
         groups.setdefault(key[:n], []).append(value)

@@ -14,7 +14,6 @@ from rich.text import Text
 from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
-from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,
@@ -28,7 +27,7 @@ from fedshift_bench.columns import (
     site_scores,
     summary,
 )
-from fedshift_bench.footnotes import footnotes
+from fedshift_bench.notes import claims_sentence, footnotes
 from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.significance import Paired, paired_tests, printed_p
 from fedshift_bench.spec import FULL
@@ -46,17 +45,17 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: ``values`` of the finished seeds, out of ``of`` seeds."""
+    """One number of a table: ``values`` of the finished seeds, out of ``n_seeds``."""
 
     values: tuple[float, ...]
-    of: int
+    n_seeds: int
     published: str = ""
     best: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether all seeds have finished."""
-        return len(self.values) == self.of
+        return len(self.values) == self.n_seeds
 
     @property
     def mean(self) -> float | None:
@@ -196,7 +195,7 @@ def entry_text(entry: Entry, shown: Measure) -> str:
     text = shown.text(entry.mean)
     if entry.std is not None:
         text += f" ± {shown.text(entry.std)}"
-    return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.of} seeds)"
+    return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.n_seeds} seeds)"
 
 
 def _render(template: str, comparison: Comparison) -> str:
@@ -253,7 +252,7 @@ def long_csv(comparison: Comparison) -> str:
         for row, entries in _table(comparison, "", [(block, [(key, key) for key in keys])]).rows.items():
             for key, entry in zip(keys, entries, strict=True):
                 numbers = ["" if v is None else f"{shown.scaled(v):.6g}" for v in (entry.mean, entry.std)]
-                counts = [shown.unit, len(entry.values), entry.of]
+                counts = [shown.unit, len(entry.values), entry.n_seeds]
                 printed = _published(comparison, block, row, key)[1:]
                 rows.append([row, *block.labels.values(), key, *numbers, *counts, *printed, *about])
     for test in paired_tests(comparison):

@@ -58,6 +58,6 @@ def _environment() -> Environment:
         "latex": lambda text: "".join(_LATEX.get(character, character) for character in text),
         "p": exact_p,
         "p_equals": p_equals,
-        "s": lambda n, one, many=None: one if n == 1 else many or f"{one}s",
+        "s": lambda n, single, plural=None: single if n == 1 else plural or f"{single}s",
     }
     return environment

@@ -28,21 +28,21 @@ class Answers:
         self._found: dict[str, Fingerprint] = {}
         self._refused: dict[str, str] = {}
 
-    def add(self, site: str, told: object) -> bool:
+    def add(self, site: str, content: object) -> bool:
         """Keep the answer of a site, as plain data or checked; False if it was rejected."""
         try:
-            found = told if isinstance(told, Fingerprint) else Fingerprint.model_validate(told)
+            fingerprint = content if isinstance(content, Fingerprint) else Fingerprint.model_validate(content)
         except (ValidationError, RecursionError) as error:
             fault = first_fault(error) if isinstance(error, ValidationError) else "nested too deeply"
             return self.refuse(site, f"its answer is no fingerprint: {fault}")
-        if found.site != site:
-            return self.refuse(site, f"it answered in the name of {found.site}")
-        if found.dataset != self._spec.dataset:
-            return self.refuse(site, f"it told of data set {found.dataset}, not of {self._spec.dataset}")
+        if fingerprint.site != site:
+            return self.refuse(site, f"it answered in the name of {fingerprint.site}")
+        if fingerprint.dataset != self._spec.dataset:
+            return self.refuse(site, f"it told of data set {fingerprint.dataset}, not of {self._spec.dataset}")
         if site not in self._spec.everyone or site in self._found:
             return self.refuse(site, "it was not asked, or answered twice")
-        self._found[site] = found
-        log.info("site %s: %s", site, found.withheld or f"{found.surveyed} cases surveyed")
+        self._found[site] = fingerprint
+        log.info("site %s: %s", site, fingerprint.withheld or f"{fingerprint.surveyed} cases surveyed")
         return True
 
     def refuse(self, site: str, reason: str) -> bool:

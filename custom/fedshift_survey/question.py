@@ -25,9 +25,6 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
             only the data set is prepared on this machine.
         sites: only these of the sites that are planned for.
         held_out: these are on the map only.
-
-    Raises:
-        ConfigError: there is no such thing, or no such site.
     """
     raw, where = _read(what)
     raw = raw.get("task", raw)
@@ -42,11 +39,7 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
 def narrowed(
     spec: SurveySpec, *, sites: Sequence[str] | None = None, held_out: Sequence[str] | None = None, where: str
 ) -> SurveySpec:
-    """Of the sites that a survey has asked, those that are wanted; ``sites`` and ``held_out`` as in `question`.
-
-    Raises:
-        ConfigError: there is no such site.
-    """
+    """Of the sites that a survey has asked, those that are wanted; ``sites`` and ``held_out`` as in `question`."""
     inside, outside = _chosen(spec.sites, spec.held_out, sites=sites, held_out=held_out, where=where)
     return SurveySpec.parse(spec.model_dump(by_alias=True) | {"sites": inside, "held_out": outside}, where=where)
 
@@ -78,14 +71,14 @@ def _read(what: str) -> tuple[dict[str, Any], str]:
     """A task's or job's settings, and how to name them in errors."""
     if what.endswith(YAML):
         return read_yaml(Path(what)), what
-    found = prepared_sites(what)
+    prepared = prepared_sites(what)
     if what in tasks():
         raw = read_yaml(apps_dir() / f"{what}.yaml")
         # The task `hippocampus` is of simulated sites; who has prepared the data set of that name means these data.
-        if not found or raw["dataset"] == what or prepared_sites(raw["dataset"]):
+        if not prepared or raw["dataset"] == what or prepared_sites(raw["dataset"]):
             return raw, f"apps/{what}.yaml"
-    if found:
-        return {"dataset": what, "sites": found}, f"the prepared data set {what}"
+    if prepared:
+        return {"dataset": what, "sites": prepared}, f"the prepared data set {what}"
     known = sorted({*tasks(), *prepared_datasets()})
     raise ConfigError(
         "unknown-task", f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file"

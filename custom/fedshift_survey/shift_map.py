@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from fedshift.data.shift import ASPECTS, Aspect, Pair, ShiftMap
+from fedshift.data.shift import ASPECTS, Pair, ShiftMap
 from fedshift.data.tallies import MIDDLES, normalised, row_of_site
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
@@ -37,7 +38,7 @@ MOST_PAIRS = 20
 
 
 def chapter(
-    found: ShiftMap,
+    shift: ShiftMap,
     fingerprints: Sequence[Fingerprint],
     suggested: Sequence[Suggestion],
     *,
@@ -46,12 +47,12 @@ def chapter(
     plan: str = "",
 ) -> Chapter:
     """The chapter; ``plan`` is the text of the planned task file, ``command`` what made the survey."""
-    sections = [_summary(suggested), _sites(found, fingerprints)]
-    if found.pairs:
-        sections.append(_map(found))
-    if found.farthest is not None:
-        sections.append(_pair(found, found.farthest, fingerprints))
-    sections.append(_histograms(found, fingerprints))
+    sections = [_summary(suggested), _sites(shift, fingerprints)]
+    if shift.pairs:
+        sections.append(_map(shift))
+    if shift.farthest is not None:
+        sections.append(_pair(shift, shift.farthest, fingerprints))
+    sections.append(_histograms(shift, fingerprints))
     if plan:
         how = "The task file that was written, with the reason for each number above it. It may be changed by hand."
         sections.append(Section("plan", "Plan", how, [Commands(plan.splitlines())]))
@@ -61,7 +62,7 @@ def chapter(
         "Map of the shift",
         [section for section in sections if section.blocks],
         about=f"How far the sites of {dataset} are from each other",
-        phantom=any(one.kind == "phantom" for one in fingerprints),
+        phantom=any(fingerprint.kind == "phantom" for fingerprint in fingerprints),
     )
 
 
@@ -71,11 +72,11 @@ def _summary(suggested: Sequence[Suggestion]) -> Section:
         "What it suggests",
         "Read with care: which family of methods was made for such a shift, not which will win. Distances come from "
         "sums over each site's cases; no case's numbers left a site.",
-        [Findings([Finding(one.tone, one.text) for one in suggested])],
+        [Findings([Finding(suggestion.tone, suggestion.text) for suggestion in suggested])],
     )
 
 
-def _sites(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
+def _sites(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
     columns = [
         Column("site", numeric=False),
         Column("cases"),
@@ -85,27 +86,27 @@ def _sites(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
         Column("labels", numeric=False, detail="median size"),
     ]
     rows: list[Row] = []
-    for one in fingerprints:
-        name = Cell(one.site, "on the map only" if one.site in found.placed else "")
-        rows.append([name, str(one.total), str(one.surveyed), *row_of_site(one)])
+    for fingerprint in fingerprints:
+        name = Cell(fingerprint.site, "on the map only" if fingerprint.site in shift.placed else "")
+        rows.append([name, str(fingerprint.total), str(fingerprint.surveyed), *row_of_site(fingerprint)])
     scanners = [
-        (one.site, ", ".join(f"{name} ({count})" for name, count in one.scanners.items()))
-        for one in fingerprints
-        if one.scanners
+        (fingerprint.site, ", ".join(f"{name} ({count})" for name, count in fingerprint.scanners.items()))
+        for fingerprint in fingerprints
+        if fingerprint.scanners
     ]
     blocks: list[Block] = [Table(columns, rows)]
     blocks += [Text("Scanners, where the site's policy lets them be told:"), Facts(scanners)] if scanners else []
     return Section("sites", "Sites", "Slices, rows and columns; the cases of the test part are not looked at.", blocks)
 
 
-def _map(found: ShiftMap) -> Section:
+def _map(shift: ShiftMap) -> Section:
     blocks: list[Block] = []
-    if len(found.sites) <= MAX_SITES:
-        blocks.append(_overall(found))
-        blocks.append(Tables([table for aspect in ASPECTS if (table := _square(found, aspect)) is not None]))
+    if len(shift.sites) <= MAX_SITES:
+        blocks.append(_overall(shift))
+        blocks.append(Tables(_by_aspect(shift)))
     else:
-        blocks.append(_farthest_pairs(found))
-    unknown = [aspect.title.lower() for aspect in ASPECTS if found.largest(aspect) is None]
+        blocks.append(_farthest_pairs(shift))
+    unknown = [aspect.title.lower() for aspect in ASPECTS if shift.largest(aspect) is None]
     if unknown:
         blocks.append(Text(f"Not known: {', '.join(unknown)}."))
     blocks.append(_legend())
@@ -134,62 +135,60 @@ def _legend() -> Table:
     return Table(columns, rows, caption="What the numbers are")
 
 
-def _overall(found: ShiftMap) -> Table:
-    rows: list[Row] = []
-    for site in found.sites:
-        row: list[Cell | str] = [site]
-        for other in found.sites:
-            value = None if site == other else found.overall(site, other)
-            row.append(
-                Cell("·" if site == other else "–") if value is None else Cell(f"{value:.2f}", shade=min(value, 1))
-            )
-        rows.append(row)
-    return Table(_columns(found), rows, caption="All aspects together")
+def _overall(shift: ShiftMap) -> Table:
+    return _square(shift, "All aspects together", shift.overall, large=1.0)
 
 
-def _square(found: ShiftMap, aspect: Aspect) -> Table | None:
-    if found.largest(aspect) is None:
-        return None
+def _by_aspect(shift: ShiftMap) -> list[Table]:
+    return [
+        _square(shift, f"{aspect.title} ({aspect.unit})", partial(shift.between, aspect), large=aspect.large)
+        for aspect in ASPECTS
+        if shift.largest(aspect) is not None
+    ]
+
+
+def _square(shift: ShiftMap, caption: str, distance: Callable[[str, str], float | None], *, large: float) -> Table:
+    """A row and a column for each site."""
     rows: list[Row] = []
-    for site in found.sites:
+    for site in shift.sites:
         row: list[Cell | str] = [site]
-        for other in found.sites:
-            value = None if site == other else found.between(aspect, site, other)
+        for other in shift.sites:
+            value = None if site == other else distance(site, other)
             text = "·" if site == other else "–" if value is None else f"{value:.2f}"
-            row.append(Cell(text, shade=None if value is None else min(value / aspect.large, 1.0)))
+            row.append(Cell(text, shade=None if value is None else min(value / large, 1.0)))
         rows.append(row)
-    return Table(_columns(found), rows, caption=f"{aspect.title} ({aspect.unit})")
+    return Table(_columns(shift), rows, caption=caption)
 
 
-def _columns(found: ShiftMap) -> list[Column]:
-    return [Column("", numeric=False), *(Column(short(site, 12)) for site in found.sites)]
+def _columns(shift: ShiftMap) -> list[Column]:
+    return [Column("", numeric=False), *(Column(short(site, 12)) for site in shift.sites)]
 
 
-def _farthest_pairs(found: ShiftMap) -> Table:
-    known = {pair: value for pair in found.pairs if (value := found.overall(*pair)) is not None}
+def _farthest_pairs(shift: ShiftMap) -> Table:
+    known = {pair: value for pair in shift.pairs if (value := shift.overall(*pair)) is not None}
     farthest = sorted(known, key=lambda pair: -known[pair])[:MOST_PAIRS]
     rows: list[Row] = [
         [
             " and ".join(pair),
             Cell(f"{known[pair]:.2f}", shade=min(known[pair], 1.0)),
-            *(number(found.between(aspect, *pair), aspect) for aspect in ASPECTS),
+            *(number(shift.between(aspect, *pair), aspect) for aspect in ASPECTS),
         ]
         for pair in farthest
     ]
     columns = [Column("sites", numeric=False), Column("all aspects"), *(Column(aspect.title) for aspect in ASPECTS)]
-    return Table(columns, rows, caption=f"The {len(rows)} pairs that differ most of {len(found.pairs)}")
+    return Table(columns, rows, caption=f"The {len(rows)} pairs that differ most of {len(shift.pairs)}")
 
 
-def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Section:
-    by_name = {one.site: one for one in fingerprints}
-    one, other = (by_name[site] for site in pair)
+def _pair(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Section:
+    by_name = {first.site: first for first in fingerprints}
+    first, other = (by_name[site] for site in pair)
     rows: list[Row] = [
         [name, *values]
         for name, values in zip(
-            ("voxels", "mm", "labels"), zip(row_of_site(one), row_of_site(other), strict=True), strict=True
+            ("voxels", "mm", "labels"), zip(row_of_site(first), row_of_site(other), strict=True), strict=True
         )
     ]
-    rows += [[f"{sequence}, {place}", *values] for (sequence, place), values in intensity_rows(one, other).items()]
+    rows += [[f"{sequence}, {place}", *values] for (sequence, place), values in intensity_rows(first, other).items()]
     columns = [Column("", numeric=False), *(Column(site) for site in pair)]
     apart: list[Row] = [
         [
@@ -201,14 +200,14 @@ def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
             ),
         ]
         for aspect in ASPECTS
-        if (distance := found.between(aspect, *pair)) is not None
+        if (distance := shift.between(aspect, *pair)) is not None
     ]
     drawn = [
         figure
-        for sequence in one.intensities
-        for place in one.intensities[sequence]
+        for sequence in first.intensities
+        for place in first.intensities[sequence]
         if place in other.intensities.get(sequence, {})
-        and (figure := _curves([one, other], sequence, place)) is not None
+        and (figure := _curves([first, other], sequence, place)) is not None
     ]
     return Section(
         "pair",
@@ -227,38 +226,43 @@ def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
     )
 
 
-def _histograms(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
+def _histograms(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
     """All sites' histograms, a figure for each sequence and place."""
-    told = [one for one in fingerprints if one.site in found.sites][: len(figures.SERIES_COLOURS)]
-    places = {(sequence, place): None for one in told for sequence, of in one.intensities.items() for place in of}
-    with_curves = [figure for key in places if (figure := _curves(told, *key, key="all")) is not None]
+    drawn = [site for site in fingerprints if site.site in shift.sites][: len(figures.SERIES_COLOURS)]
+    places = {
+        (sequence, place): None
+        for site in drawn
+        for sequence, by_place in site.intensities.items()
+        for place in by_place
+    }
+    with_curves = [figure for key in places if (figure := _curves(drawn, *key, key="all")) is not None]
     blocks: list[Block] = []
-    if with_curves and len(told) > 2:
-        blocks.append(Figures(with_curves, legend=figures.legend([one.site for one in told]), size="third"))
-    if len(found.sites) > len(told):
-        blocks.append(Text(f"The first {len(told)} of {len(found.sites)} sites are drawn."))
+    if with_curves and len(drawn) > 2:
+        blocks.append(Figures(with_curves, legend=figures.legend([site.site for site in drawn]), size="third"))
+    if len(shift.sites) > len(drawn):
+        blocks.append(Text(f"The first {len(drawn)} of {len(shift.sites)} sites are drawn."))
     return Section(
         "histograms",
         "Histograms",
         "Intensities after each volume was brought to mean 0 and standard deviation 1: what shift is left for methods.",
-        blocks if with_curves and len(told) > 2 else [],
+        blocks if with_curves and len(drawn) > 2 else [],
     )
 
 
 def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str = "pair") -> Figure | None:
     """The sites' histograms of one sequence in one place."""
-    found = {
-        number: normalised(one.intensities[sequence][place]) / STEP
-        for number, one in enumerate(sites)
-        if place in one.intensities.get(sequence, {})
+    densities = {
+        number: normalised(fingerprint.intensities[sequence][place]) / STEP
+        for number, fingerprint in enumerate(sites)
+        if place in fingerprint.intensities.get(sequence, {})
     }
-    found = {number: density for number, density in found.items() if density.any()}
-    if not found:
+    densities = {number: density for number, density in densities.items() if density.any()}
+    if not densities:
         return None
     title = place if sequence == "image" else f"{sequence}, {place}"
     with figures.style():
         drawn, (axes,) = figures.drawing(height=200)
-        for number_, density in found.items():
+        for number_, density in densities.items():
             axes.plot(
                 MIDDLES,
                 density,
@@ -266,13 +270,13 @@ def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str
                 linestyle=figures.dashes(number_),
                 drawstyle="steps-mid",
             )
-        shown = np.flatnonzero(np.max(list(found.values()), axis=0) > 0.002)
+        shown = np.flatnonzero(np.max(list(densities.values()), axis=0) > 0.002)
         axes.set_xlim(MIDDLES[shown[0]] - STEP, MIDDLES[shown[-1]] + STEP)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("standard deviations")
         description = f"Histogram, {title}: " + "; ".join(
             f"{short(sites[number_].site)} mean {float((density * MIDDLES).sum() * STEP):.2f}"
-            for number_, density in found.items()
+            for number_, density in densities.items()
         )
         return figures.figure(
             drawn, f"{key}-{sequence}-{place}".replace(" ", "-"), title=title, description=description

@@ -28,36 +28,36 @@ MARK = {"result": "■", "good": "✓", "caution": "!", "note": "i"}
 
 def sites_table(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()) -> Table:
     """What each site told, in a row."""
-    phantom = any(one.kind == "phantom" for one in fingerprints)
+    phantom = any(fingerprint.kind == "phantom" for fingerprint in fingerprints)
     table = Table(
         title="Sites", title_justify="left", caption=PHANTOM_NOTE if phantom else None, caption_justify="left"
     )
     for heading in ("site", "cases\n(surveyed)", "voxels", "mm", "labels"):
         table.add_column(heading, justify="left" if heading in ("site", "labels") else "right")
-    for one in fingerprints:
-        name = f"{one.site} (on the map only)" if one.site in placed else one.site
-        table.add_row(*map(escape, (name, f"{one.total} ({one.surveyed})", *row_of_site(one))))
+    for fingerprint in fingerprints:
+        name = f"{fingerprint.site} (on the map only)" if fingerprint.site in placed else fingerprint.site
+        table.add_row(*map(escape, (name, f"{fingerprint.total} ({fingerprint.surveyed})", *row_of_site(fingerprint))))
     return table
 
 
-def map_tables(found: ShiftMap) -> Iterator[Table]:
+def map_tables(shift: ShiftMap) -> Iterator[Table]:
     """The heat map: all aspects together as a square of sites; or the pairs that differ most, if there are many."""
-    if 2 <= len(found.sites) <= MAX_SITES:
-        yield _square(found)
-    yield _by_aspect(found)
+    if 2 <= len(shift.sites) <= MAX_SITES:
+        yield _square(shift)
+    yield _by_aspect(shift)
 
 
-def _square(found: ShiftMap) -> Table:
+def _square(shift: ShiftMap) -> Table:
     table = Table(
         title="How far the sites are from each other, all aspects together (1 = large)", title_justify="left", box=None
     )
     table.add_column("")
-    for site in found.sites:
+    for site in shift.sites:
         table.add_column(escape(site), justify="right")
-    for site in found.sites:
+    for site in shift.sites:
         cells: list[RenderableType] = []
-        for other in found.sites:
-            value = None if site == other else found.overall(site, other)
+        for other in shift.sites:
+            value = None if site == other else shift.overall(site, other)
             text = "·" if site == other else "–" if value is None else f" {value:.2f} "
             cells.append(Text(text, style=_warmth(value)))
         table.add_row(escape(site), *cells)
@@ -73,13 +73,13 @@ def _warmth(value: float | None) -> str:
     return f"{'white' if part > 0.75 else 'black'} on rgb({red},{green},60)"
 
 
-def _by_aspect(found: ShiftMap) -> Table:
+def _by_aspect(shift: ShiftMap) -> Table:
     """A row for each aspect: the pair that differs most, and each of the few pairs."""
     table = Table(title="By aspect, the two sites that differ most", title_justify="left", caption_justify="left")
     for heading, justify in (("aspect", "left"), ("distance", "right"), ("", "left"), ("between", "left")):
         table.add_column(heading, justify=justify)
     for aspect in ASPECTS:
-        largest = found.largest(aspect)
+        largest = shift.largest(aspect)
         if largest is None:
             table.add_row(aspect.title, "–", Text("not known", style="dim"), "")
             continue
@@ -95,41 +95,41 @@ def number(distance: float | None, aspect: Aspect) -> str:
     return "–" if distance is None else f"{distance:.2f} {aspect.unit}"
 
 
-def pair_table(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Table:
+def pair_table(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Table:
     """The two sites that differ most, side by side."""
-    by_name = {one.site: one for one in fingerprints}
-    one, other = (by_name[site] for site in pair)
+    by_name = {first.site: first for first in fingerprints}
+    first, other = (by_name[site] for site in pair)
     table = Table(title=f"The two that differ most: {escape(pair[0])} and {escape(pair[1])}", title_justify="left")
     table.add_column("")
     table.add_column(escape(pair[0]), justify="right")
     table.add_column(escape(pair[1]), justify="right")
     table.add_column("distance", justify="right")
-    voxels, spacing, labels = zip(row_of_site(one), row_of_site(other), strict=True)
+    voxels, spacing, labels = zip(row_of_site(first), row_of_site(other), strict=True)
     table.add_row("voxels", *voxels, "")
     table.add_row("mm", *spacing, "")
     table.add_row("labels", *map(escape, labels), "")
-    for (sequence, place), values in intensity_rows(one, other).items():
+    for (sequence, place), values in intensity_rows(first, other).items():
         table.add_row(escape(f"{sequence}, {place}"), *values, "")
     table.add_section()
     for aspect in ASPECTS:
-        distance = found.between(aspect, *pair)
+        distance = shift.between(aspect, *pair)
         level = aspect.level(distance)
         table.add_row(aspect.title, "", "", Text(number(distance, aspect), style=STYLE[level]))
     return table
 
 
-def intensity_rows(one: Fingerprint, other: Fingerprint) -> dict[tuple[str, str], tuple[str, str]]:
+def intensity_rows(first: Fingerprint, other: Fingerprint) -> dict[tuple[str, str], tuple[str, str]]:
     """(Sequence, place) → mean and standard deviation at each of two sites."""
     rows = {}
-    for sequence in one.intensities:
-        for place, mine in one.intensities[sequence].items():
+    for sequence in first.intensities:
+        for place, mine in first.intensities[sequence].items():
             theirs = other.intensities.get(sequence, {}).get(place)
             if theirs is not None and mine.values and theirs.values:
-                a, b = (f"{plain(spread(of).mean)} ± {plain(spread(of).deviation)}" for of in (mine, theirs))
+                a, b = (f"{plain(v.mean)} ± {plain(v.deviation)}" for v in (spread(mine), spread(theirs)))
                 rows[sequence, place] = (a, b)
     return rows
 
 
 def suggestion_lines(made: Sequence[Suggestion]) -> list[Text]:
     """What the map suggests, a paragraph each."""
-    return [Text(f"{MARK[one.tone]} {one.text}") for one in made]
+    return [Text(f"{MARK[suggestion.tone]} {suggestion.text}") for suggestion in made]

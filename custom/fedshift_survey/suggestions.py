@@ -44,16 +44,16 @@ class Suggestion:
     text: str
 
 
-def suggestions(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> list[Suggestion]:
+def suggestions(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> list[Suggestion]:
     """In the order in which they should be read."""
-    if not found.pairs:
+    if not shift.pairs:
         return [Suggestion("note", "There are not two sites that tell enough to be compared.")]
-    return [*_shifts(found), *_apart(found), *_cautions(found, fingerprints)]
+    return [*_shifts(shift), *_apart(shift), *_cautions(shift, fingerprints)]
 
 
-def _shifts(found: ShiftMap) -> Iterator[Suggestion]:
-    appearance = [aspect for aspect in (SHAPE, CONTRAST) if _level(found, aspect) not in ("similar", "unknown")]
-    if all(_level(found, aspect) in ("similar", "unknown") for aspect in ASPECTS):
+def _shifts(shift: ShiftMap) -> Iterator[Suggestion]:
+    appearance = [aspect for aspect in (SHAPE, CONTRAST) if _level(shift, aspect) not in ("similar", "unknown")]
+    if all(_level(shift, aspect) in ("similar", "unknown") for aspect in ASPECTS):
         yield Suggestion(
             "good",
             "No two sites differ beyond the rules of thumb: fedavg is the method to begin with, and others may add "
@@ -63,49 +63,49 @@ def _shifts(found: ShiftMap) -> Iterator[Suggestion]:
     if appearance:
         yield Suggestion(
             "result",
-            f"After each volume is normalised the sites still differ in {_listed(found, appearance)}. This is the "
+            f"After each volume is normalised the sites still differ in {_listed(shift, appearance)}. This is the "
             "shift of appearance that methods on statistics of images and features were made for: "
             f"{', '.join(APPEARANCE)}. Whether one helps here only a run shows; what they gave on real scans is in "
             f"{PAGE}. Strong augmentation, which the plan has, was made for it too.",
         )
-    elif _level(found, INTENSITY) not in ("similar", "unknown"):
+    elif _level(shift, INTENSITY) not in ("similar", "unknown"):
         yield Suggestion(
             "good",
-            f"The sites differ in {_listed(found, [INTENSITY])}, and hardly once each volume is normalised: the plan's "
+            f"The sites differ in {_listed(shift, [INTENSITY])}, and hardly once each volume is normalised: the plan's "
             "normalisation may be all that it takes.",
         )
-    if appearance and _level(found, INTENSITY) == "differs much":
+    if appearance and _level(shift, INTENSITY) == "differs much":
         yield Suggestion(
             "note",
-            f"They differ in {_listed(found, [INTENSITY])} too; normalising each volume takes scale and offset away.",
+            f"They differ in {_listed(shift, [INTENSITY])} too; normalising each volume takes scale and offset away.",
         )
-    grid = [aspect for aspect in (SPACING, EXTENT) if _level(found, aspect) not in ("similar", "unknown")]
+    grid = [aspect for aspect in (SPACING, EXTENT) if _level(shift, aspect) not in ("similar", "unknown")]
     if grid:
         yield Suggestion(
             "result",
-            f"The sites differ in {_listed(found, grid)}. The plan resamples all to one voxel size and cuts patches; "
+            f"The sites differ in {_listed(shift, grid)}. The plan resamples all to one voxel size and cuts patches; "
             "no method here was made for what resampling leaves; augmentation with zoom and low resolution was.",
         )
-    labels = [aspect for aspect in (VOLUME, PREVALENCE) if _level(found, aspect) not in ("similar", "unknown")]
+    labels = [aspect for aspect in (VOLUME, PREVALENCE) if _level(shift, aspect) not in ("similar", "unknown")]
     if labels:
         yield Suggestion(
             "result",
-            f"The sites differ in {_listed(found, labels)}: a shift of what is labelled, not of how images look. "
+            f"The sites differ in {_listed(shift, labels)}: a shift of what is labelled, not of how images look. "
             f"Methods against feature shift do not aim at it; {' and '.join(UNEQUAL)} were made for sites that are "
             "unequal in any way. See first that all sites outline by one rule.",
         )
 
 
-def _apart(found: ShiftMap) -> Iterator[Suggestion]:
+def _apart(shift: ShiftMap) -> Iterator[Suggestion]:
     """A site that is far from all others, while they are near each other."""
-    if len(found.sites) < 3:
+    if len(shift.sites) < 3:
         return
     mean: dict[str, float] = {}
-    for site in found.sites:
-        away = [value for other in found.sites if other != site and (value := found.overall(site, other)) is not None]
+    for site in shift.sites:
+        away = [value for other in shift.sites if other != site and (value := shift.overall(site, other)) is not None]
         mean[site] = sum(away) / len(away) if away else 0.0
-    site = max(mean, key=lambda one: mean[one])
-    among = [value for pair in found.pairs if site not in pair and (value := found.overall(*pair)) is not None]
+    site = max(mean, key=lambda name: mean[name])
+    among = [value for pair in shift.pairs if site not in pair and (value := shift.overall(*pair)) is not None]
     if among and mean[site] > FARTHER * sum(among) / len(among):
         yield Suggestion(
             "caution",
@@ -114,37 +114,37 @@ def _apart(found: ShiftMap) -> Iterator[Suggestion]:
         )
 
 
-def _cautions(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Iterator[Suggestion]:
-    for what in dict.fromkeys(one.simulated for one in fingerprints if one.simulated):
-        sites = [one.site for one in fingerprints if one.simulated == what]
+def _cautions(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Iterator[Suggestion]:
+    for what in dict.fromkeys(site.simulated for site in fingerprints if site.simulated):
+        sites = [fingerprint.site for fingerprint in fingerprints if fingerprint.simulated == what]
         yield Suggestion("caution", f"Simulated at {', '.join(sites)}: {what}. Such a shift is made up.")
-    few = [f"{one.site} ({one.surveyed})" for one in fingerprints if not one.withheld and one.surveyed < FEW]
+    few = [f"{site.site} ({site.surveyed})" for site in fingerprints if not site.withheld and site.surveyed < FEW]
     if few:
         yield Suggestion(
             "caution",
             f"Few cases at {', '.join(few)}: with fewer than {FEW} a part of every distance is chance.",
         )
-    noisy = [one.site for one in fingerprints if one.noise is not None]
+    noisy = [fingerprint.site for fingerprint in fingerprints if fingerprint.noise is not None]
     if noisy:
         yield Suggestion("caution", f"{', '.join(noisy)} put noise on what they told: distances to them are too large.")
-    for one in fingerprints:
-        if one.withheld:
-            yield Suggestion("note", f"{one.site} is not on the map: {one.withheld}.")
-    if found.placed:
-        yield Suggestion("note", f"On the map only, and not in the plan: {', '.join(found.placed)}.")
+    for fingerprint in fingerprints:
+        if fingerprint.withheld:
+            yield Suggestion("note", f"{fingerprint.site} is not on the map: {fingerprint.withheld}.")
+    if shift.placed:
+        yield Suggestion("note", f"On the map only, and not in the plan: {', '.join(shift.placed)}.")
 
 
-def _level(found: ShiftMap, aspect: Aspect) -> str:
-    largest = found.largest(aspect)
+def _level(shift: ShiftMap, aspect: Aspect) -> str:
+    largest = shift.largest(aspect)
     return aspect.level(None if largest is None else largest[1])
 
 
-def _listed(found: ShiftMap, aspects: Sequence[Aspect]) -> str:
+def _listed(shift: ShiftMap, aspects: Sequence[Aspect]) -> str:
     """``contrast (0.9 SD between HK and UCL)``, joined."""
     said = []
     for aspect in aspects:
-        largest = found.largest(aspect)
+        largest = shift.largest(aspect)
         assert largest is not None
-        (one, other), distance = largest
-        said.append(f"{aspect.noun} ({distance:.2g} {aspect.unit} between {one} and {other})")
+        (first, other), distance = largest
+        said.append(f"{aspect.noun} ({distance:.2g} {aspect.unit} between {first} and {other})")
     return " and ".join(said)

@@ -31,7 +31,7 @@ def test_later_axes_win_and_options_merge_key_by_key(home: Path) -> None:
         },
         seeds=[3, 5],
     )
-    assert [cell.name for cell in cells] == ["P, few, seed 3", "P, few, seed 5", "P, own, seed 3", "P, own, seed 5"]
+    assert [cell.name for cell in cells] == [f"P, {n}, seed {seed}" for n in ("few", "own") for seed in (3, 5)]
     jobs = [next(iter(work_of(cell).jobs.values())) for cell in cells]
     assert [job.task.schedule.rounds for job in jobs] == [7, 7, 8, 8]
     assert [job.seed for job in jobs] == [3, 5, 3, 5]
@@ -77,7 +77,7 @@ def test_what_is_lacking_is_said_once_for_all_sites(home: Path) -> None:
         (home / "fedshift" / "phantom" / "shapes" / site / "manifest.json").unlink()
     (cell,) = cells_of(home, axes=axes)
     assert cell.work is None and len(cell.missing_inputs) == 1
-    assert cell.missing_inputs[0].startswith("data of shapes at A, B (")
+    assert " A, B (" in cell.missing_inputs[0]
 
 
 def test_only_chooses_by_labels_and_knows_them(home: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from fedshift_bench.record import IMAGE_FREE, CellRecord
 from fedshift_bench.spec import read_spec
 from fedshift_bench.store import Store
 
+from .made import write_spec
+
 
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[CellRecord, Cell]:
     """The only cell of a comparison on blobs at three sites, with its guess."""
@@ -27,10 +28,8 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tup
     monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
     (tmp_path / "blobs.yaml").write_text(BLOBS.replace("[A, B]", "[A, B, C]"), encoding="utf-8")
     options = {"schedule.rounds": 1, "schedule.local_epochs": 1}
-    content = {"name": "guessed", "title": "t", "what": "w", "task": "blobs.yaml", "options": options}
-    content["axes"] = {"method": {"row": {"methods": "fedavg", **settings}}}
-    (tmp_path / "guessed.yaml").write_text(json.dumps(content), encoding="utf-8")
-    spec, scale = read_spec(tmp_path / "guessed.yaml")
+    axes = {"method": {"row": {"methods": "fedavg", **settings}}}
+    spec, scale = read_spec(write_spec(tmp_path, task="blobs.yaml", options=options, axes=axes))
     cells, store = make_cells(spec, folder=tmp_path), Store(tmp_path / "cells")
     assert cells[0].work is not None
     run_cell(store.prepare(cells[0].work))

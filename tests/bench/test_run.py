@@ -91,15 +91,14 @@ def test_a_command_from_the_spec_to_the_tables(
     spec = write_spec(home, axes=axes, tests=[["FedAvg", "by another name"]])
     assert cli.main(["compare", str(spec), "--jobs", "2"]) == 1
     shown = capsys.readouterr().out
-    assert "3 of 3 cells, 1 of them duplicates; 0 are done" in shown
-    assert "failed: too fast, seed 0: " in shown and "the training loss is nan" in shown
-    assert "1 of 3 cells failed; repeat the command" in shown
+    assert all(part in shown for part in ("3 of 3 cells, 1 of", "; 0 are", "too fast, seed 0: ", "loss is nan"))
+    assert "1 of 3 cells failed" in shown
     cells = home / "runs" / "cells"
     assert len(list(cells.glob("*/cell.json"))) == 2 and len(list(cells.glob(f"*/{DONE_FILE}"))) == 1
     comparison = read_comparison(home / "runs" / "small")
     first, same, failed = comparison.cells
     assert first.key == same.key and first.scores == same.scores and failed.state == "failed"
-    assert "the training loss is nan" in failed.reason
+    assert "loss is nan" in failed.reason
     results = read_results(next(cells.glob(f"*/{DONE_FILE}")).parent / RUN_FOLDER)
     assert results.final is not None and results.selected is not None
     assert first.selected == {"": results.selected.round}
@@ -123,7 +122,7 @@ def test_a_command_from_the_spec_to_the_tables(
     axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
     monkeypatch.setattr(runner, "start_child", run_here)
     assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
-    assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
+    assert "1 of 3 cells" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(cells.glob(f"*/{DONE_FILE}"))) == 2
     told = read_comparison(home / "runs" / "small")
@@ -144,10 +143,10 @@ def test_settings_are_trained_side_by_side_and_the_best_on_validation_is_shown(
     tuning = {"draws": 2, "options": {"optimizer.lr": {"kind": "choice", "values": [0.05]}}}
     spec = write_spec(home, axes={"method": {"FedBN": {"methods": "fedbn"}}}, tuning=tuning, options=options)
     assert cli.main(["compare", str(spec), "--dry-run"]) == 0
-    assert "2 of 2 cells; 0 are done" in capsys.readouterr().out
+    assert "2 of 2 cells" in capsys.readouterr().out
     assert cli.main(["compare", str(spec), "--jobs", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "FedBN: setting 2 of 2 (optimizer.lr=0.05); averages over settings" in shown
+    assert "2 of 2 (optimizer.lr=0.05); averages" in shown
     own, other = read_comparison(home / "runs" / "small").cells
     assert (own.draw, other.draw, other.drawn) == (0, 1, {"optimizer.lr": 0.05})
     assert own.validation is not None and other.validation is not None and own.validation < other.validation
@@ -275,7 +274,7 @@ def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
     runner.run(jobs, store, max_parallel=1, on_poll=look, on_end=lambda job: None)
-    assert jobs[0].state == "failed" and "was killed, perhaps because memory ran out" in jobs[0].reason
+    assert jobs[0].state == "failed" and "memory ran out" in jobs[0].reason
 
 
 def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +371,7 @@ def test_columns_may_be_the_domains_that_sites_are_parts_of(home: Path, capsys: 
     assert list(table.columns) == ["near", "C", "everywhere"]
     assert [entry.mean for entry in table.rows["FedAvg"]] == [near, far, (near + (far or 0.0)) / 2]
     assert cli.main(["compare", str(path), "--flare"]) == 2
-    assert "sites do not send the gradients" in capsys.readouterr().err
+    assert "[options-together]" in capsys.readouterr().err
 
 
 def test_a_finished_cell_is_read_once_however_many_end_after_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +394,7 @@ def test_progress_counts_cells_and_the_rounds_of_all_of_them(home: Path) -> None
     jobs = [runner.QueueEntry([cell], flat(cell)) for cell in cells]
     jobs[0].state, jobs[1].state, jobs[1].share = "done", "running", 0.5
     line = describe(runner.GridProgress(jobs, 0.0, 1, clock=lambda: 1.0))
-    assert line.startswith("1 of 2 cells ended, 9 of 12 rounds of all cells, 1 running, about ")
+    assert [part.split()[0] for part in line.split(", ")] == ["1", "9", "1", "about"] and " 12 rounds" in line
 
 
 def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,13 +402,13 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, caps
     (home / "fedshift" / "phantom" / "shapes" / "B" / "manifest.json").unlink()
     assert cli.main(["compare", str(spec), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "4 of 4 cells; 0 are done" in shown and "missing: data of shapes at B (no shapes data for site B" in shown
+    assert "4 of 4 cells" in shown and "shapes at B (" in shown
     assert "time: " in shown and "GiB" in shown and "500/200/200 samples" in shown
     assert sorted(path.name for path in (home / "runs").rglob("*") if path.is_file()) == ["calibration.json"]
     assert cli.main(["compare", str(spec)]) == 1
     shown = capsys.readouterr().out
-    assert shown.count("failed: ") == 1 and "failed: 4 cells, from FedAvg, seed 0 to " in shown
-    assert ": missing data of shapes at B" in shown and "time: " not in shown, "what cannot run takes no time"
+    assert shown.count("failed: ") == 1 and "failed: 4 cells" in shown
+    assert "shapes at B" in shown and "time: " not in shown, "what cannot run takes no time"
     told = read_comparison(home / "runs" / "small")
     assert {cell.state for cell in told.cells} == {"failed"}
 

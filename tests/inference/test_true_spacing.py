@@ -29,7 +29,7 @@ from fedshift.runtime import segmentation
 from fedshift.runtime.monai_run import segment_files
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.results import LAST, Results
-from fedshift_survey.drift.folder_reference import folder_reference
+from fedshift_survey.drift.compare import folder_reference
 
 from .conftest import brightness_model, save_model, write_ball
 

@@ -8,7 +8,7 @@ from bench.made import made
 from fedshift.reporting.known_scores import SCORES, known_score, needs_voxel_size
 from fedshift.reporting.report.wording import metric
 from fedshift_bench.columns import measure
-from fedshift_bench.footnotes import notes
+from fedshift_bench.notes import notes
 
 
 def test_scores_of_lengths_and_volumes_need_the_voxel_size() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from errors import raises
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
@@ -37,11 +38,10 @@ def test_answers_of_others_and_no_answers_are_refused(tmp_path: Path) -> None:
     assert not answers.add("C", {"site": "C", "surprise": 1})
     survey = answers.survey()
     assert list(survey.sites) == ["A"]
-    assert survey.refused["B"] == "it answered in the name of A"
-    assert survey.refused["C"].startswith("its answer is no fingerprint")
+    assert "name of A" in survey.refused["B"] and "no fingerprint" in survey.refused["C"]
     late = Answers(SPEC)
     late.add("A", told)
-    assert late.survey().refused == dict.fromkeys("BC", "it did not answer in time")
+    assert late.survey().refused.keys() == {"B", "C"}
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,8 @@ def test_whom_a_task_a_file_or_a_data_set_asks(tmp_path: Path, monkeypatch: pyte
     file.write_text("dataset: organ\nsites: [A]\nheld_out: [B]\n", encoding="utf-8")
     assert question(str(file)).everyone == ("A", "B")
     assert question("organ", sites=["B"]).everyone == ("B",)
-    for task, sites, reason in (
-        ("orgam", {}, "no task and no prepared data set 'orgam'.* 'organ'"),
-        ("organ", {"sites": ["D"]}, "no site 'D'"),
-        ("organ", {"sites": ["A", "B"], "held_out": ["B"]}, "B is named twice"),
-        ("organ", {"held_out": ["A", "B"]}, "no site to plan for"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            question(task, **sites)
+    with raises("unknown-task", naming=("'orgam'", "'organ'")):
+        question("orgam")
 
 
 SITES, HELD_OUT = ("north", "south", "east"), ("west", "far")
@@ -106,10 +100,10 @@ SITES, HELD_OUT = ("north", "south", "east"), ("west", "far")
         ({"sites": ["south", "north"]}, (("north", "south"), HELD_OUT)),
         ({"sites": ["north", "west"]}, (("north", "west"), ("far",))),
         ({"sites": ["north", "south"], "held_out": ["east"]}, (("north", "south"), ("east",))),
-        ({"sites": ["nort"]}, "no site 'nort'; did you mean 'north'"),
-        ({"held_out": ["eats"]}, "no site 'eats'; did you mean 'east'"),
-        ({"sites": ["north"], "held_out": ["north"]}, "north is named twice"),
-        ({"held_out": [*SITES, *HELD_OUT]}, "leaves no site to plan for"),
+        ({"sites": ["nort"]}, "'nort'.*'north'"),
+        ({"held_out": ["eats"]}, "'eats'.*'east'"),
+        ({"sites": ["north"], "held_out": ["north"]}, "north is named"),
+        ({"held_out": [*SITES, *HELD_OUT]}, "--sites"),
     ],
 )
 def test_options_mean_the_same_for_a_task_and_for_a_survey_made_before(

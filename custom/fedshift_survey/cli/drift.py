@@ -77,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
     by_month = scans_by_month(args.folder)
     for line in not_read([args.folder]):
         print(printable(line))
-    cases = {month: find_cases(found, model.sequences) for month, found in by_month.items() if found}
-    images = {month: [case.image for case in found] for month, found in cases.items()}
+    cases = {month: find_cases(paths, model.sequences) for month, paths in by_month.items() if paths}
+    images = {month: [case.image for case in paths] for month, paths in cases.items()}
     for line in describe(model):
         print(line)
     if len(images) < len(by_month):
         print(f"no scan yet, and left out: {', '.join(month for month in by_month if month not in images)}")
-    every, true = [case for found in cases.values() for case in found], args.true_spacing
+    every, true = [case for month in cases.values() for case in month], args.true_spacing
     ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
     references = _references(model, ready, args.reference)
@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
         )
     print(_compared_with(model, references, usual))
     months = [
-        Month(name, list(compare_scans(model, ready, list(references.values()), found, true_spacing=true)))
-        for name, found in images.items()
+        Month(name, list(compare_scans(model, ready, list(references.values()), paths, true_spacing=true)))
+        for name, paths in images.items()
     ]
     lost = sum(not scan.known_spacing for month in months for scan in month.scans)
     if lost:
@@ -116,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
 def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dict[str, Reference]:
     """Site -> what it tells of its scans, from the model file or from the folders."""
     from fedshift.schema.errors import ConfigError
-    from fedshift_survey.drift.folder_reference import folder_reference
+    from fedshift_survey.drift.compare import folder_reference
 
     if folders:
-        found = [folder_reference(model, ready, folder) for folder in folders]
-        return {one.fingerprint.site: one for one in found}
+        references = [folder_reference(model, ready, folder) for folder in folders]
+        return {reference.fingerprint.site: reference for reference in references}
     if not model.header.references:
         raise ConfigError(
             "no-reference",
@@ -133,7 +133,7 @@ def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dic
 def _compared_with(model: Model, references: dict[str, Reference], usual: Limits) -> str:
     from fedshift_survey.drift.compare import NOUNS
 
-    cases = sum(one.fingerprint.surveyed for one in references.values())
+    cases = sum(reference.fingerprint.surveyed for reference in references.values())
     silent = [site for site in model.header.sites if site not in references]
     text = f"compared with {cases} scans of {', '.join(references)}"
     text += f"; not told by {', '.join(silent)}" if silent else ""

@@ -75,16 +75,16 @@ def execute(args: argparse.Namespace) -> int:
     survey = whole.of(spec)
     newcomers = [_newcomer(folder, survey) for folder in args.place]
     everyone = [*survey.sites.values(), *newcomers]
-    placed = [*survey.spec.held_out, *(one.site for one in newcomers)]
-    found = shift_map(everyone, placed=placed)
-    made = suggestions(found, everyone)
-    _print_map(everyone, found, made, survey)
+    placed = [*survey.spec.held_out, *(fingerprint.site for fingerprint in newcomers)]
+    shift = shift_map(everyone, placed=placed)
+    made = suggestions(shift, everyone)
+    _print_map(everyone, shift, made, survey)
     print()
     plan = None
     try:
         plan = _plan(survey, args, patch, path)
     finally:
-        page = _write_page(found, everyone, made, survey, plan, out)
+        page = _write_page(shift, everyone, made, survey, plan, out)
         for what, file in (("plan", plan), ("map", page), ("survey", written)):
             print(f"{what + ':':<8}{file or 'none'}")
     if plan is not None:
@@ -195,12 +195,12 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     from fedshift_survey.planning.plan import make_plan
     from fedshift_survey.planning.task_file import ct_note, task_file
 
-    if all(one.geometry is None for one in survey.planned):
+    if all(fingerprint.geometry is None for fingerprint in survey.planned):
         print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
         return None
     pooled = merge(survey.planned)
     require_every_class(survey.planned)
-    surveyed = sum(one.surveyed > 0 for one in survey.planned)  # with noise, cases count and tell no sizes
+    surveyed = sum(site.surveyed > 0 for site in survey.planned)  # with noise, cases count and tell no sizes
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch)
     write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem))
     if note := ct_note(survey.planned):
@@ -217,32 +217,32 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _print_map(everyone: Sequence[Fingerprint], found: Any, made: Any, survey: Survey) -> None:
+def _print_map(everyone: Sequence[Fingerprint], shift: Any, made: Any, survey: Survey) -> None:
     from fedshift_survey.shift_table import map_tables, pair_table, sites_table, suggestion_lines
 
-    console.print(sites_table(everyone, placed=found.placed))
+    console.print(sites_table(everyone, placed=shift.placed))
     for site, reason in survey.refused.items():
         console.print(f"! site {site} gave no answer: {reason}", markup=False)
-    for table in map_tables(found) if found.pairs else ():
+    for table in map_tables(shift) if shift.pairs else ():
         console.print()
         console.print(table)
-    if found.farthest is not None:
+    if shift.farthest is not None:
         console.print()
-        console.print(pair_table(found, found.farthest, everyone))
+        console.print(pair_table(shift, shift.farthest, everyone))
     console.print()
     for line in suggestion_lines(made):
         console.print(line)
 
 
 def _write_page(
-    found: Any, everyone: Sequence[Fingerprint], made: Any, survey: Survey, plan: Path | None, out: Path
+    shift: Any, everyone: Sequence[Fingerprint], made: Any, survey: Survey, plan: Path | None, out: Path
 ) -> Path:
     """The map as a page."""
     from fedshift.reporting.report import page
     from fedshift_survey import shift_map
 
     chapter = shift_map.chapter(
-        found,
+        shift,
         everyone,
         made,
         dataset=survey.spec.dataset,

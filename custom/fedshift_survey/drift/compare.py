@@ -18,14 +18,20 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.case_check import known_spacing
-from fedshift.data.fingerprint import scan_fingerprint
+from fedshift.data.fingerprint import case_fingerprints, fingerprint, scan_fingerprint
+from fedshift.data.prepared import image_files
+from fedshift.data.resampled import Preparation
+from fedshift.data.scans import read_scan
 from fedshift.data.shift import OF_A_SCAN, from_site
+from fedshift.data.splits import case_splits
+from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
 from fedshift.inference.sequences import find_case
-from fedshift.schema.errors import FedshiftError
+from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.manifest import read_manifest
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 
 FALSE_ALARMS = 0.05
@@ -75,18 +81,18 @@ def limits(references: Sequence[Reference]) -> Limits:
 
     sums: dict[str, LogSums] = {}
     for reference in references:
-        for key, one in reference.apart.items():
-            sums[key] = sums[key] + one if key in sums else one
-    known = {key: one for key, one in sums.items() if one.cases >= FEWEST and key in NOUNS}
+        for key, spread in reference.apart.items():
+            sums[key] = sums[key] + spread if key in sums else spread
+    known = {key: spread for key, spread in sums.items() if spread.cases >= FEWEST and key in NOUNS}
     worth = {aspect.key: aspect.worth for aspect in OF_A_SCAN}
-    found = {}
-    for key, one in known.items():
-        quantile = float(t.ppf(1 - FALSE_ALARMS / len(known), one.cases - 1))
-        upper = exp(min(one.mean + quantile * one.deviation * sqrt(1 + 1 / one.cases), 50.0))
-        found[key] = max(upper, worth.get(key, 0.0))
+    limits = {}
+    for key, spread in known.items():
+        quantile = float(t.ppf(1 - FALSE_ALARMS / len(known), spread.cases - 1))
+        upper = exp(min(spread.mean + quantile * spread.deviation * sqrt(1 + 1 / spread.cases), 50.0))
+        limits[key] = max(upper, worth.get(key, 0.0))
     empty = sum(reference.empty for reference in references)
     scored = empty + (known[DOUBT].cases if DOUBT in known else 0)
-    return Limits(found, flags_nothing=empty <= FALSE_ALARMS * scored)
+    return Limits(limits, flags_nothing=empty <= FALSE_ALARMS * scored)
 
 
 def compare_scans(
@@ -113,9 +119,9 @@ def compare_scans(
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue
-        told = fingerprint_of(model, references, voxels, mask, spacing)
-        found = judged(image, told, confidence, references, usual, volume_ml=volume_ml(mask, scan))
-        yield replace(found, known_spacing=spacing is not None)
+        fingerprint = fingerprint_of(model, references, voxels, mask, spacing)
+        compared = judged(image, fingerprint, confidence, references, usual, volume_ml=volume_ml(mask, scan))
+        yield replace(compared, known_spacing=spacing is not None)
 
 
 def fingerprint_of(
@@ -160,3 +166,23 @@ def judged(
         volume_ml=volume_ml,
         confidence=confidence,
     )
+
+
+def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference:
+    """What a site with this prepared folder would tell of its scans for this model."""
+    manifest, task = read_manifest(folder), model.header.job.task
+    if (manifest.dataset, manifest.classes) != (task.dataset, tuple(task.classes)):
+        raise ConfigError(
+            "other-data",
+            f"{folder} is of data set {manifest.dataset} with the classes {', '.join(manifest.classes)}, and "
+            f"{model.path} was trained on {task.dataset} with {', '.join(task.classes)}: name one of its sites",
+        )
+    sequences = Preparation(sequences=model.sequences).numbers(manifest, folder)
+    splits = case_splits(manifest.cases, site=manifest.site, fold=task.data.get("fold"))
+    confidences = []
+    for case, split in zip(manifest.cases, splits, strict=True):
+        if split == "val":
+            scans = [read_scan(path) for path in image_files(folder, manifest, case.id)]
+            voxels = np.stack([scans[number].voxels for number in sequences])
+            confidences.append(outline(ready, voxels, manifest.known_spacing(case))[1])
+    return reference_of(fingerprint(folder), list(case_fingerprints(folder)), confidences, least=1)

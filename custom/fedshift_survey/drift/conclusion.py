@@ -65,9 +65,9 @@ def since(months: Sequence[Month]) -> list[Month]:
     if start == len(months):
         return []
     while end:
-        found = _latest(months[:end])
-        if found < end:
-            start = end = found
+        latest = _latest(months[:end])
+        if latest < end:
+            start = end = latest
         elif _together(months[end - 1 : start]).tells:
             break
         else:
@@ -83,17 +83,17 @@ def sentence(months: Sequence[Month]) -> str:
     run, every = since(months), _together(months)
     before = [month for month in months[: len(months) - len(run)] if month.changed]
     if run:
-        found = _together(run)
+        together = _together(run)
         return (
-            f"{_when(run, months)} the scans differ from those that the model was trained on in {_in_what(found)}: "
-            f"{_flagged(found)}{_ended(run)}, where about {_expected(found)} would be by chance; {_earlier(before)}"
-            f"look first at {_named(found.flagged)}."
+            f"{_when(run, months)} the scans differ from those that the model was trained on in {_in_what(together)}: "
+            f"{_flagged(together)}{_ended(run)}, where about {_expected(together)} would be by chance; "
+            f"{_earlier(before)}look first at {_named(together.flagged)}."
         )
     if before:
-        found, later = _together(before), _together(months[months.index(before[-1]) + 1 :])
+        together, later = _together(before), _together(months[months.index(before[-1]) + 1 :])
         return (
             f"The scans of {_listed([month.name for month in before])} differ from those that the model was trained "
-            f"on in {_in_what(found)}{_later(later)}; look first at {_named(found.flagged)}."
+            f"on in {_in_what(together)}{_later(later)}; look first at {_named(together.flagged)}."
         )
     if not every.flagged:
         return f"No change: none of {len(every.read)} scans differs from those that the model was trained on."
@@ -137,13 +137,13 @@ def _when(run: Sequence[Month], months: Sequence[Month]) -> str:
     return f"In {run[0].name}" if len(months) == 1 else f"Since {run[0].name}"
 
 
-def _flagged(found: Month, noun: str = "") -> str:
-    flagged = len(found.flagged)
-    return f"{flagged} of {len(found.read)} {noun}{'is' if flagged == 1 else 'are'} flagged"
+def _flagged(month: Month, noun: str = "") -> str:
+    flagged = len(month.flagged)
+    return f"{flagged} of {len(month.read)} {noun}{'is' if flagged == 1 else 'are'} flagged"
 
 
-def _expected(found: Month) -> str:
-    return f"{FALSE_ALARMS * len(found.read):.2g}"
+def _expected(month: Month) -> str:
+    return f"{FALSE_ALARMS * len(month.read):.2g}"
 
 
 def _ended(run: Sequence[Month]) -> str:
@@ -167,8 +167,8 @@ def _far(scan: Compared) -> tuple[bool, float]:
     return NOTHING not in scan.differs, -scan.distance
 
 
-def _in_what(found: Month) -> str:
-    return _listed([NOUNS[key] for key in found.aspects[:MOST_NAMED]])
+def _in_what(month: Month) -> str:
+    return _listed([NOUNS[key] for key in month.aspects[:MOST_NAMED]])
 
 
 def _named(scans: Sequence[Compared]) -> str:

@@ -20,10 +20,6 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
 
     Scans in a sub-folder whose name begins with a month are of that month. All others are of the month in which the
     file, or the folder of a DICOM series, was last changed (UTC).
-
-    Raises:
-        ConfigError: no such folder.
-        DataError: there is no scan in it, or a month's folder holds other files only.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -56,10 +52,10 @@ def _is_empty(folder: Path) -> bool:
 
 def _month(name: str, *, until: int) -> str | None:
     """The month that a name begins with; None if it begins with no date of the years from `FIRST_YEAR` to ``until``."""
-    found = _DATED.match(name)
-    if found is None:
+    match = _DATED.match(name)
+    if match is None:
         return None
-    year, month, day = (int(part or 1) for part in found.groups())
+    year, month, day = (int(part or 1) for part in match.groups())
     try:
         date(year, month, day)
     except ValueError:

@@ -26,9 +26,6 @@ def write_survey_job(spec: SurveySpec, folder: Path, *, production: bool = False
         spec: who is asked.
         folder: the job folder itself.
         production: as for `fedshift.flare.export.write_job`.
-
-    Raises:
-        ConfigError: the folder holds something other than a job.
     """
     if folder.exists() and not (folder / SPEC).is_file():
         raise ConfigError("folder-in-use", f"{folder} is there and is no fedshift job: name another folder with --job")
@@ -49,11 +46,7 @@ def write_survey_job(spec: SurveySpec, folder: Path, *, production: bool = False
 
 
 def read_survey_spec(path: Path) -> SurveySpec:
-    """Read the ``fedshift.yaml`` of a survey's job.
-
-    Raises:
-        ConfigError: it is missing or invalid.
-    """
+    """Read the ``fedshift.yaml`` of a survey's job."""
     return SurveySpec.parse(read_yaml(path), where=str(path))
 
 

@@ -24,26 +24,23 @@ def simulate_survey(spec: SurveySpec, log: Path) -> Survey:
     """Ask every site in FLARE's simulator, whose log is the only file that stays, as ``log``.
 
     The simulator is ended as soon as the survey is written: FLARE would go on to start and stop clients.
-
-    Raises:
-        RunFailed: the simulator ended without a survey, or did not end.
     """
     deadline = time.monotonic() + spec.timeout + START_AND_END
     with tempfile.TemporaryDirectory() as scratch:
         folders = RunFolders(Path(scratch) / "workspace")
-        found = folders.server / FILE_NAME
+        record = folders.server / FILE_NAME
         job = write_survey_job(spec, Path(scratch) / "job" / spec.survey)
         process = SimulatorProcess(job, folders)
         try:
             process.ready()
             process.start(job, threads=min(len(spec.everyone), MOST_AT_A_TIME), environ={})
-            while process.returncode is None and not found.is_file() and time.monotonic() < deadline:
+            while process.returncode is None and not record.is_file() and time.monotonic() < deadline:
                 time.sleep(INTERVAL)
         finally:
             process.end()
             if folders.log.is_file():
                 shutil.copyfile(folders.log, log)
-        if found.is_file():
+        if record.is_file():
             return read_survey(folders.server)
     reason = "it took too long" if time.monotonic() >= deadline else process.last_error or "no reason given"
     raise RunFailed("run-failed", f"FLARE's simulator ended without a survey: {reason} (log: {log})")

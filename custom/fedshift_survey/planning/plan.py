@@ -3,7 +3,7 @@
 Isensee et al., Nature Methods 2021, with the released planner (``ExperimentPlanner``). Four things differ. Nobody sees
 the cases, so medians are of rounded numbers, and the median shape after resampling is the median extent by the spacing.
 Volumes are not cropped to what is not 0. Memory is counted for the network itself
-(`fedshift_survey.planning.memory`), where nnU-Net compares with a reference network on a GPU. And a batch is
+(`fedshift_survey.planning.network`), where nnU-Net compares with a reference network on a GPU. And a batch is
 limited by a mean site's voxels, since it comes from one site.
 """
 
@@ -16,8 +16,7 @@ from math import ceil, prod
 from fedshift.data.tallies import medians, quantile
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift_survey.planning.memory import GIGA, NetworkShape
-from fedshift_survey.planning.topology import LEAST_EDGE, topology_for
+from fedshift_survey.planning.network import GIGA, LEAST_EDGE, NetworkShape, topology_for
 
 ANISOTROPY = 3.0
 """An axis is of low resolution if its voxels are so many times longer, and fewer, than those of the others."""
@@ -72,9 +71,6 @@ def make_plan(
         dims: 3, or 2 for slices.
         memory: gigabytes that a training step may take.
         patch: a patch of one's own, in voxels.
-
-    Raises:
-        ConfigError: no site told how large its volumes are, or no patch fits into the memory, or not ``patch``.
     """
     if pooled.geometry is None:
         raise ConfigError(
@@ -88,29 +84,25 @@ def make_plan(
     lengths, edges = [mm or 1.0 for mm in spacing or (None,) * 3][3 - dims :], shape[3 - dims :]
     search = _Search(lengths, edges, channels=len(pooled.channels), classes=len(pooled.classes), limit=memory * GIGA)
     if patch is None:
-        found, network = search.fitting()
+        fitted, network = search.fitting()
         reasons["patch"] = search.why
     else:
-        found, network = search.asked(patch)
-        reasons["patch"] = "as asked for" + ("" if tuple(patch) == found else ", padded to what the halvings divide")
-    batch = _batch(network, found, edges, memory, cases=pooled.surveyed / sites, slices=shape[0], reasons=reasons)
-    samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, ceil(prod(shape) / prod(found))))
+        fitted, network = search.asked(patch)
+        reasons["patch"] = "as asked for" + ("" if tuple(patch) == fitted else ", padded to what the halvings divide")
+    batch = _batch(network, fitted, edges, memory, cases=pooled.surveyed / sites, slices=shape[0], reasons=reasons)
+    samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, ceil(prod(shape) / prod(fitted))))
     reasons["samples_per_case"] = (
         f"as many patches as have the voxels of the median volume; at least {LEAST_SAMPLES}, since a round would else "
         f"have few steps, and at most {MOST_SAMPLES}"
     )
     _network_reasons(network, reasons)
-    need = network.bytes_of_step(found, batch) / GIGA
+    need = network.bytes_of_step(fitted, batch) / GIGA
     reasons["memory"] = f"a training step takes about {need:.1f} of {memory:g} GB in fp32, about half in bf16"
-    return Plan(dims, spacing, shape, found, batch, network, samples, need, reasons)
+    return Plan(dims, spacing, shape, fitted, batch, network, samples, need, reasons)
 
 
 def check_patch(patch: Sequence[int], dims: int) -> None:
-    """See that a patch of one's own can be one.
-
-    Raises:
-        ConfigError: it has another number of edges, or an edge without voxels.
-    """
+    """See that a patch of one's own can be one."""
     if len(patch) != dims or min(patch) < 1:
         raise ConfigError("patch-size", f"--patch needs {dims} numbers of voxels from 1, not {shown(patch)}")
 
@@ -121,15 +113,16 @@ def _spacing(pooled: Fingerprint, dims: int, reasons: dict[str, str]) -> Spacing
     if not geometry.cases:
         reasons["spacing"] = "each volume keeps its own: no case has a voxel size (their headers hold placeholders)"
         return None
-    of = medians(geometry.spacing)
+    typical = medians(geometry.spacing)
     voxels = medians(geometry.voxels)
-    worst = max(range(3), key=lambda axis: of[axis])
+    worst = max(range(3), key=lambda axis: typical[axis])
     others = [axis for axis in range(3) if axis != worst]
-    coarse = of[worst] > ANISOTROPY * max(of[axis] for axis in others)
+    coarse = typical[worst] > ANISOTROPY * max(typical[axis] for axis in others)
     few = voxels[worst] * ANISOTROPY < min(voxels[axis] for axis in others)
     reasons["spacing"] = f"median of {geometry.cases} cases at all sites"
     if coarse and few and worst in range(3 - dims, 3):
-        median, of[worst] = of[worst], max(quantile(geometry.spacing[worst], LOW), *(of[axis] for axis in others))
+        median, low = typical[worst], quantile(geometry.spacing[worst], LOW)
+        typical[worst] = max(low, *(typical[axis] for axis in others))
         reasons["spacing"] += (
             f"; {_AXES[worst]} 10th percentile instead of the median {median:g}, since its voxels are more than "
             f"{ANISOTROPY:g} times longer and fewer than the others' (nnU-Net's rule for anisotropy)"
@@ -142,7 +135,7 @@ def _spacing(pooled: Fingerprint, dims: int, reasons: dict[str, str]) -> Spacing
         )
     if geometry.cases < pooled.surveyed:
         reasons["spacing"] += f"; of {pooled.surveyed - geometry.cases} cases it is not known"
-    first, second, third = (float(f"{mm:.4g}") for mm in of)
+    first, second, third = (float(f"{mm:.4g}") for mm in typical)
     return first if dims == 3 else None, second, third
 
 
@@ -198,14 +191,14 @@ class _Search:
     def asked(self, patch: Sequence[int]) -> tuple[tuple[int, ...], NetworkShape]:
         """A patch of the user's own, with the smaller one that would fit in the error."""
         check_patch(patch, len(self._shape))
-        found, network = self._with_network(patch)
-        if self._fits(found, network):
-            return found, network
-        needs = self._need(found, network)
+        fitted, network = self._with_network(patch)
+        if self._fits(fitted, network):
+            return fitted, network
+        needs = self._need(fitted, network)
         fitting = self.fitting()[0]
         raise ConfigError(
             "no-memory",
-            f"patches of {shown(found)} need {needs:.2g} GB, and there are {self._limit / GIGA:g}: --patch "
+            f"patches of {shown(fitted)} need {needs:.2g} GB, and there are {self._limit / GIGA:g}: --patch "
             f"{','.join(map(str, fitting))} fits, or give more with --memory",
         )
 
@@ -221,7 +214,7 @@ class _Search:
         for edge in (4 * LEAST_EDGE, 6 * LEAST_EDGE):  # two halvings along the finest axes; more if it is one alone
             if topology.depth < LEAST_DEPTH:
                 fine = [mm < 2 * min(self._spacing) for mm in self._spacing]
-                patch = [max(own, edge) if finest else own for own, finest in zip(patch, fine, strict=True)]
+                patch = [max(wanted, edge) if finest else wanted for wanted, finest in zip(patch, fine, strict=True)]
                 topology = topology_for(patch, self._spacing)
         return topology.padded(patch), NetworkShape(topology, self._channels, self._classes)
 
@@ -261,8 +254,8 @@ def _batch(
     reasons: dict[str, str],
 ) -> int:
     """As many patches as fit, but no more than a twentieth of a mean site's voxels, and at least two."""
-    one = network.bytes_of_step(patch, 2) - network.bytes_of_step(patch, 1)
-    room = int((memory * GIGA - network.bytes_of_step(patch, 0)) // one)
+    per_image = network.bytes_of_step(patch, 2) - network.bytes_of_step(patch, 1)
+    room = int((memory * GIGA - network.bytes_of_step(patch, 0)) // per_image)
     voxels = cases * prod(shape) * (slices if len(patch) == 2 else 1)
     covered = round(COVERED * voxels / prod(patch))
     batch = max(LEAST_BATCH, min(room, covered))

