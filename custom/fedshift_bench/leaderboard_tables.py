@@ -15,8 +15,7 @@ from rich.text import Text
 
 from fedshift.reporting.differences import signed
 from fedshift.reporting.p_values import p_text
-from fedshift.schema.csv_text import csv_text
-from fedshift.schema.files import write_text
+from fedshift.schema.files import csv_text, write_text
 from fedshift_bench.leaderboard import Leaderboard, RankedRow
 from fedshift_bench.ranks import ALPHA, FEWEST
 from fedshift_bench.templates import lines, render

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
-from fedshift.schema.csv_text import csv_text
-from fedshift.schema.files import write_text
+from fedshift.schema.files import csv_text, write_text
 from fedshift_bench.cell_record import CellRecord
 from fedshift_bench.claims import claims_sentence
 from fedshift_bench.columns import (

@@ -16,7 +16,7 @@ from bench.made import made
 
 from fedshift.cli import evaluate, predict
 from fedshift.inference.scoring import Scored
-from fedshift.schema.csv_text import csv_text, path_of, safe_cell
+from fedshift.schema.files import csv_text, path_of, safe_cell
 from fedshift_bench.curves import curves_csv
 from fedshift_bench.leaderboard import RankedRow
 from fedshift_bench.leaderboard_tables import leaderboard_csv
@@ -81,7 +81,7 @@ def test_no_other_module_writes_csv() -> None:
         for file in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"csv\.(writer|DictWriter)|to_csv", file.read_text(encoding="utf-8"))
     ]
-    assert writers == ["fedshift/schema/csv_text.py"]
+    assert writers == ["fedshift/schema/files.py"]
 
 
 def _comparison() -> Comparison:

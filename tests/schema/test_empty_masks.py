@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.schema.codes import parse_codes
-from fedshift.schema.empty_masks import takes_empty
+from fedshift.schema.codes import parse_codes, takes_empty
 
 LESION = [49755003, "SCT", "Morphologically Abnormal Structure"]
 FORMERLY = ["M-01000", "SRT", "Morphologically Altered Structure"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.lineage import MODEL_FORMAT, joined, lineage_of
+from fedshift.schema.results import MODEL_FORMAT, joined, lineage_of
 
 
 def header(**changes: Any) -> dict[str, Any]:

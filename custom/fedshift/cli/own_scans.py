@@ -19,8 +19,7 @@ from fedshift.cli.prepared import (
     print_site,
     progress,
 )
-from fedshift.schema.codes import Codes, parse_codes
-from fedshift.schema.empty_masks import takes_empty
+from fedshift.schema.codes import Codes, parse_codes, takes_empty
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import comma_separated

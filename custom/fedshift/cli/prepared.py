@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.data.locate import DATA, data_home
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.job import read_yaml
 from fedshift.schema.manifest import DEPTH, read_manifest
 from fedshift.schema.task_files import apps_dir, tasks

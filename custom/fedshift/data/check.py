@@ -57,7 +57,7 @@ def check(
         volume: see `fedshift.data.cases.CaseFiles`.
         trust_voxels: likewise.
         interpolate: likewise.
-        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.empty_masks`.
+        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.codes`.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 

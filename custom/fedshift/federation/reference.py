@@ -10,10 +10,9 @@ from fedshift.data.fingerprint import case_fingerprints, surveyed_cases
 from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.federation.survey_answer import answer, least_cases
 from fedshift.schema.errors import PolicyError
-from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
-from fedshift.schema.reference import DOUBT, LogSums, Reference
 
 log = logging.getLogger("fedshift")
 
@@ -78,7 +77,7 @@ def reference_of(
             apart.setdefault(key, []).append(distance * whole)
     doubts = [1 - value for value in confidences if value is not None]
     floors = {aspect.key: LEAST_PART * aspect.worth for aspect in OF_A_SCAN} | {DOUBT: LEAST_DOUBT}
-    sums = {key: LogSums.of(values, floor=floors[key]) for key, values in {**apart, DOUBT: doubts}.items()}
+    sums = {key: LogSums.from_values(values, floor=floors[key]) for key, values in {**apart, DOUBT: doubts}.items()}
     enough = len(confidences) >= least
     return Reference(
         fingerprint=site,

@@ -15,8 +15,8 @@ from fedshift.federation.reference import reference_of
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.manifest import read_manifest
-from fedshift.schema.reference import Reference
 
 
 def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference:

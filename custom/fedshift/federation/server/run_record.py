@@ -10,11 +10,11 @@ from typing import TypeVar
 from fedshift.federation.server.rules import Quorum, Selection
 from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.names import one_line
 from fedshift.schema.paired import LocalComparison
-from fedshift.schema.reference import Reference
 from fedshift.schema.results import (
     DataRecord,
     Final,
