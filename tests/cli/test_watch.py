@@ -52,7 +52,7 @@ def test_what_holds_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("many/a", "--job", "x"), "options-clash", "--job"),
         (("kits/client",), "wrong-kit", "client"),
         (("kits/server",), "no-run", "server"),
-        (("kits/admin",), "kit-file", "client.crt"),
+        (("kits/admin",), "damaged-kit", "client.crt"),
     ):
         refused("status", tmp_path / words[0], *words[1:], code=code, naming=naming)
     written(tmp_path / "kits" / "server" / "one", progress_at(3, job="older"))

@@ -209,8 +209,8 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
                 "which data set is it? give --task, the task that the site takes part in, or --dataset",
             )
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
-        found = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
-        return dataset, replace(found, sites=(), sequences=None)  # nobody has named the task
+        likely = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
+        return dataset, replace(likely, sites=(), sequences=None)  # nobody has named the task
     named = named_by(task)
     return dataset or named.dataset, named
 

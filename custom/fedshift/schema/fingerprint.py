@@ -224,7 +224,7 @@ class Survey(Strict):
         """Answers of the sites that a plan is for."""
         return [self.sites[site] for site in self.spec.sites if site in self.sites]
 
-    def of(self, spec: SurveySpec) -> Survey:
+    def restricted_to(self, spec: SurveySpec) -> Survey:
         """The answers of the sites of ``spec`` alone."""
         return Survey(
             spec=spec,
