@@ -100,7 +100,6 @@ class Lines:
         return None
 
     def show(self, progress: Progress | None) -> None:
-        """Print what is new."""
         place = None if progress is None else (progress.step, progress.round)
         if place != self._place:
             if self._phantom and self._place == ("", -1):

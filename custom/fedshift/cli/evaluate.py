@@ -34,7 +34,6 @@ COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference", "false_po
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     parser = subparsers.add_parser("evaluate", help="score a segmentation model on scans with masks")
     parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")

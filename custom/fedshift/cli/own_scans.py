@@ -113,11 +113,7 @@ def meaning(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the site, or write the table of its cases; returns the exit code.
-
-    Raises:
-        ConfigError: options that do not go together, or that are missing.
-    """
+    """Prepare the site, or write the table of its cases; returns the exit code."""
     from data_prep.own_scans import LICENCE, prepare_own
 
     if args.cases is not None:
@@ -197,11 +193,7 @@ class NamedTask:
 
 
 def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
-    """The data set's name, and the task that is named, or that has it.
-
-    Raises:
-        ConfigError: neither is given, or a task that is not there or of another data set.
-    """
+    """The data set's name, and the task that is named, or that has it."""
     if task is None:
         if dataset is None:
             raise ConfigError(
@@ -216,11 +208,7 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
 
 
 def named_by(task: str) -> NamedTask:
-    """What a task, or its .yaml file, says of the data.
-
-    Raises:
-        ConfigError: it is not there, or names no data set.
-    """
+    """What a task, or its .yaml file, says of the data."""
     if task.endswith((".yaml", ".yml")):
         path = Path(task)
     elif task in tasks():

@@ -38,7 +38,6 @@ Row = tuple[Mapping[str, object], Mapping[str, object]]
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     parser = subparsers.add_parser("predict", help="masks of scans, or classes of pictures, with a trained model")
     parser.add_argument(
         "model",

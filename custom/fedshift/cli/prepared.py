@@ -37,7 +37,6 @@ def default_root() -> Path:
 
 
 def add_out(parser: Any) -> None:
-    """``--out``."""
     parser.add_argument("--out", type=Path, metavar="ROOT", help=f"default: {str(default_root()).replace('%', '%%')}")
 
 

@@ -35,7 +35,6 @@ USUAL_DELTA = 1e-5
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add ``fedshift site``."""
     site = subparsers.add_parser("site", help="set up, check and try out the kit of a site, or of the server")
     kinds = site.add_subparsers(required=True, metavar="COMMAND")
 
@@ -126,11 +125,7 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
-    """The manifest of data that are this site's, and not simulated unless that is meant.
-
-    Raises:
-        ConfigError: another site's, or simulated; or the folder is not there, or is one above the site's.
-    """
+    """The manifest of data that are this site's, and not simulated unless that is meant."""
     if not folder.is_dir():
         raise ConfigError(
             "not-a-folder", f"{folder} is no folder: name the site's prepared one, such as DATA/prostate/{kit.name}"
@@ -193,12 +188,7 @@ def _dry_run(args: argparse.Namespace) -> int:
 
 
 def _say_what_masks_hide(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
-    """What masks hide of the answers, and from whom.
-
-    Raises:
-        ConfigError: the kit cannot sign.
-        PolicyError: the job has fewer sites than the policy wants in a sum.
-    """
+    """What masks hide of the answers, and from whom."""
     from fedshift.federation.encryption.masks.protocol import helpers_needed
     from fedshift.federation.encryption.masks.site import SiteMasks
     from fedshift.flare.kit_identity import KitIdentity

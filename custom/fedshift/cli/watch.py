@@ -26,7 +26,6 @@ HERE, ASKED = 1.0, 5.0
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the commands."""
     watch = subparsers.add_parser(
         "watch",
         help="a run on a screen while it goes on",
@@ -54,7 +53,6 @@ def _add_run(parser: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """``fedshift watch``."""
     if args.text and (args.port or args.open):
         raise ConfigError("options-clash", "--port and --open are for the page: leave out --text or them")
     source, interval = open_source(args.run, args.job)
@@ -67,7 +65,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def say(args: argparse.Namespace) -> int:
-    """``fedshift status``."""
     source, _ = open_source(args.run, args.job)
     try:
         moment = source.read()
@@ -80,11 +77,7 @@ def say(args: argparse.Namespace) -> int:
 
 
 def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
-    """What to watch, and the seconds between two looks at it.
-
-    Raises:
-        ConfigError: ``path`` holds no run and is no kit that can be watched.
-    """
+    """What to watch, and the seconds between two looks at it."""
     from fedshift.federation.run_lock import was_killed
     from fedshift.flare.run_folders import RunFolders
     from fedshift.reporting.watch.moment import RunFile

@@ -55,12 +55,10 @@ class Origin:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's name."""
         return f"{'PHANTOM-TRAINED ' if self.simulated else ''}{self.program} on {self.task}"[:MOST]
 
     @property
     def description(self) -> str:
-        """The series' description."""
         begins = f"{'PHANTOM-TRAINED ' if self.simulated else ''}{self.task}"
         return f"{begins[: MOST - len(NOTE) - 2]}: {NOTE}"
 
@@ -128,7 +126,6 @@ class Source:
 
     @property
     def series_number(self) -> int:
-        """Of a result."""
         number = self.first.get("SeriesNumber")
         return SERIES_NUMBER + (int(number) % 1000 if number is not None else 0)
 

@@ -61,11 +61,7 @@ def mask_path(image: Path, out: Path) -> Path:
 
 
 def _formats_of(case: ScanCase, wanted: Collection[Format]) -> tuple[Format, ...]:
-    """What is written of a case; ``wanted`` is empty if nobody said it.
-
-    Raises:
-        ConfigError: DICOM of a scan that is none, or a report without the segments that it is on.
-    """
+    """What is written of a case; ``wanted`` is empty if nobody said it."""
     if not wanted:
         return DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
     if "sr" in wanted and "seg" not in wanted:

@@ -96,7 +96,6 @@ class Bundle:
 
     @property
     def about(self) -> dict[str, Any]:
-        """As of `fedshift.inference.model.Model`."""
         return {"bundle": {"name": self.name, "version": self.version}}
 
     def mask(
@@ -286,11 +285,7 @@ def _instance(
     *,
     module: str = "monai.transforms",
 ) -> Any:
-    """An instance of a listed class of MONAI; ``given`` replaces the configuration's options of the same names.
-
-    Raises:
-        ConfigError: a class that is not listed, an option that is code, or a value that does not fit.
-    """
+    """An instance of a listed class of MONAI; ``given`` replaces the configuration's options of the same names."""
     name = next((f"{component.name.removesuffix(end)}d" for end in ("Dict", "D") if component.name.endswith(end)), "")
     name = name if name in allowed else component.name
     if name not in allowed:

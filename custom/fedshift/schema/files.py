@@ -58,7 +58,6 @@ class CsvWriter:
     """Writes rows to an open file, which must have been opened with ``newline=""``."""
 
     def __init__(self, file: TextIO, header: Sequence[str]) -> None:
-        """Write the header."""
         self._write = csv.writer(file, lineterminator="\n")
         self.row(header)
 

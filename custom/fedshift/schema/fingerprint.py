@@ -134,7 +134,6 @@ class Fingerprint(Strict):
 
     @property
     def total(self) -> int:
-        """Cases of all splits."""
         return sum(self.cases.values())
 
     @property

@@ -486,11 +486,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _load(text: str) -> object:
-    """A YAML text's content, by libyaml, which takes a tenth of the time of Python's parser.
-
-    Raises:
-        RecursionError: it is nested more than `DEEPEST` levels deep, at which libyaml would end the process.
-    """
+    """A YAML text's content, by libyaml, which takes a tenth of the time of Python's parser."""
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     level = 0
     for event in yaml.parse(text, Loader=loader):

@@ -208,7 +208,6 @@ class Manifest(Strict):
             )
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
         absent |= {key for key in ("arrays", "sequences") if not getattr(self, key)}
         absent |= {"annotated"} if self.annotated is None else set()

@@ -265,7 +265,6 @@ class Results(_Model):
         return [*([start] if start is not None and start.sites else []), *self.rounds]
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/results.json`` atomically."""
         # Not json.dumps: this is written after every round, and grows with them.
         write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
 

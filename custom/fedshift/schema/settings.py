@@ -94,7 +94,6 @@ def _type(field: FieldInfo) -> str:
 
 
 def _words(kind: Any) -> str:
-    """A type in words."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Literal:
         return _either([f"`{_yaml(choice)}`" for choice in inside])
