@@ -64,6 +64,10 @@ def data(tmp_path: Path) -> dict[str, Path]:
     return folders
 
 
+def change(file: Path, before: str, after: str) -> None:
+    file.write_text(file.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+
+
 def set_manifest(folder: Path, **changes: object) -> None:
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
@@ -142,8 +146,7 @@ def test_init_says_whether_the_server_can_be_reached(
     kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tls_server(server) as port:
-        config = kit / "startup" / "fed_client.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(kit / "startup" / "fed_client.json", ":8002", f":{port}")
         assert site("init", kit, "--data", data[NAME]) == 0
         assert f"localhost:{port} answers" in capsys.readouterr().out
     assert site("check", kit) == 0, "a server that does not run yet is no fault of the site"
@@ -203,8 +206,7 @@ def test_a_kit_is_given_what_is_its_own(
     refused("site", "init", server, "--data", data[NAME], code="wrong-kit", naming="--data")
     with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
-        config = server / "startup" / "fed_server.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(server / "startup" / "fed_server.json", ":8002", f":{port}")
         assert site("init", server) == 1
         assert re.search(rf"error +port: +{port} .*\(Address already in use\)", capsys.readouterr().out)
         own = hold_store(jobs_folder(server))
@@ -286,9 +288,7 @@ def test_a_policy_under_which_next_to_nothing_leaves_is_told(
 ) -> None:
     assert site("init", kit, "--data", data[NAME]) == 0
     assert "min_cases" not in capsys.readouterr().out
-    settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("min_cases: 1 ", "min_cases: 50 "), encoding="utf-8")
+    change(kit / "local" / "fedshift.yaml", "min_cases: 1 ", "min_cases: 50 ")
     trained = len(read_manifest(data[NAME]).by_split("train"))
     assert 0 < trained < 50
     assert site("check", kit) == 0
@@ -332,8 +332,7 @@ def test_a_device_that_the_site_does_not_have_is_named(
 ) -> None:
     site("init", kit, "--data", data[NAME])
     settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("device: auto", "device: cuda:63"), encoding="utf-8")
+    change(settings, "device: auto", "device: cuda:63")
     capsys.readouterr()
     assert site("check", kit) == 1
     told = capsys.readouterr().out
@@ -365,8 +364,7 @@ def test_clocks_that_disagree_with_certificates_are_named(
     certify(server / "startup", "server", "localhost", since=before, until=after, keys=keys)
     capsys.readouterr()
     with tls_server(server) as port:
-        config = kit / "startup" / "fed_client.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(kit / "startup" / "fed_client.json", ":8002", f":{port}")
         assert site("check", kit) == 1
     told = capsys.readouterr().out
     assert re.search(rf"error +certificate: .*{said}", told)
@@ -446,9 +444,7 @@ def test_a_dry_run_holds_to_the_sites_policy(
     kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, refused: Refused
 ) -> None:
     site("init", kit, "--data", data[NAME])
-    settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("allow: [statistics, ", "allow: ["), encoding="utf-8")
+    change(kit / "local" / "fedshift.yaml", "allow: [statistics, ", "allow: [")
     write_job(job(), tmp_path / "job", production=True)
     refused("site", "dry-run", kit, tmp_path / "job", code="not-allowed", naming="privacy.allow")
     assert not list(scratch.glob("fedshift-*"))
