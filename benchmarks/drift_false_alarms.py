@@ -28,9 +28,8 @@ from fedshift.data.tallies import merge
 from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
 from fedshift.inference.segment import outline
-from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.fingerprint import Fingerprint, Reference
 from fedshift.schema.manifest import read_manifest
-from fedshift.schema.reference import Reference
 from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, judged, limits
 
 RESULTS = Path(__file__).parent / "results" / "drift"

@@ -24,8 +24,7 @@ from fedshift.data.scan_file import same_form
 from fedshift.data.scans import read_volumes
 from fedshift.data.site_check import prepared_files
 from fedshift.data.splits import subject_of
-from fedshift.schema.codes import ClassCodes
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE, ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, TRUE_SPACING, Case, Manifest, Split, read_manifest
 from fedshift.schema.strict import nearest
@@ -92,7 +91,7 @@ def prepare_own(
         trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
         true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
-        empty: whether masks may be empty, see `fedshift.schema.empty_masks`.
+        empty: whether masks may be empty, see `fedshift.schema.codes`.
         skip_damaged: leave out cases with an error.
         progress: called with the id of each case before it is read.
 

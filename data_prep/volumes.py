@@ -34,7 +34,7 @@ from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
 from fedshift.data.site_check import empty_splits
 from fedshift.data.splits import subject_of
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
 from fedshift.schema.reading import Reading

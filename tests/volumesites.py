@@ -11,7 +11,7 @@ import SimpleITK as sitk
 
 from fedshift.data.prepared import FOLDER, image_files, mask_file
 from fedshift.federation.resolve import resolve
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest
 

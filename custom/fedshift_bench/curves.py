@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from fedshift.schema.csv_text import csv_text
+from fedshift.schema.files import csv_text
 from fedshift_bench.columns import Block, blocks, measure
 from fedshift_bench.notes import notes
 from fedshift_bench.record import CellRecord, Comparison

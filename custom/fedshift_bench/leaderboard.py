@@ -28,8 +28,8 @@ from rich.text import Text
 
 from fedshift.reporting.differences import signed
 from fedshift.reporting.p_values import p_text
-from fedshift.schema.csv_text import csv_text
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import csv_text
 from fedshift_bench.columns import Block, Measure, below_guess, blocks, main_scores, measure, summary
 from fedshift_bench.record import CellRecord, Comparison
 from fedshift_bench.significance import (

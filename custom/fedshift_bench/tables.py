@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
-from fedshift.schema.csv_text import csv_text
+from fedshift.schema.files import csv_text
 from fedshift_bench.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,

@@ -16,6 +16,7 @@ import torch
 from inference.conftest import brightness_model, write_ball
 from inference.test_patches import IN_3D, train
 
+from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.cli.evaluate import SUMMARY, TABLE
 from fedshift.data.layouts.find import gather
@@ -33,6 +34,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def evaluate(*words: object) -> int:
     return main(["evaluate", *map(str, words)])
+
+
+def given(folder: Path) -> list[Path | str]:
+    """A model of brightness, and scans and masks below a folder."""
+    model = brightness_model(folder / "model.pt")
+    return [model, "--images", folder / "images", "--masks", folder / "masks", "--out", folder / "out"]
 
 
 @pytest.fixture
@@ -143,8 +150,7 @@ def test_4d_files_score_as_their_predicted_masks(tmp_path: Path) -> None:
 
 
 def test_a_model_of_slices_finds_balls(balls: Path) -> None:
-    model = brightness_model(balls / "model.pt")
-    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 0
+    assert evaluate(*given(balls)) == 0
     assert [float(row["dice"]) > 0.9 for row in rows(balls / "out")] == [True] * 3
     assert {row["class"] for row in rows(balls / "out")} == {"prostate"}
 
@@ -152,9 +158,8 @@ def test_a_model_of_slices_finds_balls(balls: Path) -> None:
 def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
     balls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = brightness_model(balls / "model.pt")
     (balls / "images" / "case1.nii.gz").write_bytes(b"cut")
-    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
+    assert evaluate(*given(balls)) == 1
     assert "1 of 3 cases" in capsys.readouterr().out
     assert [bool(row["error"]) for row in rows(balls / "out")] == [False, True, False]
 
@@ -169,8 +174,7 @@ def test_a_scan_that_does_not_fit_into_memory_is_named_and_the_rest_is_scored(
         return logits(*given)
 
     monkeypatch.setattr(ReadyModel, "logits", hungry)
-    model = brightness_model(balls / "model.pt")
-    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
+    assert evaluate(*given(balls)) == 1
     assert "1 of 3 cases" in capsys.readouterr().out
     table = rows(balls / "out")
     assert [bool(row["dice"]) for row in table] == [False, True, True]
@@ -179,11 +183,11 @@ def test_a_scan_that_does_not_fit_into_memory_is_named_and_the_rest_is_scored(
 
 def test_a_mask_whose_header_is_wrong_is_taken_on_trust(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """… by the option that the error names."""
-    model, wrong = brightness_model(balls / "model.pt"), balls / "masks" / "case1.nii.gz"
+    wrong = balls / "masks" / "case1.nii.gz"
     mask = sitk.ReadImage(str(wrong))
     mask.SetOrigin((0.5, *mask.GetOrigin()[1:]))
     sitk.WriteImage(mask, str(wrong))
-    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
+    words = given(balls)
     assert evaluate(*words) == 1 and "add --trust-voxels" in capsys.readouterr().out
     assert evaluate(*words, "--force", "--trust-voxels") == 0
     assert main(["data", "check", str(balls / "images"), "--masks", str(balls / "masks")]) == 1
@@ -193,15 +197,13 @@ def test_a_mask_whose_header_is_wrong_is_taken_on_trust(balls: Path, capsys: pyt
 
 def test_warnings_of_reading_a_mask_stand_beside_its_scores(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """… here of a mask that was drawn on every second slice."""
-    model, striped = brightness_model(balls / "model.pt"), balls / "masks" / "case1.nii.gz"
+    striped = balls / "masks" / "case1.nii.gz"
     mask = sitk.ReadImage(str(striped))
     for number in range(0, mask.GetDepth(), 2):
         mask[:, :, number] = 0
     sitk.WriteImage(mask, str(striped))
-    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
-    assert evaluate(*words) == 0
-    (warning,) = (line for line in capsys.readouterr().out.splitlines() if "has no voxel of prostate in slices" in line)
-    assert warning.startswith(f"warning: {striped}")
+    assert evaluate(*given(balls)) == 0
+    assert f"warning: {striped}" in capsys.readouterr().out
 
 
 def many(folder: Path, names: list[str]) -> list[str]:
@@ -210,13 +212,12 @@ def many(folder: Path, names: list[str]) -> list[str]:
         mask = write_ball(folder / "images" / name, seed=number, radius=8.0 + number / 2)
         (folder / "masks").mkdir(exist_ok=True)
         sitk.WriteImage(mask, str(folder / "masks" / name))
-    model = brightness_model(folder / "model.pt")
-    return list(map(str, [model, "--images", folder / "images", "--masks", folder / "masks", "--out", folder / "out"]))
+    return list(map(str, given(folder)))
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out" / SUMMARY).read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((folder / "out" / SUMMARY).read_text(encoding="utf-8"))
+    return content
 
 
 def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,49 +284,42 @@ def test_subjects_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> Non
 
 def test_scans_that_are_not_read_are_named(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (balls / "images" / "k.hdr").write_bytes(b"")
-    model = brightness_model(balls / "model.pt")
-    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 0
+    assert evaluate(*given(balls)) == 0
     said = capsys.readouterr().out
     assert f"warning: {balls / 'images'} " in said and "k.hdr" in said
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "naming"),
     [
-        (["--images", "images"], "--images and --masks go together"),
-        (["--images", "images", "--masks", "masks", "--label", "liver=1"], "none of the classes prostate"),
-        (["--images", "images", "--masks", "masks", "--sequence", "T2=*.nii.gz"], "takes the place of --images"),
-        (["--images", "images", "--masks", "empty"], "has no mask"),
-        (["--images", "images", "--masks", "masks", "--tolerance", "-5"], "should be greater than 0"),
-        (["--images", "images", "--masks", "masks", "--tolerance", "nan"], "--tolerance nan: "),
+        ("--images images", "options-clash", "--masks"),
+        ("--images images --masks masks --label liver=1", "class-unknown", "prostate"),
+        ("--images images --masks masks --sequence T2=*.nii.gz", "options-clash", "--images"),
+        ("--images images --masks empty", "pairing", "case0"),
+        ("--images images --masks masks --tolerance -5", "invalid-value", "tolerance"),
+        ("--images images --masks masks --tolerance nan", "invalid-value", "--tolerance nan"),
     ],
 )
 def test_mistakes_get_a_sentence(
-    words: list[str], message: str, balls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, code: str, naming: str, balls: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(balls)
     (balls / "empty").mkdir()
-    assert evaluate(brightness_model(balls / "model.pt"), *words, "--out", "out") == 2
-    assert message in capsys.readouterr().err and not (balls / "out").exists()
+    model = brightness_model(balls / "model.pt")
+    refused("evaluate", model, *words.split(), "--out", "out", code=code, naming=naming)
+    assert not (balls / "out").exists()
 
 
-def test_an_output_folder_that_cannot_be_is_refused_before_a_case_is_scored(
-    balls: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_folder_that_cannot_be_is_refused_before_a_case_is_scored(balls: Path, refused: Refused) -> None:
     (balls / "file").write_text("", encoding="utf-8")
-    model = brightness_model(balls / "model.pt")
     for out in (balls / "file", balls / "file" / "below"):
-        assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", out) == 2
-        said = capsys.readouterr()
-        assert f"{out} cannot be made" in said.err and "case0" not in said.out
+        refused("evaluate", *given(balls)[:-1], out, code="folder-unwritable", naming=str(out))
 
 
-def test_what_is_there_is_replaced_with_force_only(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = brightness_model(balls / "model.pt")
-    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
+def test_what_is_there_is_replaced_with_force_only(balls: Path, refused: Refused) -> None:
+    words = given(balls)
     assert evaluate(*words) == 0
-    assert evaluate(*words) == 2
-    assert "[output-exists]" in capsys.readouterr().err
+    refused("evaluate", *words, code="output-exists", naming=TABLE)
     assert evaluate(*words, "--force") == 0
 
 

@@ -27,12 +27,11 @@ def test_what_a_command_does_not_need_is_not_loaded(command: str) -> None:
 
 
 def test_a_relative_root_of_the_data_is_the_same_for_processes_that_work_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSHIFT_DATA", "rel/out")
     assert cli.main(["tasks"]) == 0
-    assert os.environ["FEDSHIFT_DATA"] == str(tmp_path / "rel" / "out")
+    assert os.environ["FEDSHIFT_DATA"] == str(bare / "rel" / "out")
 
 
 def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +42,9 @@ def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFix
         return " ".join(capsys.readouterr().out.split())
 
     every = said()
-    assert "pacs PACS: seven classes as photographs, art paintings, cartoons and sketches." in every
-    assert "rotated_mnist Rotated MNIST: six sites with disjoint images of MNIST" in every
+    assert "pacs PACS: " in every and "rotated_mnist Rotated MNIST: " in every
     pacs = said("pacs")
-    assert "--source DIR" in pacs and "--subsites N" in pacs and "Li, Yang, Song, Hospedales" in pacs
+    assert "--source DIR" in pacs and "--subsites N" in pacs and "Hospedales" in pacs
     assert "(default: Clipart)" in said("officehome") and "--subsites" not in said("digits")
 
 
@@ -57,7 +55,7 @@ def test_an_error_of_the_machine_is_a_sentence_and_exit_code_2(
     job = ["job", "fedavg", "prostate", "--out", str(tmp_path / "file")]
     assert cli.main(job) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"fedshift: \S+/file/\S+ cannot be used \(Not a directory\): name another place, .*\n", said)
+    assert re.fullmatch(r"fedshift: \S+/file/\S+ .*\(Not a directory\).*\n", said)
     with pytest.raises(NotADirectoryError):
         cli.main(["--debug", *job])
 
@@ -66,7 +64,7 @@ def test_an_error_of_the_machine_is_a_sentence_and_exit_code_2(
 
     monkeypatch.setattr("fedshift.cli.methods.show_tasks", full)
     assert cli.main(["tasks"]) == 2
-    assert "the machine refused (No space left on device): see to its disk" in capsys.readouterr().err
+    assert "(No space left on device)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["tasks", "tasks --help"])

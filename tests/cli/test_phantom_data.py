@@ -10,8 +10,10 @@ import yaml
 from bench.conftest import START, run_here
 from conftest import SHAPES, make_image_site
 
+from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.flare.export import read_job_folder
+from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.manifest import FILE_NAME
 from fedshift_bench import estimate, runner
 
@@ -26,14 +28,10 @@ def real(root: Path, site: str) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def both(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The phantom of three sites, the same sites' real data, and a working directory with a job and a comparison."""
     for site in "ABC":
-        make_image_site(tmp_path / "fedshift" / "phantom", site)
-        real(tmp_path / "mine", site)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
+        real(home / "mine", site)
     monkeypatch.setattr(estimate, "measure_start", lambda: START)
     monkeypatch.setattr(runner, "start_child", run_here)
     assert main(["job", "fedavg", str(SHAPES), "--name", "job", *SHORT]) == 0
@@ -46,8 +44,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "seeds": [0],
         "options": {"schedule.rounds": 1},
     }
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
-    return tmp_path
+    Path("small.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    return home
+
+
+@pytest.fixture
+def real_data(both: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`both`, with the real data named."""
+    monkeypatch.setenv("FEDSHIFT_DATA", str(both / "mine"))
+    return both
 
 
 COMMANDS = {
@@ -68,25 +73,18 @@ def test_making_the_phantom_warns_of_nothing(tmp_path: Path, caplog: pytest.LogC
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("named", ["nosuch", "mine/shapes"])
 def test_a_wrong_path_ends_every_command(
-    command: tuple[str, ...],
-    named: str,
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...], named: str, both: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEDSHIFT_DATA", str(home / named))
-    assert main([*command]) == 2
-    said = capsys.readouterr().err
-    assert f"looked in {home / named}/shapes/A" in said
-    assert named == "nosuch" or f"set FEDSHIFT_DATA={home / 'mine'}" in said
-    assert not (home / "runs").exists()
+    monkeypatch.setenv("FEDSHIFT_DATA", str(both / named))
+    said = refused(*command, code="site-missing", naming=f"{both / named}/shapes/A")
+    assert named == "nosuch" or f"FEDSHIFT_DATA={both / 'mine'}" in said
+    assert not (both / "runs").exists()
 
 
 @pytest.mark.parametrize("command", [key for key in COMMANDS if key not in ("run", "leave-one-out --flare")])
 def test_the_phantom_can_be_asked_for_and_every_line_says_so(
-    command: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, real_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "mine"))
     capsys.readouterr()
     assert main([*COMMANDS[command], "--phantom"]) == 0
     out = capsys.readouterr().out
@@ -95,20 +93,17 @@ def test_the_phantom_can_be_asked_for_and_every_line_says_so(
     assert TITLE in out
     shutil.rmtree("runs")
     assert main([*COMMANDS[command]]) == 0
-    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(home).casefold(), "")
+    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(real_data).casefold(), "")
 
 
-def test_a_comparison_says_so_before_and_after(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "mine"))
+def test_a_comparison_says_so_before_and_after(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     words = ["compare", "small.yaml", "--jobs", "1"]
     assert main([*words, "--dry-run"]) == 0
-    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(home).casefold(), "")
+    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(real_data).casefold(), "")
     assert main([*words, "--dry-run", "--phantom"]) == 0
     out = capsys.readouterr().out
-    assert "The data are the phantom" in out and f"{TITLE} cells to run" in out
+    assert PHANTOM_NOTE in out and f"{TITLE} cells to run" in out
     assert main([*words, "--phantom"]) == 0
     out = capsys.readouterr().out
     shown = [line for line in out.splitlines() if " cells ended" in line]
@@ -118,12 +113,12 @@ def test_a_comparison_says_so_before_and_after(
 
 
 def test_a_comparison_with_a_wrong_path_says_what_is_lacking(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    both: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "nosuch"))
+    monkeypatch.setenv("FEDSHIFT_DATA", str(both / "nosuch"))
     assert main(["compare", "small.yaml", "--jobs", "1"]) == 1
-    assert f"looked in {home}/nosuch/shapes/A" in capsys.readouterr().out
+    assert f"{both}/nosuch/shapes/A" in capsys.readouterr().out
 
 
-def test_a_job_does_not_hold_the_choice(home: Path) -> None:
-    assert "phantom" not in str(read_job_folder(home / "jobs" / "job").dump())
+def test_a_job_does_not_hold_the_choice(both: Path) -> None:
+    assert "phantom" not in str(read_job_folder(both / "jobs" / "job").dump())

@@ -18,6 +18,7 @@ from inference.conftest import BALL, Run, brightness_model, dice, save_model, wr
 from PIL import Image, ImageColor
 from scanfiles import volume, write_dicom
 
+from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.cli.predict import PARTIAL, PARTIAL_RECORD, RECORD
 from fedshift.data.arrays import open_images
@@ -214,18 +215,14 @@ def test_a_scan_that_does_not_fit_into_memory_is_named_with_a_mend_and_the_rest_
     assert (out / "small_mask.nii.gz").is_file() and not (out / "large_mask.nii.gz").exists()
 
 
-def test_an_unfinished_call_lets_nobody_elses_file_be_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unfinished_call_lets_nobody_elses_file_be_replaced(tmp_path: Path, refused: Refused) -> None:
     model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
     both = [tmp_path / "a.nii.gz", tmp_path / "b.nii.gz"]
     write_ball(both[0])
     assert predict(model, *both, "--out", out) == 1
     write_ball(both[1])
     (out / "b_mask.nii.gz").write_text("drawn by hand", encoding="utf-8")
-    assert predict(model, *both, "--out", out) == 2
-    said = capsys.readouterr().err
-    assert "b_mask.nii.gz" in said and "[output-exists]" in said
+    refused("predict", model, *both, "--out", out, code="output-exists", naming="b_mask.nii.gz")
 
 
 def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
@@ -248,25 +245,18 @@ def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
     assert len(rows(tmp_path / "out")) == 1
 
 
-def test_no_two_images_share_a_file_and_no_image_is_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_two_images_share_a_file_and_no_image_is_written_over(tmp_path: Path, refused: Refused) -> None:
     model = brightness_model(tmp_path / "model.pt")
     for name in ("scan.nii", "scan.nii.gz", "m.mhd", "s.nii.gz", "s_mask.nii.gz"):
         write_ball(tmp_path / name)
     same = [tmp_path / "scan.nii", tmp_path / "scan.nii.gz"]
-    assert predict(model, *same, "--out", tmp_path / "o", "--overlay") == 2
-    assert "[same-output]" in capsys.readouterr().err
+    refused("predict", model, *same, "--out", tmp_path / "o", "--overlay", code="same-output")
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "m_mask.zraw").write_text("drawn by hand", encoding="utf-8")
-    assert predict(model, tmp_path / "m.mhd", "--out", tmp_path / "p") == 2
-    said = capsys.readouterr().err
-    assert "m_mask.zraw" in said and "[output-exists]" in said
+    refused("predict", model, tmp_path / "m.mhd", "--out", tmp_path / "p", code="output-exists", naming="m_mask.zraw")
     before = (tmp_path / "s_mask.nii.gz").read_bytes()
     both = [tmp_path / "s.nii.gz", tmp_path / "s_mask.nii.gz"]
-    assert predict(model, *both, "--out", tmp_path, "--force") == 2
-    said = capsys.readouterr().err
-    assert "s_mask.nii.gz" in said and "[overwrites-image]" in said
+    refused("predict", model, *both, "--out", tmp_path, "--force", code="overwrites-image", naming="s_mask.nii.gz")
     assert (tmp_path / "s_mask.nii.gz").read_bytes() == before
 
 

@@ -18,6 +18,7 @@ from dicomstudies import draw_segmentation, write_enhanced, write_slices
 from inference.conftest import BALL, brightness_model, save_model, write_ball
 from scanfiles import volume
 
+from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
@@ -77,7 +78,7 @@ def test_a_study_gives_a_segmentation_and_a_mask_of_every_series(
 
 
 def test_all_results_of_a_scan_are_written_or_none_and_none_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
     image, _ = volume(**BALL)
@@ -100,9 +101,9 @@ def test_all_results_of_a_scan_are_written_or_none_and_none_is_replaced(
     assert predict(model, good, "--out", out, *every) == 0, "the unfinished call's results are replaced"
     assert sorted(path.name for path in out.iterdir()) == [*names, "predictions.csv", "predictions.json"]
     (out / "predictions.csv").unlink()
-    assert predict(model, good, "--out", out, "--format", "rtstruct") == 2
-    said = capsys.readouterr().err
-    assert "good_rtstruct.dcm" in said and "[output-exists]" in said
+    refused(
+        "predict", model, good, "--out", out, "--format", "rtstruct", code="output-exists", naming="good_rtstruct.dcm"
+    )
     write_ball(tmp_path / "scan.nii.gz")
     for words, reason in (
         ((tmp_path / "scan.nii.gz", "--format", "seg"), "[not-dicom]"),
@@ -124,7 +125,9 @@ def test_all_results_of_a_scan_are_written_or_none_and_none_is_replaced(
     assert not list((tmp_path / "without").glob("*.dcm"))
 
 
-def test_a_class_without_codes_gets_none_that_nobody_gave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_without_codes_gets_none_that_nobody_gave(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
     for name, text in (("plain", UNCODED), ("coded", UNCODED + CODES)):
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
     jobs = {name: resolve(str(tmp_path / f"{name}.yaml"), "fedavg") for name in ("plain", "coded")}
@@ -133,20 +136,15 @@ def test_a_class_without_codes_gets_none_that_nobody_gave(tmp_path: Path, capsys
     )
     model = save_model(tmp_path / "model.pt", jobs["plain"], kind="patients")
     scan = write_slices(tmp_path / "scan", volume(**BALL)[0])
-    assert predict(model, scan, "--out", tmp_path / "out", "--format", "seg") == 2
-    said = capsys.readouterr().err
-    assert "organ" in said and "--codes" in said and "[codes-missing]" in said
+    words = ("predict", model, scan, "--out", tmp_path / "out")
+    refused(*words, "--format", "seg", code="codes-missing", naming=("organ", "--codes"))
     assert predict(model, scan, "--out", tmp_path / "masks") == 0
     assert "masks only: " in capsys.readouterr().out
     assert [path.name for path in sorted((tmp_path / "masks").glob("scan*"))] == ["scan_mask.nii.gz"]
-    assert predict(model, scan, "--out", tmp_path / "out", "--codes", tmp_path / "plain.yaml") == 2
-    said = capsys.readouterr().err
-    assert "plain.yaml" in said and "[codes-missing]" in said
+    refused(*words, "--codes", tmp_path / "plain.yaml", code="codes-missing", naming="plain.yaml")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(CODES.replace("organ:", "liver:"), encoding="utf-8")
-    assert predict(model, scan, "--out", tmp_path / "out", "--codes", wrong) == 2
-    said = capsys.readouterr().err
-    assert "'liver'" in said and "[codes-invalid]" in said
+    refused(*words, "--codes", wrong, code="codes-invalid", naming="'liver'")
     assert predict(model, scan, "--out", tmp_path / "out", "--codes", tmp_path / "coded.yaml") == 0
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from conftest import make_image_site, small_image_job
 from kits import SERVER
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
+from cli.conftest import Refused
 from fedshift import cli
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
@@ -62,6 +64,10 @@ def data(tmp_path: Path) -> dict[str, Path]:
     return folders
 
 
+def change(file: Path, before: str, after: str) -> None:
+    file.write_text(file.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+
+
 def set_manifest(folder: Path, **changes: object) -> None:
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
@@ -98,6 +104,20 @@ def tls_server(kit: Path) -> Iterator[int]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
+def certify(startup: Path, role: str, name: str, *, since: int, until: int, keys: Any = None) -> None:
+    """Certificates of the project and of a party, valid from and until so many days from now."""
+    private, public = keys or generate_keys()
+    project, now = Identity("fedshift_office_caltech"), datetime.datetime.now(datetime.UTC)
+    for file, whose, days, is_root in (
+        ("rootCA.pem", project, (-400, 400), True),
+        (f"{role}.crt", Identity(name, "amazon"), (since, until), False),
+    ):
+        first, last = (now + datetime.timedelta(days=number) for number in days)
+        options = {"ca": is_root, "not_valid_before": first, "not_valid_after": last}
+        (startup / file).write_bytes(serialize_cert(generate_cert(whose, project, private, public, **options)))
+    (startup / f"{role}.key").write_bytes(serialize_pri_key(private))
+
+
 @pytest.fixture(autouse=True)
 def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continuous integration runs as root."""
@@ -119,15 +139,14 @@ def test_init_makes_a_site_ready_and_says_what_it_has(
     for word in ("site amazon of project fedshift_office_caltech", "NVFlare 2.", "torch ", "valid from", "GB free"):
         assert word in told
     assert site("init", kit, "--data", data[NAME]) == 0
-    assert "is as it should be" in capsys.readouterr().out
+    assert "wrote" not in capsys.readouterr().out
 
 
 def test_init_says_whether_the_server_can_be_reached(
     kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tls_server(server) as port:
-        config = kit / "startup" / "fed_client.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(kit / "startup" / "fed_client.json", ":8002", f":{port}")
         assert site("init", kit, "--data", data[NAME]) == 0
         assert f"localhost:{port} answers" in capsys.readouterr().out
     assert site("check", kit) == 0, "a server that does not run yet is no fault of the site"
@@ -135,51 +154,41 @@ def test_init_says_whether_the_server_can_be_reached(
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "said"),
+    ("change", "code", "naming"),
     [
-        ({"site": "caltech"}, (), "holds data of site caltech, the kit is of site amazon"),
-        ({"kind": "phantom"}, (), r"simulated data \(kind: phantom\): name real ones, or say --phantom"),
-        ({"pictures": []}, (), "must be filled"),
+        ({"site": "caltech"}, "other-data", ("caltech", "amazon")),
+        ({"kind": "phantom"}, "phantom-data", "--phantom"),
+        ({"pictures": []}, "invalid-value", "pictures"),
     ],
 )
 def test_init_refuses_data_that_are_not_the_sites_own(
     change: dict[str, object],
-    options: tuple[str, ...],
-    said: str,
+    code: str,
+    naming: str | tuple[str, ...],
     kit: Path,
     data: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     set_manifest(data[NAME], **change)
     before = tree(kit)
-    assert site("init", kit, "--data", data[NAME], *options) == 2
-    assert re.search(said, capsys.readouterr().err)
+    refused("site", "init", kit, "--data", data[NAME], code=code, naming=naming)
     assert tree(kit) == before
 
 
-def test_the_folder_of_other_sites_is_told_from_a_site_that_is_not_prepared(
-    kit: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = data[NAME].parent
-    shutil.rmtree(data[NAME])
-    assert site("init", kit, "--data", folder) == 2
-    assert f"{folder} holds the sites caltech, webcam: name one of them" in capsys.readouterr().err
-    assert site("init", kit, "--data", tmp_path) == 2
-    assert "does not exist: prepare the site" in capsys.readouterr().err
-
-
-def test_a_folder_above_the_sites_is_noticed(
-    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+def test_a_folder_above_the_sites_is_told_from_one_that_is_not_prepared(
+    kit: Path, data: dict[str, Path], tmp_path: Path, refused: Refused
 ) -> None:
     own = data[NAME]
-    for folder, said in (
-        (own.parent, rf"holds no manifest\.json: did you mean {own}\?"),
-        (own.parent.parent, rf"holds no manifest\.json: did you mean {own}\?"),
-        (own.parent / "caltech" / "arrays", "no folder|does not exist: prepare the site"),
-        (own.parent / "nowhere", r"nowhere is no folder: name the site's prepared one, such as DATA/prostate/amazon"),
+    for folder, code, naming in (
+        (own.parent, "not-prepared", f"{own}?"),
+        (own.parent.parent, "not-prepared", f"{own}?"),
+        (own.parent / "caltech" / "arrays", "not-prepared", "arrays"),
+        (own.parent / "nowhere", "not-a-folder", "nowhere"),
     ):
-        assert site("init", kit, "--data", folder) == 2
-        assert re.search(said, " ".join(capsys.readouterr().err.split())), folder
+        refused("site", "init", kit, "--data", folder, code=code, naming=naming)
+    shutil.rmtree(own)
+    refused("site", "init", kit, "--data", own.parent, code="several-sites", naming="caltech, webcam")
+    refused("site", "init", kit, "--data", tmp_path, code="not-prepared", naming="manifest.json")
 
 
 def test_the_phantom_is_taken_if_it_is_asked_for_and_named(
@@ -191,23 +200,19 @@ def test_the_phantom_is_taken_if_it_is_asked_for_and_named(
 
 
 def test_a_kit_is_given_what_is_its_own(
-    kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
-    assert site("init", kit) == 2
-    assert "name its prepared data with --data" in capsys.readouterr().err
-    assert site("init", server, "--data", data[NAME]) == 2
-    assert "has no data: leave out --data" in capsys.readouterr().err
+    refused("site", "init", kit, code="no-data", naming="--data")
+    refused("site", "init", server, "--data", data[NAME], code="wrong-kit", naming="--data")
     with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
-        config = server / "startup" / "fed_server.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(server / "startup" / "fed_server.json", ":8002", f":{port}")
         assert site("init", server) == 1
-        told = " ".join(capsys.readouterr().out.split())
-        assert f"error port: {port} cannot be used (Address already in use), and not because this kit's server" in told
+        assert re.search(rf"error +port: +{port} .*\(Address already in use\)", capsys.readouterr().out)
         own = hold_store(jobs_folder(server))
         assert own is not None
         assert site("check", server) == 0, "its own server is no fault"
-        assert f"this kit's server runs already (process {os.getpid()})" in capsys.readouterr().out
+        assert f"(process {os.getpid()})" in capsys.readouterr().out
         own.close()
         (server / "pid.fl").write_text(f"{os.getpid()}\n", encoding="utf-8")
         assert site("check", server) == 0, "nor is one that was started before servers locked their store"
@@ -222,25 +227,21 @@ def test_a_kit_is_given_what_is_its_own(
 
 
 def test_root_is_refused_unless_that_is_meant(
-    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kit: Path, data: dict[str, Path], refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedshift.flare.kit.is_root", lambda: True)
     before = tree(kit)
-    assert site("init", kit, "--data", data[NAME]) == 2
-    assert "runs as root puts the whole machine at risk" in " ".join(capsys.readouterr().err.split())
+    refused("site", "init", kit, "--data", data[NAME], code="root", naming="--allow-root")
     assert tree(kit) == before
     assert site("init", kit, "--data", data[NAME], "--allow-root") == 0
 
 
-def test_init_keeps_what_somebody_has_changed(
-    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_keeps_what_somebody_has_changed(kit: Path, data: dict[str, Path], refused: Refused) -> None:
     site("init", kit, "--data", data[NAME])
     settings = kit / "local" / "fedshift.yaml"
     own = settings.read_text(encoding="utf-8").replace("device: auto", "device: cpu")
     settings.write_text(own, encoding="utf-8")
-    assert site("init", kit, "--data", data[NAME]) == 2
-    assert "other contents in fedshift.yaml" in capsys.readouterr().err
+    refused("site", "init", kit, "--data", data[NAME], code="output-exists", naming="fedshift.yaml")
     assert settings.read_text(encoding="utf-8") == own
     assert site("init", kit, "--data", data[NAME], "--force") == 0
     assert (kit / "local" / "fedshift.yaml.old").read_text(encoding="utf-8") == own
@@ -250,7 +251,7 @@ def test_code_is_allowed_only_on_purpose_and_the_report_says_so(
     kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert site("init", kit, "--data", data[NAME], "--allow-code") == 0
-    assert "lets the role lead send code" in capsys.readouterr().out
+    assert re.search(r"warning +settings: .* lead .* code", capsys.readouterr().out)
 
 
 # --- check --------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_a_site_whose_data_do_not_pass_the_check_is_not_ready(
     capsys.readouterr()
     assert site("check", kit) == 1
     told = capsys.readouterr().out
-    assert re.search(r"error +data: +\S+ lists \d+ \(test\), which is the same as 0000 \(train\)", told)
+    assert re.search(r"error +data: .* \d+ \(test\).* 0000 \(train\)", told)
     shutil.rmtree(data[NAME])
     assert site("check", kit) == 1
     assert "holds no manifest.json" in capsys.readouterr().out
@@ -287,43 +288,23 @@ def test_a_policy_under_which_next_to_nothing_leaves_is_told(
 ) -> None:
     assert site("init", kit, "--data", data[NAME]) == 0
     assert "min_cases" not in capsys.readouterr().out
-    settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("min_cases: 1 ", "min_cases: 50 "), encoding="utf-8")
+    change(kit / "local" / "fedshift.yaml", "min_cases: 1 ", "min_cases: 50 ")
     trained = len(read_manifest(data[NAME]).by_split("train"))
     assert 0 < trained < 50
     assert site("check", kit) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"note policy: min_cases 50, and this site has {trained} training pictures of shapes: only the" in told
-    for methods, code, said in (("fedfa", 2, r"privacy\.min_cases: 50"), ("fedavg", 0, "")):
+    assert re.search(rf"note +policy: +min_cases 50.* {trained} training pictures", capsys.readouterr().out)
+    for methods, code in (("fedfa", 2), ("fedavg", 0)):
         write_job(job(methods=methods), tmp_path / methods, production=True)
         assert site("dry-run", kit, tmp_path / methods) == code, "what the note says is so"
-        assert re.search(said, capsys.readouterr().err)
+        assert ("privacy.min_cases: 50" in capsys.readouterr().err) == bool(code)
 
 
 def test_an_expired_certificate_is_told_before_the_server_refuses_it(
     kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     site("init", kit, "--data", data[NAME])
-    key, public = generate_keys()
-    now = datetime.datetime.now(datetime.UTC)
-    startup = kit / "startup"
     for until, code, said in ((-1, 1, "it has expired"), (20, 0, "19 days left")):
-        root, own = (
-            generate_cert(
-                Identity(name, "amazon"),
-                Identity("fedshift_office_caltech"),
-                key,
-                public,
-                ca=ca,
-                not_valid_before=now - datetime.timedelta(days=400),
-                not_valid_after=now + datetime.timedelta(days=until),
-            )
-            for name, ca in (("fedshift_office_caltech", True), (NAME, False))
-        )
-        (startup / "rootCA.pem").write_bytes(serialize_cert(root))
-        (startup / "client.crt").write_bytes(serialize_cert(own))
-        (startup / "client.key").write_bytes(serialize_pri_key(key))
+        certify(kit / "startup", "client", NAME, since=-400, until=until)
         capsys.readouterr()
         assert site("check", kit) == code
         assert said in capsys.readouterr().out
@@ -341,7 +322,7 @@ def test_a_key_that_is_missing_or_of_another_certificate_is_named_at_site_and_se
             capsys.readouterr()
             assert site("check", folder) == 1
             told = capsys.readouterr().out
-            assert re.search(rf"error +certificate: {key} {said}.*: unpack the kit again, or ask", told)
+            assert re.search(rf"error +certificate: {key} {said}", told)
             assert " server: " not in told, "without its key the server says nothing worth knowing"
             key.unlink() if said == "is no private key" else key.write_text("no key", encoding="utf-8")
 
@@ -351,12 +332,11 @@ def test_a_device_that_the_site_does_not_have_is_named(
 ) -> None:
     site("init", kit, "--data", data[NAME])
     settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("device: auto", "device: cuda:63"), encoding="utf-8")
+    change(settings, "device: auto", "device: cuda:63")
     capsys.readouterr()
     assert site("check", kit) == 1
     told = capsys.readouterr().out
-    assert re.search(rf"error +device: +{settings}: device 'cuda:63' cannot be used here", told)
+    assert re.search(rf"error +device: +{settings}: .*'cuda:63'", told)
 
 
 @pytest.mark.parametrize(
@@ -377,39 +357,19 @@ def test_clocks_that_disagree_with_certificates_are_named(
 ) -> None:
     """The site's own certificate, and the server's as it is shown."""
     site("init", kit, "--data", data[NAME])
-    key, public = generate_keys()
-    now = datetime.datetime.now(datetime.UTC)
-    project = "fedshift_office_caltech"
-
-    def certificate(name: str, since: int, until: int, *, ca: bool = False) -> bytes:
-        made = generate_cert(
-            Identity(name),
-            Identity(project),
-            key,
-            public,
-            ca=ca,
-            not_valid_before=now + datetime.timedelta(days=since),
-            not_valid_after=now + datetime.timedelta(days=until),
-        )
-        return bytes(serialize_cert(made))
-
     server = tmp_path / "server"
     (server / "startup").mkdir(parents=True)
-    for folder, role, name in ((kit, "client", NAME), (server, "server", "localhost")):
-        (folder / "startup" / "rootCA.pem").write_bytes(certificate(project, -400, 400, ca=True))
-        (folder / "startup" / f"{role}.key").write_bytes(serialize_pri_key(key))
-        (folder / "startup" / f"{role}.crt").write_bytes(certificate(name, before, after))
+    keys = generate_keys()
+    certify(kit / "startup", "client", NAME, since=before, until=after, keys=keys)
+    certify(server / "startup", "server", "localhost", since=before, until=after, keys=keys)
     capsys.readouterr()
     with tls_server(server) as port:
-        config = kit / "startup" / "fed_client.json"
-        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        change(kit / "startup" / "fed_client.json", ":8002", f":{port}")
         assert site("check", kit) == 1
     told = capsys.readouterr().out
     assert re.search(rf"error +certificate: .*{said}", told)
     which = "is not valid yet" if before > 0 else "has expired"
-    assert re.search(
-        rf"error +server: +the certificate of localhost:{port} {which} by this machine's clock: see to", told
-    )
+    assert re.search(rf"error +server: .* localhost:{port} {which}", told)
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------
@@ -449,7 +409,7 @@ def test_a_dry_run_shows_every_array_and_leaves_nothing(
     assert "answer to 'statistics'" in told and "answer to 'train'" in told
     assert re.search(r"amazon/arrays/fedrdn/mean +3 float64 +24\n", told)
     assert re.search(r"amazon/info/n_train +36 *\n", told)
-    assert "nothing was sent: this is what site amazon would answer to job" in told
+    assert told.splitlines()[-1].startswith("nothing was sent")
     assert str(data[NAME]) not in told
     assert not list(scratch.glob("fedshift-*")) and tree(kit) == before and tree(data[NAME]) == images
 
@@ -481,15 +441,12 @@ def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
 
 
 def test_a_dry_run_holds_to_the_sites_policy(
-    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, refused: Refused
 ) -> None:
     site("init", kit, "--data", data[NAME])
-    settings = kit / "local" / "fedshift.yaml"
-    text = settings.read_text(encoding="utf-8")
-    settings.write_text(text.replace("allow: [statistics, ", "allow: ["), encoding="utf-8")
+    change(kit / "local" / "fedshift.yaml", "allow: [statistics, ", "allow: [")
     write_job(job(), tmp_path / "job", production=True)
-    assert site("dry-run", kit, tmp_path / "job") == 2
-    assert "which the site's policy does not allow" in capsys.readouterr().err
+    refused("site", "dry-run", kit, tmp_path / "job", code="not-allowed", naming="privacy.allow")
     assert not list(scratch.glob("fedshift-*"))
 
 
@@ -501,7 +458,7 @@ def test_a_dry_run_refuses_what_a_policy_wants_encrypted_only_if_the_job_does_no
     spec = job(f"federation.encryption={encryption}", methods="fedavg")
     settings = SiteSettings.parse({"device": "cpu", "privacy": {"min_cases": 1, **rules}}, where="test")
     if rules and encryption == "null":
-        with pytest.raises(PolicyError, match=r"privacy\.encryption: required.*does not encrypt them"):
+        with pytest.raises(PolicyError, match=r"privacy\.encryption: required"):
             dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=settings)
     else:
         assert len(dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=settings)) == 2
@@ -534,25 +491,26 @@ def test_a_site_that_is_held_out_would_send_scores_only(data: dict[str, Path], t
 
 
 def test_a_site_that_only_evaluates_does_not_train_whatever_the_job_says(
-    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kit: Path,
+    data: dict[str, Path],
+    scratch: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     assert site("init", kit, "--data", data[NAME], "--evaluation-only") == 0
     assert "only scores models" in capsys.readouterr().out
     write_job(job(), tmp_path / "train", production=True)
-    assert site("dry-run", kit, tmp_path / "train") == 2
-    assert "site amazon only evaluates (privacy.train: false): hold it out" in capsys.readouterr().err
+    refused("site", "dry-run", kit, tmp_path / "train", code="no-training", naming=("amazon", "privacy.train"))
     write_job(job(sites=OTHERS, held_out=(NAME,)), tmp_path / "evaluate", production=True)
     assert site("dry-run", kit, tmp_path / "evaluate") == 0
     assert "answer to 'validate'" in capsys.readouterr().out
 
 
 def test_a_dry_run_is_a_sites_that_the_job_asks(
-    kit: Path, server: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kit: Path, server: Path, data: dict[str, Path], tmp_path: Path, refused: Refused
 ) -> None:
     site("init", kit, "--data", data[NAME])
     write_job(job(sites=OTHERS), tmp_path / "job", production=True)
-    capsys.readouterr()
-    assert site("dry-run", kit, tmp_path / "job") == 2
-    assert "is for caltech, webcam, not for site amazon" in capsys.readouterr().err
-    assert site("dry-run", server, tmp_path / "job") == 2
-    assert "a dry run is a site's" in capsys.readouterr().err
+    refused("site", "dry-run", kit, tmp_path / "job", code="other-site", naming=("caltech, webcam", "amazon"))
+    refused("site", "dry-run", server, tmp_path / "job", code="wrong-kit")

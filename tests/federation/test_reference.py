@@ -22,10 +22,9 @@ from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.survey_answer import reference_of, site_reference
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.messages import Scores
 from fedshift.schema.policy import Policy
-from fedshift.schema.reference import DOUBT, LogSums, Reference
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
@@ -40,7 +39,7 @@ def test_sums_are_of_each_case_against_the_others(tmp_path: Path) -> None:
     assert told.apart[DOUBT].mean == pytest.approx((log(0.1) + log(0.2) + log(0.05)) / 3)
     assert told.empty == 1
     others = [from_site(case, merge([*cases[:n], *cases[n + 1 :]])) for n, case in enumerate(cases)]
-    of_shape = LogSums.of([one["normalised"] for one in others], floor=0.01)
+    of_shape = LogSums.from_values([one["normalised"] for one in others], floor=0.01)
     assert told.apart["normalised"].mean == pytest.approx(of_shape.mean)
     assert told.apart["normalised"].deviation == pytest.approx(of_shape.deviation)
     assert merge(cases).intensities["image"].keys() == told.fingerprint.intensities["image"].keys()

@@ -16,7 +16,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.survey_answer import answer
 from fedshift.reporting.table import scores_table
 from fedshift.reporting.without_structure import said_of
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.tasks.kinds import build_task

@@ -28,8 +28,8 @@ from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.flare.recipe import FeatureShiftRecipe
 from fedshift.schema.job import JobSpec
-from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.paired import OWN_FILE, LocalComparison
+from fedshift.schema.policy import LEDGER_FILE
 from fedshift.schema.results import BEST, LAST, Rejection, Results, read_results
 
 from .deployed import LEAD, SERVER, Deployed

@@ -23,8 +23,8 @@ from fedshift.flare.dry_run import contents
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.flare.ledger_heads import FILE_NAME, LedgerHeads
-from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 
 from .serialised import Kit
 from .test_aggregator import send

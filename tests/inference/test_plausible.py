@@ -18,7 +18,7 @@ from fedshift.federation.model_files import add_references
 from fedshift.inference import plausible
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
-from fedshift.schema.reference import Reference
+from fedshift.schema.fingerprint import Reference
 
 from .conftest import BALL, save_model
 

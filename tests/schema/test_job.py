@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import small_image_job
+from errors import raises
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import FederationSpec, JobSpec, read_job
@@ -103,15 +104,11 @@ def test_as_many_sites_may_be_missing_with_sampling_as_without(min_sites: int, d
 def test_a_file_that_is_no_job_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     deep = "a: " + "[" * 5000 + "]" * 5000
-    for text, reason in (
-        (None, "does not exist"),
-        ("- a\n", "mapping|keys"),
-        ("a: [", "not valid YAML"),
-        (deep, "nested too deeply"),
-    ):
+    cases = {"file-missing": None, "not-a-mapping": "- a\n", "not-yaml": "a: [", "too-deep": deep}
+    for code, text in cases.items():
         if text is not None:
             path.write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=reason):
+        with raises(code, naming="job.yaml"):
             read_job(path)
 
 
@@ -124,5 +121,5 @@ def test_a_file_that_nobody_may_read_is_a_sentence(tmp_path: Path, monkeypatch: 
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", forbidden)
-    with pytest.raises(ConfigError, match=r"job\.yaml cannot be read \(Permission denied\): see to its permissions"):
+    with raises("file-unreadable", naming="job.yaml"):
         read_job(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import small_image_job
+from errors import raises
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec, read_yaml
@@ -12,7 +13,7 @@ from fedshift.schema.task_files import apps_dir, tasks
 
 BAD = [
     "$__import__('os').system('id')",
-    "@network",
+    "@net",
     "%macro",
     "=1+1",
     "-rf",
@@ -30,7 +31,7 @@ BAD = [
 def test_what_a_tool_could_act_upon_is_no_name_of_a_class(name: str) -> None:
     job = small_image_job("fedavg").dump()
     job["task"]["classes"][1] = name
-    with pytest.raises(ConfigError, match="cannot be the name of a class"):
+    with raises("invalid-value", naming="task.classes"):
         JobSpec.parse(job, where="job")
 
 
@@ -50,7 +51,7 @@ def test_the_committed_tasks_have_such_names() -> None:
 
 def test_a_text_from_elsewhere_becomes_one_short_line() -> None:
     forged = "x\n2026-11-23 12:00:00 INFO    fedshift: finished\r\x1b[2J\u2028\u202e\x9b31m\x00y"
-    assert one_line(forged) == "x 2026-11-23 12:00:00 INFO fedshift: finished [2J 31m y"
+    assert one_line(forged).split() == [*forged.split()[:5], "finished", "[2J", "31m", "y"]
     assert len(one_line("a" * 10**6)) == MOST_TEXT
     assert one_line("\n\t") == "" and one_line(None) == "None" and one_line("größe 3 – β") == "größe 3 – β"
 

@@ -24,8 +24,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import header_of, read_model_file
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.errors import DataError
-from fedshift.schema.fingerprint import Fingerprint
-from fedshift.schema.reference import DOUBT, LogSums, Reference
+from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.results import BEST, LAST
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift_survey.drift.compare import FALSE_ALARMS, Compared, folder_reference, limits
@@ -167,12 +166,12 @@ def test_a_patients_number_is_no_month(name: str, tmp_path: Path) -> None:
 
 def test_limits_are_the_upper_ends_for_the_next_case() -> None:
     site = Fingerprint(site="A", dataset="d", kind="images", cases={}, classes=("background", "organ"))
-    doubts = LogSums.of([0.1, 0.2, 0.4], floor=0.001)
+    doubts = LogSums.from_values([0.1, 0.2, 0.4], floor=0.001)
     found = limits([Reference(fingerprint=site, apart={DOUBT: doubts}, empty=0)])
     # Student's t at 0.95 with two degrees of freedom is 2.920; ln 0.2 ± ln 2
     assert found.by_aspect[DOUBT] == pytest.approx(0.2 * exp(2.91999 * np.log(2) * sqrt(4 / 3)), rel=1e-4)
     assert found.flags_nothing
-    even = LogSums.of([0.01] * 5, floor=0.015)
+    even = LogSums.from_values([0.01] * 5, floor=0.015)
     twice = Reference(fingerprint=site, apart={"spacing": even, DOUBT: doubts}, empty=1)
     assert limits([twice, twice]).by_aspect["spacing"] == 0.15, "no limit is below what is worth a look"
     assert not limits([twice, twice]).flags_nothing

@@ -13,8 +13,8 @@ from fedshift.cli import data, evaluate, export, job, methods, predict, protocol
 from fedshift.cli.arguments import Parser, check_paths, chosen_device, phantom_data
 from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
+from fedshift.schema.identity import parts_of_satellites
 from fedshift.schema.names import printable
-from fedshift.schema.satellites import parts_of_satellites
 
 COMMANDS: tuple[Callable[[argparse._SubParsersAction[Parser]], None], ...] = (
     data.add_parsers,

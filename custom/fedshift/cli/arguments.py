@@ -47,11 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """A whole number from 1.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
+    """A whole number from 1."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
@@ -117,11 +113,7 @@ def add_resume_or_force(parser: Any) -> None:
 
 @contextmanager
 def chosen_device(asked: str | None) -> Iterator[None]:
-    """While it is open, this process and those it starts train on the device ``asked`` for, if it is not None.
-
-    Raises:
-        ConfigError: this machine has no such device.
-    """
+    """While it is open, this process and those it starts train on the device ``asked`` for, if it is not None."""
     if asked is not None:
         from fedshift.tasks.device import choose_device  # brings torch
 
@@ -154,11 +146,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Refuse a path with a stray space, which a shell or a script has left there, unless it exists.
-
-    Raises:
-        ConfigError: a part of a path begins or ends with a space.
-    """
+    """Refuse a path with a stray space, which a shell or a script has left there, unless it exists."""
     for name, value in vars(args).items():
         if not isinstance(value, Path) or value.exists():
             continue
@@ -171,11 +159,7 @@ def check_paths(args: argparse.Namespace) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder that ``--out`` names, before long work whose result goes there.
-
-    Raises:
-        ConfigError: it cannot be made, or nothing can be written into it.
-    """
+    """Make the folder that ``--out`` names, before long work whose result goes there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -199,11 +199,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    """Print how each file is read; the exit code is 1 if one cannot be.
-
-    Raises:
-        ConfigError: options that say what the values of masks mean, which is not asked here.
-    """
+    """Print how each file is read; the exit code is 1 if one cannot be."""
     from fedshift.data.explain import How, explain
 
     for option in ("task", "label", "sequence", "annotated"):

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 from fedshift.reporting.progress import Progress, duration
+from fedshift.schema.errors import FedshiftError
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def shown(folder: Path, job: JobSpec, *, phantom: bool) -> Iterator[Callable[[Co
     from fedshift.reporting.progress import ProgressFile, read_progress
     from fedshift.reporting.recent_log import RecentLog
     from fedshift.reporting.trackers import make_trackers
-    from fedshift.schema.errors import FedshiftError
 
     events = Events(folder, trackers=make_trackers(job.federation.tracking, job=job.name, folder=folder))
     recent = RecentLog()
@@ -100,7 +100,6 @@ class Lines:
         return None
 
     def show(self, progress: Progress | None) -> None:
-        """Print what is new."""
         place = None if progress is None else (progress.step, progress.round)
         if place != self._place:
             if self._phantom and self._place == ("", -1):

@@ -9,24 +9,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from fedshift.cli import own_scans
 from fedshift.cli.arguments import add_shared, make_folder
+from fedshift.cli.display import console
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import SCORES
+from fedshift.reporting.report.wording import counted, one_sided_sentence
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.files import CsvWriter
+from fedshift.schema.job import EvaluationSpec
+from fedshift.schema.protocol_results import LabelledScans
+from fedshift.schema.results import new_results
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedshift.inference.model import Model
     from fedshift.inference.scoring import Scored, Summary
-    from fedshift.schema.protocol_results import LabelledScans
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
 COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference", "false_positives")
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     parser = subparsers.add_parser("evaluate", help="score a segmentation model on scans with masks")
     parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
@@ -45,17 +52,10 @@ def add_parsers(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
-    from rich.console import Console
-
     from fedshift.data.layouts.find import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
-    from fedshift.reporting import without_structure
-    from fedshift.reporting.report.wording import one_sided_sentence
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.evaluation import Evaluation
-    from fedshift.schema.job import EvaluationSpec
 
     if args.tolerance is not None:
         EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
@@ -95,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
     classes = model.header.job.task.classes[1:]
     summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))
     _write(args.out, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
-    console = Console(soft_wrap=True, highlight=False)
     if summary.cases:
         console.print(_table(summary, classes))
     for name, counts in summary.one_sided.items():
@@ -127,9 +126,6 @@ def _said(case: Scored) -> str:
 
 def _table(summary: Summary, classes: Sequence[str]) -> Table:
     """Mean over cases with its 95 % interval, of each class and of the mean over classes."""
-    from rich.table import Table
-
-    from fedshift.reporting.report.wording import counted
     from fedshift.tasks.evaluation.spread import ENOUGH
 
     n = len(summary.cases)
@@ -158,9 +154,6 @@ def _record(
     model: Model, scored: Sequence[Scored], summary: Summary, *, tolerance: float, statistics: str
 ) -> LabelledScans:
     """What ``fedshift report`` makes a page of."""
-    from fedshift.schema.protocol_results import LabelledScans
-    from fedshift.schema.results import new_results
-
     header = model.header
     results = new_results(header.job, metric=model.task.metric)
     lineage = {"initial_weights": header.initial_weights, "lineage": {k: list(v) for k, v in header.lineage.items()}}
@@ -190,9 +183,6 @@ def _record(
 
 def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
     """Write a row for each case and class, and the record."""
-    from fedshift.schema.csv_text import CsvWriter
-    from fedshift.schema.errors import ConfigError
-
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
             table = CsvWriter(file, ["case", "class", *COLUMNS, "one_sided", "error"])

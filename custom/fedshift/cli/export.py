@@ -11,7 +11,6 @@ from fedshift.schema.errors import ConfigError
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     parser = subparsers.add_parser("export", help="write a model as a MONAI bundle, ONNX or torch.export file")
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="a MONAI bundle; the folder must not exist yet")
@@ -30,7 +29,6 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``fedshift export``."""
     from fedshift.inference import classify, export, segment
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import find_cases

@@ -22,7 +22,6 @@ WIDTH = 100
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
     task = add_job_arguments(job)
     job.add_argument(
@@ -99,11 +98,7 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
 
 
 def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any) -> JobSpec:
-    """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options.
-
-    Raises:
-        ConfigError: a name, key or value is not valid.
-    """
+    """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options."""
     from fedshift.federation.resolve import resolve
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
@@ -137,11 +132,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
 
 
 def _choose(args: argparse.Namespace) -> None:
-    """Set the methods that the task recommends, and print what was chosen and why.
-
-    Raises:
-        ConfigError: methods or a protocol are named too, or the task recommends nothing.
-    """
+    """Set the methods that the task recommends, and print what was chosen and why."""
     from fedshift.federation.resolve import practical
 
     if args.task is not None:
@@ -159,7 +150,6 @@ def _choose(args: argparse.Namespace) -> None:
 
 
 def write(args: argparse.Namespace) -> int:
-    """``fedshift job``."""
     from fedshift.federation.effect import without_effect
     from fedshift.federation.resolve import misfits
     from fedshift.flare.export import SPEC, write_job

@@ -8,7 +8,6 @@ from typing import Any
 
 
 def add_methods(subparsers: Any) -> None:
-    """Add ``fedshift methods``."""
     parser = subparsers.add_parser(
         "methods", help="list the methods, or show one's paper, formula, options and what leaves a site"
     )
@@ -18,13 +17,11 @@ def add_methods(subparsers: Any) -> None:
 
 
 def add_tasks(subparsers: Any) -> None:
-    """Add ``fedshift tasks``."""
     parser = subparsers.add_parser("tasks", help="list the tasks with their sites and protocols")
     parser.set_defaults(func=show_tasks)
 
 
 def show_methods(args: argparse.Namespace) -> int:
-    """``fedshift methods``."""
     from fedshift.methods import method_set
 
     if args.leaves:
@@ -59,7 +56,6 @@ def _show_method(name: str) -> None:
 
 
 def show_tasks(args: argparse.Namespace) -> int:
-    """``fedshift tasks``."""
     from fedshift.schema.job import read_yaml
     from fedshift.schema.task_files import apps_dir, tasks
 

@@ -19,8 +19,7 @@ from fedshift.cli.prepared import (
     print_site,
     progress,
 )
-from fedshift.schema.codes import Codes, parse_codes
-from fedshift.schema.empty_masks import takes_empty
+from fedshift.schema.codes import Codes, parse_codes, takes_empty
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import comma_separated
@@ -114,11 +113,7 @@ def meaning(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the site, or write the table of its cases; returns the exit code.
-
-    Raises:
-        ConfigError: options that do not go together, or that are missing.
-    """
+    """Prepare the site, or write the table of its cases; returns the exit code."""
     from data_prep.own_scans import LICENCE, prepare_own
 
     if args.cases is not None:
@@ -198,11 +193,7 @@ class NamedTask:
 
 
 def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
-    """The data set's name, and the task that is named, or that has it.
-
-    Raises:
-        ConfigError: neither is given, or a task that is not there or of another data set.
-    """
+    """The data set's name, and the task that is named, or that has it."""
     if task is None:
         if dataset is None:
             raise ConfigError(
@@ -210,18 +201,14 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
                 "which data set is it? give --task, the task that the site takes part in, or --dataset",
             )
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
-        found = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
-        return dataset, replace(found, sites=(), sequences=None)  # nobody has named the task
+        likely = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
+        return dataset, replace(likely, sites=(), sequences=None)  # nobody has named the task
     named = named_by(task)
     return dataset or named.dataset, named
 
 
 def named_by(task: str) -> NamedTask:
-    """What a task, or its .yaml file, says of the data.
-
-    Raises:
-        ConfigError: it is not there, or names no data set.
-    """
+    """What a task, or its .yaml file, says of the data."""
     if task.endswith((".yaml", ".yml")):
         path = Path(task)
     elif task in tasks():

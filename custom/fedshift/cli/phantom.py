@@ -15,7 +15,6 @@ from fedshift.schema.names import comma_separated
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``phantom`` sub-command."""
     parser = subparsers.add_parser(
         "phantom",
         help="write simulated scans of six sites, to try things out",

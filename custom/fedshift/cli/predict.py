@@ -16,9 +16,8 @@ import fedshift
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.schema.codes import parse_codes
-from fedshift.schema.csv_text import CsvWriter, path_of
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.files import write_text
+from fedshift.schema.files import CsvWriter, path_of, write_text
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import printable
 
@@ -39,7 +38,6 @@ Row = tuple[Mapping[str, object], Mapping[str, object]]
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
     parser = subparsers.add_parser("predict", help="masks of scans, or classes of pictures, with a trained model")
     parser.add_argument(
         "model",
@@ -81,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
     from fedshift.data.scans import require_text
     from fedshift.inference.model import Choice, Model, open_model
-    from fedshift.inference.monai_bundle import describe_bundle, is_bundle, open_bundle
+    from fedshift.inference.monai_bundle import describe_bundle, open_bundle
 
-    bundle = is_bundle(args.model)
+    bundle = args.model.is_dir()
     if bundle and choice(args) != Choice():
         said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
         raise ConfigError("no-effect", f"{args.model} {said}")

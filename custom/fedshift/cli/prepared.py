@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.data.locate import DATA, data_home
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.job import read_yaml
 from fedshift.schema.manifest import DEPTH, read_manifest
 from fedshift.schema.task_files import apps_dir, tasks
@@ -37,7 +37,6 @@ def default_root() -> Path:
 
 
 def add_out(parser: Any) -> None:
-    """``--out``."""
     parser.add_argument("--out", type=Path, metavar="ROOT", help=f"default: {str(default_root()).replace('%', '%%')}")
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_leave_one_out(subparsers: Any) -> None:
-    """Add ``fedshift leave-one-out``."""
     parser = subparsers.add_parser(
         "leave-one-out",
         help="every site in turn is held out and the others train",
@@ -38,7 +37,6 @@ def add_leave_one_out(subparsers: Any) -> None:
 
 
 def add_cross_site(subparsers: Any) -> None:
-    """Add ``fedshift cross-site``."""
     parser = subparsers.add_parser(
         "cross-site",
         help="score every site's own model at every site (simulation only)",
@@ -60,7 +58,6 @@ def add_cross_site(subparsers: Any) -> None:
 
 
 def leave_one_out(args: argparse.Namespace) -> int:
-    """``fedshift leave-one-out``."""
     from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
@@ -119,7 +116,6 @@ def leave_one_out(args: argparse.Namespace) -> int:
 
 
 def cross_site(args: argparse.Namespace) -> int:
-    """``fedshift cross-site``."""
     from fedshift.data.locate import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.methods import method_set

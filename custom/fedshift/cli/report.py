@@ -13,7 +13,6 @@ from fedshift.schema.files import write_text
 
 
 def add_report(subparsers: Any) -> None:
-    """Add ``fedshift report``."""
     parser = subparsers.add_parser(
         "report",
         help="write the results of runs, comparisons and evaluations as one HTML file",
@@ -56,7 +55,6 @@ def add_report(subparsers: Any) -> None:
 
 
 def add_card(subparsers: Any) -> None:
-    """Add ``fedshift card``."""
     parser = subparsers.add_parser(
         "card",
         help="write a model card: what a model was trained on, its use and limits, scores, privacy, versions",
@@ -78,7 +76,6 @@ def add_card(subparsers: Any) -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    """``fedshift report``."""
     from fedshift.reporting.report import page
     from fedshift.reporting.report.runs import Run, Transfer, own_models, read
     from fedshift.reporting.report.wording import size
@@ -147,7 +144,6 @@ def _folders(given: list[str]) -> dict[str, Path] | None:
 
 
 def card(args: argparse.Namespace) -> int:
-    """``fedshift card``."""
     from fedshift.reporting import card
     from fedshift.reporting.report import page
 

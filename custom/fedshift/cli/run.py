@@ -26,7 +26,6 @@ ENDED = {"best model": BEST, "last model": LAST, "results": FILE_NAME}
 
 
 def add_run(subparsers: Any) -> None:
-    """Add ``fedshift run``."""
     parser = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, sites side by side")
     parser.add_argument("job", type=Path, metavar="JOB_FOLDER")
     parser.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
@@ -43,7 +42,6 @@ def add_run(subparsers: Any) -> None:
 
 
 def add_pooled(subparsers: Any) -> None:
-    """Add ``fedshift pooled``."""
     parser = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
     add_job_arguments(parser)
     parser.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
@@ -53,7 +51,6 @@ def add_pooled(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``fedshift run``."""
     from fedshift.data.locate import find_sites
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import require_unlocked
@@ -92,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train_pooled(args: argparse.Namespace) -> int:
-    """``fedshift pooled``."""
     from fedshift.federation.in_process import run_pooled
     from fedshift.methods import method_set
 
@@ -168,12 +164,7 @@ def in_simulator(
 
 
 def require_free(workspace: Path, *, resume: bool, force: bool, in_process: bool) -> Former:
-    """See that a run may begin in a workspace, or go on there; what an earlier one has left there.
-
-    Raises:
-        ConfigError: there is an earlier run and neither ``resume`` nor ``force``; or ``resume`` is asked for the
-            other way of running; or there is something other than a run.
-    """
+    """See that a run may begin in a workspace, or go on there; what an earlier one has left there."""
     from fedshift.flare.workspaces import find_former, find_run
 
     earlier = find_run(workspace)
@@ -208,11 +199,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
-    """Check that a run in this process will fit into memory; print a note if it will be tight.
-
-    Raises:
-        TooLittleMemory: it will not fit.
-    """
+    """Check that a run in this process will fit into memory; print a note if it will be tight."""
     from fedshift.federation.footprint import measure
     from fedshift.federation.memory import choose_workers, needs_in_process
     from fedshift.methods import method_set

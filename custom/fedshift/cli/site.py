@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
-import platform
-import shutil
-import socket
-import ssl
-import sys
+import json
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.cli import site_ledger
+from fedshift.cli import site_check
+from fedshift.cli.display import console
+from fedshift.data.locate import find_site, read_settings
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.manifest import FILE_NAME, read_manifest
+from fedshift.schema.policy import Policy
 
 if TYPE_CHECKING:
+    from fedshift.federation.site.privacy.ledger import Account
     from fedshift.flare.dry_run import Sent
     from fedshift.flare.kit import Kit
     from fedshift.schema.job import JobSpec
     from fedshift.schema.manifest import Manifest
-    from fedshift.schema.policy import Policy
+    from fedshift.schema.policy import PrivacyBudget
 
-console = Console(soft_wrap=True, highlight=False)
-
-COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
-FEW_DAYS = 30
-"""A certificate that ends sooner is worth a warning."""
-LITTLE_SPACE = 5e9
-"""Bytes: states of a few jobs and their logs."""
-PATIENCE = 3.0
-"""Seconds for the server to answer."""
-OUT_OF_TIME = {9: "is not valid yet", 10: "has expired"}
-"""OpenSSL's codes for a certificate whose time has not come or is over."""
 MANY = 8
 """Arrays of one part of a message that are shown one by one."""
 
 
-@dataclass(frozen=True)
-class Remark:
-    """One line of the report; an ``error`` means that the kit is not ready."""
-
-    level: Literal["ok", "note", "warning", "error"]
-    about: str
-    text: str
+USUAL_DELTA = 1e-5
+"""At which totals of a ledger are given if the site has no budget."""
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add ``fedshift site``."""
     site = subparsers.add_parser("site", help="set up, check and try out the kit of a site, or of the server")
     kinds = site.add_subparsers(required=True, metavar="COMMAND")
 
@@ -91,7 +69,7 @@ def add_parsers(subparsers: Any) -> None:
         metavar="SITE",
         help="at the server: delete what it has seen of a site's ledger, which is lost for good (see the runbook)",
     )
-    account.set_defaults(func=site_ledger.run)
+    account.set_defaults(func=_ledger)
 
     decrypt = kinds.add_parser("decrypt", help="make a readable model of what an encrypted job's server has written")
     decrypt.add_argument("kit", type=Path, metavar="KIT", help="of a site: the server has no key for it")
@@ -104,7 +82,6 @@ def _decrypt(args: argparse.Namespace) -> int:
     from fedshift.federation.encryption.site import decrypt_model
     from fedshift.flare.kit import open_kit
     from fedshift.flare.kit_keys import SITE_KEYS, read_keys
-    from fedshift.schema.errors import ConfigError
 
     kit = open_kit(args.kit)
     if kit.role == "server":
@@ -120,7 +97,6 @@ def _decrypt(args: argparse.Namespace) -> int:
 def _init(args: argparse.Namespace) -> int:
     from fedshift.flare.kit import is_root, open_kit
     from fedshift.flare.kit_files import lay, local_files
-    from fedshift.schema.errors import ConfigError
 
     if is_root() and not args.allow_root:
         raise ConfigError(
@@ -146,18 +122,11 @@ def _init(args: argparse.Namespace) -> int:
     files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code)
     written = lay(files, kit.local, force=args.force)
     print(f"{kit.local}: {'wrote ' + ', '.join(written) if written else 'is as it should be'}")
-    return _report(kit)
+    return site_check.report(kit)
 
 
 def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
-    """The manifest of data that are this site's, and not simulated unless that is meant.
-
-    Raises:
-        ConfigError: another site's, or simulated; or the folder is not there, or is one above the site's.
-    """
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.manifest import FILE_NAME, read_manifest
-
+    """The manifest of data that are this site's, and not simulated unless that is meant."""
     if not folder.is_dir():
         raise ConfigError(
             "not-a-folder", f"{folder} is no folder: name the site's prepared one, such as DATA/prostate/{kit.name}"
@@ -182,206 +151,16 @@ def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
 def _check(args: argparse.Namespace) -> int:
     from fedshift.flare.kit import open_kit
 
-    return _report(open_kit(args.kit))
-
-
-def _report(kit: Kit) -> int:
-    """What is known of a kit, a line each; 1 if it is not ready."""
-    what = "the server" if kit.role == "server" else f"site {kit.name}"
-    console.print(f"{what} of project {kit.project} (organisation {kit.organisation})", markup=False)
-    ready = True
-    for remark in remarks(kit):
-        ready = ready and remark.level != "error"
-        colour = COLOURS[remark.level]
-        console.print(f"  [{colour}]{remark.level:<8}[/{colour}]{remark.about + ':':<13}{escape(remark.text)}")
-    console.print("ready" if ready else "not ready", style="green" if ready else "red")
-    return 0 if ready else 1
-
-
-def remarks(kit: Kit) -> Iterator[Remark]:
-    """All that can be said of a kit before it is started."""
-    from fedshift.flare.kit import key_fault
-    from fedshift.flare.kit_files import faults
-
-    settled = True
-    for fault in faults(kit):
-        settled = False
-        yield Remark("error" if fault.grave else "warning", "settings", fault.sentence)
-    if settled:
-        stays = ", no log leaves" if kit.role == "site" else ""
-        yield Remark("ok", "settings", f"only fedshift's components are built, no job brings code{stays}")
-    if kit.role == "site":
-        yield from _about_data(kit)
-    yield from _about_software()
-    no_key = key_fault(kit)
-    if no_key is not None:
-        yield Remark("error", "certificate", no_key)
-    yield _about_certificate(kit)
-    if kit.role == "server":
-        yield _about_port(kit)
-    elif no_key is None:  # without its key a site is not answered
-        yield _about_server(kit)
-    free = shutil.disk_usage(kit.folder).free
-    yield Remark("ok" if free > LITTLE_SPACE else "warning", "disk", f"{free / 1e9:.0f} GB free for jobs and logs")
-
-
-def _about_data(kit: Kit) -> Iterator[Remark]:
-    from fedshift.data.check import check
-    from fedshift.data.locate import SITE_FILE, find_site, read_settings
-    from fedshift.schema.errors import FedshiftError
-    from fedshift.schema.manifest import read_manifest
-    from fedshift.tasks.device import choose_device
-
-    try:
-        settings = read_settings(kit.local)
-    except FedshiftError as error:
-        yield Remark("error", "data", str(error))
-        return
-    yield from _about_ledger(kit)
-    try:
-        choose_device(settings.device)
-    except FedshiftError as error:
-        yield Remark("error", "device", f"{kit.local / SITE_FILE}: {error}")
-    named, privacy = settings.data, settings.privacy
-    if privacy is not None and not privacy.train:
-        yield Remark("note", "training", "none: this site only scores models, for jobs that hold it out")
-    if not named:
-        yield Remark("error", "data", f"{kit.local / SITE_FILE} names none: run 'fedshift site init' with --data DIR")
-    for dataset in named:
-        try:
-            folder = find_site(dataset, kit.name, local=kit.local, simulator=False)
-            manifest = read_manifest(folder)
-        except FedshiftError as error:
-            yield Remark("error", "data", str(error))
-            continue
-        for what, have, want in (("data set", manifest.dataset, dataset), ("site", manifest.site, kit.name)):
-            if have != want:
-                yield Remark("error", "data", f"{folder} is of {what} {have}, not {want}: name the right folder")
-        findings = check(folder)
-        for finding in findings:
-            yield Remark("error" if finding.level == "error" else "warning", "data", finding.sentence())
-        counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
-        what = "cases" if manifest.cases else "pictures"
-        text = f"{dataset}, {len(manifest.entries)} {what} ({counts}), kind {manifest.kind}, in {folder}"
-        yield Remark("ok", "data", text)
-        if manifest.kind == "phantom":
-            yield Remark("warning", "data", "they are simulated, not a hospital's: for trying things out only")
-        trained = len(manifest.by_split("train"))
-        if not trained:
-            yield Remark("note", "data", "none to train on: jobs must hold this site out (fedshift job --held-out)")
-        elif privacy is not None and privacy.train and trained < privacy.min_cases:
-            text = (
-                f"min_cases {privacy.min_cases}, and this site has {trained} training {what} of {dataset}: only the "
-                "network, losses and scores leave, and a job whose methods send more is refused"
-            )
-            yield Remark("note", "policy", text)
-
-
-def _about_ledger(kit: Kit) -> Iterator[Remark]:
-    from fedshift.federation.site.privacy.ledger import Ledger
-
-    account = Ledger(kit.local).read()
-    if account.broken is not None:
-        text = f"broken at release {account.broken.number}: 'fedshift site ledger {kit.folder}' says more"
-        yield Remark("error", "ledger", text)
-
-
-def _about_software() -> Iterator[Remark]:
-    import torch
-
-    from fedshift.schema.identity import own_identity
-
-    devices = f"{torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "no GPU"
-    text = f"fedshift {own_identity()}, NVFlare {version('nvflare')}, torch {torch.__version__} ({devices}), "
-    yield Remark("ok", "software", text + f"Python {platform.python_version()}")
-    # The kit's start.sh takes whatever Python comes first.
-    found = shutil.which("python3")
-    if found is None or Path(found).parent.resolve() != (Path(sys.prefix) / "bin").resolve():
-        text = (
-            f"start.sh will run {found or 'no Python at all'}, not {sys.executable}: put its folder first on the PATH"
-        )
-        yield Remark("warning", "software", text)
-
-
-def _about_certificate(kit: Kit) -> Remark:
-    now = datetime.now(UTC)
-    fault = kit.out_of_time(now)
-    if fault is not None:
-        return Remark("error", "certificate", fault)
-    text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
-    days = (kit.valid_until - now).days
-    return Remark("ok" if days > FEW_DAYS else "warning", "certificate", f"{text}, {days} days left")
-
-
-def _about_server(kit: Kit) -> Remark:
-    where, startup = f"{kit.host}:{kit.port}", kit.folder / "startup"
-    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    ours.check_hostname = False  # kits name the server as it was provisioned, addresses may differ
-    try:
-        ours.load_verify_locations(startup / "rootCA.pem")
-        ours.load_cert_chain(startup / "client.crt", startup / "client.key")
-    except OSError as error:  # OpenSSL's errors, too
-        return Remark("error", "server", f"the certificates and the key in {startup} cannot be used ({error})")
-    try:
-        with (
-            socket.create_connection((kit.host, kit.port), timeout=PATIENCE) as connection,
-            ours.wrap_socket(connection),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in OUT_OF_TIME:
-            text = f"the certificate of {where} {OUT_OF_TIME[error.verify_code]} by this machine's clock"
-            return Remark("error", "server", f"{text}: see to the clocks of both, or ask the project's owner")
-        return Remark("error", "server", f"{where} is no server of project {kit.project} ({error.verify_message})")
-    except ssl.SSLError as error:
-        return Remark("warning", "server", f"{where} does not speak TLS as FLARE's server does ({error.reason})")
-    except OSError as error:
-        return Remark("note", "server", f"{where} does not answer ({error.strerror or error}): it may not run yet")
-    return Remark("ok", "server", f"{where} answers")
-
-
-def _about_port(kit: Kit) -> Remark:
-    try:
-        socket.create_server(("", kit.port)).close()
-    except OSError as error:
-        text = f"{kit.port} cannot be used ({os.strerror(error.errno) if error.errno else error})"
-        if error.errno != errno.EADDRINUSE:
-            return Remark("note", "port", text)
-        process = _own_server(kit)
-        if process:
-            return Remark("note", "port", f"{text}: this kit's server runs already (process {process})")
-        text += ", and not because this kit's server runs: end what listens there, perhaps the server of another kit"
-        return Remark("error", "port", text)
-    return Remark("ok", "port", f"{kit.port} is free")
-
-
-def _own_server(kit: Kit) -> str | None:
-    """The process of the server that was started from this kit, in whatever way; None if there is none."""
-    from fedshift.flare.kit import holder
-
-    process = holder(kit.folder)
-    if process is not None:
-        return process
-    try:  # of a server that was started before servers locked their store
-        number = (kit.folder / "pid.fl").read_text(encoding="utf-8").strip()
-        os.kill(int(number), 0)
-    except PermissionError:
-        return number
-    except (OSError, ValueError):
-        return None
-    return number
+    return site_check.report(open_kit(args.kit))
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------
 
 
 def _dry_run(args: argparse.Namespace) -> int:
-    from fedshift.data.locate import find_site, read_settings
     from fedshift.flare.dry_run import dry_run
     from fedshift.flare.export import read_job_folder
     from fedshift.flare.kit import open_kit
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.manifest import read_manifest
 
     kit, job = open_kit(args.kit), read_job_folder(args.job)
     if kit.role == "server":
@@ -395,32 +174,26 @@ def _dry_run(args: argparse.Namespace) -> int:
         settings = read_settings(kit.local)
         answers = dry_run(job, kit.name, data, Path(folder), settings=settings, steps=args.steps, ledger=kit.local)
     if job.federation.encryption == "masks":
-        _tell_of_masks(job, kit, settings.privacy)
+        _say_what_masks_hide(job, kit, settings.privacy)
     if job.federation.encryption == "ckks":
         from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 
         read_keys(kit.folder / "startup", SITE_KEYS)
         print("the job encrypts all arrays but batch counters: this is what will be in the ciphertexts")
     for sent in answers:
-        console.print(table(sent, every=args.all))
+        console.print(_table(sent, every=args.all))
     if job.task.network.weights is not None:
         print("from random weights: the job's own are at the server")
     print(f"nothing was sent: this is what site {kit.name} would answer to job {job.name}")
     return 0
 
 
-def _tell_of_masks(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
-    """What masks hide of the answers, and from whom.
-
-    Raises:
-        ConfigError: the kit cannot sign.
-        PolicyError: the job has fewer sites than the policy wants in a sum.
-    """
+def _say_what_masks_hide(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
+    """What masks hide of the answers, and from whom."""
     from fedshift.federation.encryption.masks.protocol import helpers_needed
     from fedshift.federation.encryption.masks.site import SiteMasks
     from fedshift.flare.kit_keys import KitIdentity
     from fedshift.reporting.report.wording import counted
-    from fedshift.schema.policy import Policy
 
     least = (policy or Policy()).min_sites_in_sum
     with tempfile.TemporaryDirectory(prefix="fedshift-dry-run-") as folder:
@@ -435,7 +208,7 @@ def _tell_of_masks(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
     )
 
 
-def table(sent: Sent, *, every: bool = False) -> Table:
+def _table(sent: Sent, *, every: bool) -> Table:
     """What is in a message. Many arrays of one part are one line unless ``every`` is set."""
     rows = Table(title=f"answer to {sent.task!r}", title_justify="left", box=None, pad_edge=False)
     for name in ("what", "shape or value"):
@@ -452,3 +225,107 @@ def table(sent: Sent, *, every: bool = False) -> Table:
             rows.add_row(item.name, escape(item.shape), str(item.bytes) if item.bytes else "")
     rows.add_row("all arrays", "", str(sum(item.bytes for item in sent.items)))
     return rows
+
+
+# --- ledger -------------------------------------------------------------------------------------------------
+
+
+def _ledger(args: argparse.Namespace) -> int:
+    """Show the ledger of a site's kit, 1 if its chain is broken; of the server's, what it has seen of the sites'."""
+    from fedshift.federation.site.privacy.ledger import Ledger
+    from fedshift.flare.kit import open_kit
+
+    kit = open_kit(args.kit)
+    if kit.role == "server":
+        return _heads_seen(kit, as_json=args.json, forget=args.forget)
+    if args.forget is not None:
+        raise ConfigError(
+            "wrong-kit", f"--forget is for the server's kit, which keeps what it has seen of ledgers, not {args.kit}"
+        )
+    ledger, policy = Ledger(kit.local), read_settings(kit.local).privacy
+    account, budget = ledger.read(), None if policy is None else policy.budget
+    content = _summary(account, budget)
+    if args.json:
+        print(json.dumps({"site": kit.name, "file": str(ledger.path), **content}, indent=1))
+    else:
+        if account.releases:
+            console.print(_releases(account, title=f"what has left site {kit.name} with noise"))
+        _print_sums(content, ledger.path.name)
+    return 0 if account.broken is None else 1
+
+
+def _heads_seen(kit: Kit, *, as_json: bool, forget: str | None) -> int:
+    """What the server has seen of the sites' ledgers."""
+    from fedshift.flare.ledger_heads import LedgerHeads
+
+    heads = LedgerHeads(kit.local)
+    if forget is not None:
+        forgotten = heads.forget(forget)
+        print(
+            f"forgotten: {forgotten.number} releases of site {forget}, up to {forgotten.hash}: whatever its ledger "
+            "then holds is taken for all that it has spent"
+        )
+        return 0
+    known = heads.all()
+    if as_json:
+        print(json.dumps({site: head.model_dump() for site, head in known.items()}, indent=1))
+        return 0
+    for site, head in known.items():
+        print(f"{site}: {head.number} releases, up to {head.hash}")
+    if not known:
+        print("no site has told of a release with noise")
+    return 0
+
+
+def _summary(account: Account, budget: PrivacyBudget | None) -> dict[str, Any]:
+    """The ledger as plain data: releases, sums, and whether the chain holds."""
+    delta = USUAL_DELTA if budget is None else budget.delta
+    runs: dict[str, list[str]] = {}
+    for release in sorted(account.releases, key=lambda release: release.job):
+        runs.setdefault(release.job, []).append(release.run)
+    return {
+        "releases": [release.model_dump() for release in account.releases],
+        "spent": {"epsilon": account.epsilon(delta), "delta": delta},
+        "jobs": {job: {"releases": len(names), "runs": len(set(names))} for job, names in runs.items()},
+        **({} if budget is None else {"budget": budget.model_dump()}),
+        "last": account.last,
+        "broken": None if account.broken is None else vars(account.broken),
+    }
+
+
+def _releases(account: Account, *, title: str) -> Table:
+    rows = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("", "date", "job", "round", "what", "mechanism", "sensitivity", "noise", "ε alone", "δ"):
+        text = name in ("date", "job", "what", "mechanism")
+        rows.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=name == "date")
+    for number, each in enumerate(account.releases, start=1):
+        how: str = each.mechanism
+        if each.steps > 1:
+            how += f", {each.steps} steps"
+        if each.sampling_rate < 1:
+            how += f" of {100 * each.sampling_rate:.3g} %"
+        rows.add_row(
+            *(str(number), each.date[:10], escape(each.job), str(each.round), each.what, how),
+            *(f"{each.sensitivity:.4g}", f"{each.deviation:.4g}", f"{each.epsilon:.4g}", f"{each.delta:g}"),
+        )
+    return rows
+
+
+def _print_sums(content: dict[str, Any], name: str) -> None:
+    """The sums, and whether the chain holds."""
+    spent, budget, broken = content["spent"], content.get("budget"), content["broken"]
+    number = len(content["releases"])
+    if not number and broken is None:
+        print("nothing has left with noise")
+    for job, count in content["jobs"].items():
+        print(f"job {job}: {count['releases']} releases in {count['runs']} runs")
+    if number:
+        print(f"all {number} together: epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}")
+    if budget is not None:
+        print(f"budget: epsilon {budget['epsilon']:g} at delta {budget['delta']:g}")
+    elif number:
+        print("budget: none (privacy.budget)")
+    if broken is not None:
+        print(f"THE CHAIN IS BROKEN at release {broken['number']}: {broken['reason']}; what follows is not shown")
+    elif number:
+        print(f"the chain of {name} holds up to {content['last']}")

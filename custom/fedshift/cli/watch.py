@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.display import describe, make_display
+from fedshift.reporting.progress import FILE_NAME
+from fedshift.reporting.report.wording import counted
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
     from fedshift.reporting.watch.moment import Moment, Source
@@ -22,7 +26,6 @@ HERE, ASKED = 1.0, 5.0
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the commands."""
     watch = subparsers.add_parser(
         "watch",
         help="a run on a screen while it goes on",
@@ -36,7 +39,7 @@ def add_parsers(subparsers: Any) -> None:
     watch.set_defaults(func=show)
     status = subparsers.add_parser("status", help="a run in one line; the exit code is 1 if it failed or was stopped")
     _add_run(status)
-    status.set_defaults(func=tell)
+    status.set_defaults(func=say)
 
 
 def _add_run(parser: Any) -> None:
@@ -50,9 +53,6 @@ def _add_run(parser: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """``fedshift watch``."""
-    from fedshift.schema.errors import ConfigError
-
     if args.text and (args.port or args.open):
         raise ConfigError("options-clash", "--port and --open are for the page: leave out --text or them")
     source, interval = open_source(args.run, args.job)
@@ -64,10 +64,7 @@ def show(args: argparse.Namespace) -> int:
         source.close()
 
 
-def tell(args: argparse.Namespace) -> int:
-    """``fedshift status``."""
-    from fedshift.schema.errors import ConfigError
-
+def say(args: argparse.Namespace) -> int:
     source, _ = open_source(args.run, args.job)
     try:
         moment = source.read()
@@ -80,16 +77,10 @@ def tell(args: argparse.Namespace) -> int:
 
 
 def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
-    """What to watch, and the seconds between two looks at it.
-
-    Raises:
-        ConfigError: ``path`` holds no run and is no kit that can be watched.
-    """
+    """What to watch, and the seconds between two looks at it."""
     from fedshift.federation.run_lock import was_killed
     from fedshift.flare.workspaces import RunFolders
-    from fedshift.reporting.progress import FILE_NAME
     from fedshift.reporting.watch.moment import RunFile
-    from fedshift.schema.errors import ConfigError
 
     if not path.is_dir():
         raise ConfigError(
@@ -106,7 +97,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
             "wrong-kit", f"{path} is a site's kit, and sites see no others: name the coordinator's or the server's"
         )
     if (startup / "fed_server.json").is_file():
-        jobs = [found.parent for found in path.glob(f"{job_id or '*'}/{FILE_NAME}")]
+        jobs = [file.parent for file in path.glob(f"{job_id or '*'}/{FILE_NAME}")]
         if not jobs:
             raise ConfigError(
                 "no-run", f"{path} holds no {FILE_NAME} of {'a job' if job_id is None else f'job {job_id}'}"
@@ -117,7 +108,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
         raise ConfigError("options-clash", f"--job is for kits, and {path} is none: leave it out, or name the kit")
     folders = RunFolders(path)
     if not (path / FILE_NAME).is_file() and not folders.server.parent.is_dir() and not folders.log.is_file():
-        inside = sorted(found.parent for found in path.glob(f"**/{FILE_NAME}"))
+        inside = sorted(file.parent for file in path.glob(f"**/{FILE_NAME}"))
         if inside:
             raise ConfigError("several-runs", f"{path} holds {len(inside)} runs: name one of them, such as {inside[0]}")
         raise ConfigError(
@@ -128,17 +119,9 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
 
 def line(moment: Moment) -> str:
     """A moment in one line, without characters that would make more of it."""
-    from fedshift.schema.names import printable
-
-    return printable(" ".join(_told(moment).split()))
-
-
-def _told(moment: Moment) -> str:
-    from fedshift.reporting.report.wording import counted
-
     progress = moment.progress
     if progress is None:
-        return f"{moment.where}: {moment.problem or moment.waits_for}"
+        return _in_a_line(f"{moment.where}: {moment.problem or moment.waits_for}")
     parts = [f"{progress.job or moment.where}: {progress.state}"]
     if progress.state == "finished":
         parts.append(f"{'PHANTOM ' if progress.phantom else ''}{counted(progress.rounds, 'round')}")
@@ -151,13 +134,15 @@ def _told(moment: Moment) -> str:
     if progress.n_refused:
         parts.append(f"{counted(progress.n_refused, 'update')} refused")
     parts += [said for said in (progress.reason, moment.problem) if said]
-    return ", ".join(parts)
+    return _in_a_line(", ".join(parts))
+
+
+def _in_a_line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def _lines(source: Source, interval: float) -> int:
     """Lines as those of ``fedshift run``, until the run has ended."""
-    from fedshift.schema.names import printable
-
     moment = source.read()
     problem = ""
     with make_display(phantom=moment.progress is not None and moment.progress.phantom) as display:

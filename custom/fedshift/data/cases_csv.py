@@ -18,9 +18,8 @@ from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.scan_file import Finding, as_compared, is_broken_link, reading, same_form
 from fedshift.data.series import is_series
 from fedshift.data.splits import subject_of
-from fedshift.schema.csv_text import csv_text, path_of
 from fedshift.schema.errors import DataError
-from fedshift.schema.files import write_text
+from fedshift.schema.files import csv_text, path_of, write_text
 from fedshift.schema.manifest import Split
 from fedshift.schema.strict import closest, nearest
 

@@ -47,7 +47,7 @@ def check(
     with ``masks`` in a folder of their own it holds the images, and both may be patterns. ``labels`` maps classes to
     values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes`` and
     ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may be, see
-    `fedshift.schema.empty_masks`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
+    `fedshift.schema.codes`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
     `fedshift.data.cases.CaseFiles`.
 
     Returns:

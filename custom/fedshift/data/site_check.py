@@ -21,7 +21,7 @@ from fedshift.data.resampled import cached_volumes
 from fedshift.data.scan_file import Finding
 from fedshift.data.scans import content_hash
 from fedshift.data.splits import subject_of
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 

@@ -13,11 +13,11 @@ from torch import Tensor
 import fedshift
 from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.schema.errors import ConfigError, FedshiftError
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.job import JobSpec
-from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.names import Line, Name
-from fedshift.schema.reference import Reference
+from fedshift.schema.results import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
 

@@ -16,10 +16,9 @@ from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.data.splits import most_of_a_subject, subject_of
 from fedshift.federation.site.privacy.noise import LENGTH, gaussian
 from fedshift.schema.errors import PolicyError
-from fedshift.schema.fingerprint import ALL, Fingerprint, Intensities
+from fedshift.schema.fingerprint import ALL, DOUBT, Fingerprint, Intensities, LogSums, Reference
 from fedshift.schema.manifest import Case, read_manifest
 from fedshift.schema.policy import Policy, StatisticsNoise
-from fedshift.schema.reference import DOUBT, LogSums, Reference
 
 if TYPE_CHECKING:
     from fedshift.federation.site.privacy.accounting import Budget
@@ -221,7 +220,7 @@ def reference_of(
             apart.setdefault(key, []).append(distance * rest)
     doubts = [1 - value for value in confidences if value is not None]
     floors = {aspect.key: LEAST_PART * aspect.worth for aspect in OF_A_SCAN} | {DOUBT: LEAST_DOUBT}
-    sums = {key: LogSums.of(values, floor=floors[key]) for key, values in {**apart, DOUBT: doubts}.items()}
+    sums = {key: LogSums.from_values(values, floor=floors[key]) for key, values in {**apart, DOUBT: doubts}.items()}
     return Reference(
         fingerprint=site,
         apart={key: summed for key, summed in sums.items() if summed.cases >= least},

@@ -21,12 +21,11 @@ from pydantic import BaseModel, ValidationError
 from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.fingerprint import Fingerprint, Reference
 from fedshift.schema.identity import Identity, own_identity
-from fedshift.schema.ledger_head import LedgerHead
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.paired import LocalComparison
-from fedshift.schema.reference import Reference
+from fedshift.schema.policy import LedgerHead
 from fedshift.schema.strict import first_fault, sentence
 from flare_armour import patches
 from flare_armour.pieces.array_files import KEY

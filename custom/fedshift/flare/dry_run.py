@@ -23,8 +23,8 @@ from fedshift.flare import codec
 from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.policy import LEDGER_FILE
 
 
 @dataclass(frozen=True)

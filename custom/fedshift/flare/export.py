@@ -16,9 +16,8 @@ import yaml
 
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.identity import own_identity, own_packages
+from fedshift.schema.identity import own_identity, own_packages, parts_of_satellites
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
-from fedshift.schema.satellites import parts_of_satellites
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME

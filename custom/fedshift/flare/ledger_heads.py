@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from fedshift.flare.context import local_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_private
-from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.names import Name
+from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 from fedshift.schema.strict import Strict, first_fault
 
 log = logging.getLogger("fedshift")

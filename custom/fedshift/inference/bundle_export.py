@@ -78,11 +78,7 @@ def write_bundle(ready: ReadyModel, folder: Path, *, true_spacing: bool = False)
 
 
 def _refuse_code(content: Any, path: Path) -> None:
-    """Refuse metadata that MONAI would execute or resolve: it takes texts that begin with $, @ or % for more than text.
-
-    Raises:
-        ConfigError: the model file has such a text.
-    """
+    """Refuse metadata that MONAI would execute or resolve: texts that begin with $, @ or %."""
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         _refuse_code(value, path)
     if isinstance(content, str) and content.lstrip().startswith(("$", "@", "%")):

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedshift.data.contours import outlines
 from fedshift.data.dicom_objects import STRUCTURE_SET
-from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import EMPTY, Origin, Source, classes_in, making, slices_of
-from fedshift.schema.codes import Code
-from fedshift.schema.errors import DataError
+from fedshift.inference.dicom_source import EMPTY, Origin, Source, check_written, making
+from fedshift.inference.geometry import stored_grid
+from fedshift.schema.codes import ClassCodes, Code
 
 COLORS = ((255, 196, 0), (0, 160, 255), (230, 60, 120), (60, 190, 90), (170, 110, 255), (255, 130, 40))
 DECIMALS = 4
@@ -36,14 +35,10 @@ def write_structure_set(
             file then.
     """
     with making(path, "RT Structure Set"):
-        _structure_set(slices_of(mask, scan), source, origin, classes_in(mask, classes)).save_as(
-            path, enforce_file_format=True
-        )
-    back, _ = read_mask(path, scan, None)
-    if not np.array_equal(back.voxels, mask):
-        path.unlink()
-        said = f"{path} was not the mask when filled again, so it was deleted: export the scan again"
-        raise DataError("mask-differs", said)
+        there = set(np.unique(mask).tolist())
+        regions = [(number, name) for number, name in enumerate(classes, start=1) if number in there]
+        _structure_set(stored_grid(mask, scan)[1], source, origin, regions).save_as(path, enforce_file_format=True)
+    check_written(path, mask, scan)
 
 
 def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Sequence[tuple[int, str]]) -> Any:
@@ -70,7 +65,15 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Se
     made.StructureSetLabel, made.StructureSetDescription = "FEDSHIFT", f"{origin.description}; {origin.algorithm}"
     made.StructureSetDate, made.StructureSetTime = made.InstanceCreationDate, made.InstanceCreationTime
     made.ApprovalStatus = "UNAPPROVED"
-    made.ReferencedFrameOfReferenceSequence = [_frame_of_reference(source)]
+    images = [_reference(first, uid) for uid in source.files]
+    series = _dataset(SeriesInstanceUID=first.SeriesInstanceUID, ContourImageSequence=images)
+    study = _dataset(
+        ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1",  # Detached Study Management, which this is by convention
+        ReferencedSOPInstanceUID=first.StudyInstanceUID,
+        RTReferencedSeriesSequence=[series],
+    )
+    frame = _dataset(FrameOfReferenceUID=first.FrameOfReferenceUID, RTReferencedStudySequence=[study])
+    made.ReferencedFrameOfReferenceSequence = [frame]
     made.StructureSetROISequence = [
         _dataset(
             ROINumber=number,
@@ -89,7 +92,16 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Se
         )
         for number, _ in classes
     ]
-    made.RTROIObservationsSequence = [_observed(number, name, origin) for number, name in classes]
+    made.RTROIObservationsSequence = [
+        _dataset(
+            ObservationNumber=number,
+            ReferencedROINumber=number,
+            RTROIIdentificationCodeSequence=[_kind(origin.codes[name])],
+            RTROIInterpretedType="",
+            ROIInterpreter="",
+        )
+        for number, name in classes
+    ]
     return made
 
 
@@ -102,35 +114,15 @@ def _dataset(**attributes: Any) -> Any:
     return made
 
 
-def _observed(number: int, name: str, origin: Origin) -> Any:
-    codes = origin.codes[name]
+def _kind(codes: ClassCodes) -> Any:
     kind = _code(codes.type)
     if codes.modifier is not None:
         kind.SegmentedPropertyTypeModifierCodeSequence = [_code(codes.modifier)]
-    return _dataset(
-        ObservationNumber=number,
-        ReferencedROINumber=number,
-        RTROIIdentificationCodeSequence=[kind],
-        RTROIInterpretedType="",
-        ROIInterpreter="",
-    )
+    return kind
 
 
 def _code(code: Code) -> Any:
     return _dataset(CodeValue=code.value, CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
-
-
-def _frame_of_reference(source: Source) -> Any:
-    """Which images the structures are drawn on."""
-    first = source.first
-    images = [_reference(first, uid) for uid in source.files]
-    series = _dataset(SeriesInstanceUID=first.SeriesInstanceUID, ContourImageSequence=images)
-    study = _dataset(
-        ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1",  # Detached Study Management, which this is by convention
-        ReferencedSOPInstanceUID=first.StudyInstanceUID,
-        RTReferencedSeriesSequence=[series],
-    )
-    return _dataset(FrameOfReferenceUID=first.FrameOfReferenceUID, RTReferencedStudySequence=[study])
 
 
 def _reference(image: Any, uid: str, frame: int | None = None) -> Any:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import Origin, Source, making, slices_of
+from fedshift.inference.dicom_source import Origin, Source, check_written, making
+from fedshift.inference.geometry import stored_grid
 from fedshift.schema.codes import ClassCodes, Code
-from fedshift.schema.errors import DataError
 
 
 def write_segmentation(
@@ -40,7 +39,9 @@ def write_segmentation(
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
-    grid = slices_of(mask, scan)
+    _, grid = stored_grid(mask, scan)
+    acquired = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if scan.stored[2] in ends)
+    between_slices = float(scan.spacing[acquired])  # whichever axis they lie along in RAS
     with making(path, "DICOM SEG"):
         algorithm = hd.AlgorithmIdentificationSequence(
             name=origin.algorithm,
@@ -51,11 +52,11 @@ def write_segmentation(
         segments = [
             _segment(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
         ]
-        measured = _measured(source)
+        measured = source.group("PixelMeasuresSequence")
         measures = hd.PixelMeasuresSequence(
             pixel_spacing=[float(value) for value in measured.PixelSpacing],
-            slice_thickness=float(measured.get("SliceThickness") or _between_slices(scan)),
-            spacing_between_slices=_between_slices(scan),
+            slice_thickness=float(measured.get("SliceThickness") or between_slices),
+            spacing_between_slices=between_slices,
         )
         made = hd.seg.Segmentation(
             source_images=list(source.objects),
@@ -79,20 +80,8 @@ def write_segmentation(
         if source.is_enhanced:
             _refer_to_files(made, source)
         made.save_as(path)
-    back, _ = read_mask(path, scan, None)
-    if not np.array_equal(back.voxels, mask):
-        path.unlink()
-        said = f"{path} was not the mask when read back, so it was deleted: export the scan again"
-        raise DataError("mask-differs", said)
+    check_written(path, mask, scan)
     return made
-
-
-def _measured(source: Source) -> Any:
-    """What holds the pixel spacing and the thickness of a slice: a file, or a functional group of an enhanced image."""
-    if not source.is_enhanced:
-        return source.first
-    frame, shared = source.first.PerFrameFunctionalGroupsSequence[0], source.first.SharedFunctionalGroupsSequence[0]
-    return (frame if "PixelMeasuresSequence" in frame else shared).PixelMeasuresSequence[0]
 
 
 def _refer_to_files(made: Any, source: Source) -> None:
@@ -133,8 +122,3 @@ def concept(code: Code) -> Any:
     import highdicom as hd
 
     return hd.sr.CodedConcept(value=code.value, scheme_designator=code.scheme, meaning=code.meaning)
-
-
-def _between_slices(scan: Scan) -> float:
-    """Millimetres between the slices that were acquired, whichever axis they lie along in RAS."""
-    return float(scan.spacing[next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if scan.stored[2] in ends)])

@@ -15,8 +15,8 @@ import numpy as np
 import fedshift
 from fedshift.data.dicom_objects import UNREADABLE, need_highdicom, quiet
 from fedshift.data.dicom_scan import dicom_source
+from fedshift.data.named_masks import read_mask
 from fedshift.data.scans import Scan
-from fedshift.inference.masks import stored_grid
 from fedshift.inference.model import Model
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
@@ -56,12 +56,10 @@ class Origin:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's name."""
         return f"{'PHANTOM-TRAINED ' if self.simulated else ''}{self.program} on {self.task}"[:MOST]
 
     @property
     def description(self) -> str:
-        """The series' description."""
         begins = f"{'PHANTOM-TRAINED ' if self.simulated else ''}{self.task}"
         return f"{begins[: MOST - len(NOTE) - 2]}: {NOTE}"
 
@@ -129,28 +127,21 @@ class Source:
 
     @property
     def series_number(self) -> int:
-        """Of a result."""
         number = self.first.get("SeriesNumber")
         return SERIES_NUMBER + (int(number) % 1000 if number is not None else 0)
 
+    def group(self, name: str, number: int = 0) -> Any:
+        """What holds a slice's attributes: its file, or a functional group of an enhanced image."""
+        if not self.is_enhanced:
+            return self.objects[number]
+        frame = self.first.PerFrameFunctionalGroupsSequence[number]
+        return (frame if name in frame else self.first.SharedFunctionalGroupsSequence[0])[name][0]
+
     def plane(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where a slice lies, in mm: its first pixel, and the steps to the next column and to the next row."""
-        if not self.is_enhanced:
-            file = self.objects[number]
-            position, orientation = file.ImagePositionPatient, file.ImageOrientationPatient
-            spacing = file.PixelSpacing
-        else:
-            frame = self.first.PerFrameFunctionalGroupsSequence[number]
-            shared = self.first.SharedFunctionalGroupsSequence[0]
-
-            def group(name: str) -> Any:
-                return (frame if name in frame else shared)[name][0]
-
-            position = group("PlanePositionSequence").ImagePositionPatient
-            orientation = group("PlaneOrientationSequence").ImageOrientationPatient
-            spacing = group("PixelMeasuresSequence").PixelSpacing
-        cosines = np.array(orientation, float)
-        between_rows, between_columns = map(float, spacing)
+        position = self.group("PlanePositionSequence", number).ImagePositionPatient
+        cosines = np.array(self.group("PlaneOrientationSequence", number).ImageOrientationPatient, float)
+        between_rows, between_columns = map(float, self.group("PixelMeasuresSequence", number).PixelSpacing)
         return np.array(position, float), cosines[:3] * between_columns, cosines[3:] * between_rows
 
 
@@ -236,12 +227,14 @@ def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Sou
     return Source(path, (made,), tuple(references[frame] for frame in frames))
 
 
-def slices_of(mask: np.ndarray, scan: Scan) -> np.ndarray:
-    """A mask [z, y, x] in RAS as the source's slices [slice, row, column]."""
-    return stored_grid(mask, scan)[1]
+def check_written(path: Path, mask: np.ndarray, scan: Scan) -> None:
+    """Read a written mask back.
 
-
-def classes_in(mask: np.ndarray, classes: Sequence[str]) -> list[tuple[int, str]]:
-    """Number and name of the classes that a mask has."""
-    there = set(np.unique(mask).tolist())
-    return [(number, name) for number, name in enumerate(classes, start=1) if number in there]
+    Raises:
+        DataError: it is another one; the file is deleted then.
+    """
+    back, _ = read_mask(path, scan, None)
+    if not np.array_equal(back.voxels, mask):
+        path.unlink()
+        said = f"{path} was not the mask when read back, so it was deleted: export the scan again"
+        raise DataError("mask-differs", said)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedshift.inference.dicom_seg import concept
 from fedshift.inference.dicom_source import NOTE, Origin, Source, making
-from fedshift.schema.codes import ClassCodes
 
 
 def write_report(
@@ -56,7 +55,8 @@ def write_report(
         for number, name in enumerate(classes, start=1):
             if not volumes[name]:
                 continue
-            segment = segmentation.SegmentSequence[number - 1]
+            segment, code = segmentation.SegmentSequence[number - 1], origin.codes[name]
+            modifier = None if code.modifier is None else concept(code.modifier)
             group = hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(uid=segment.TrackingUID, identifier=name),
                 referenced_segment=hd.sr.ReferencedSegment(
@@ -65,9 +65,9 @@ def write_report(
                     segment_number=number,
                     source_series=hd.sr.SourceSeriesForSegmentation(source.first.SeriesInstanceUID),
                 ),
-                finding_category=concept(origin.codes[name].category),
-                finding_type=concept(origin.codes[name].type),
-                finding_sites=[_site(origin.codes[name])],
+                finding_category=concept(code.category),
+                finding_type=concept(code.type),
+                finding_sites=[hd.sr.FindingSite(concept(code.type), topographical_modifier=modifier)],
                 algorithm_id=algorithm,
                 measurements=[
                     hd.sr.Measurement(
@@ -104,11 +104,3 @@ def write_report(
             series_description=origin.description,
         )
         made.save_as(path)
-
-
-def _site(codes: ClassCodes) -> Any:
-    """Where the finding is: the structure, and which part of it."""
-    import highdicom as hd
-
-    modifier = None if codes.modifier is None else concept(codes.modifier)
-    return hd.sr.FindingSite(anatomic_location=concept(codes.type), topographical_modifier=modifier)

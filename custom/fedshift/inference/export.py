@@ -152,11 +152,7 @@ def _without_debug_records(content: bytes) -> bytes:
 
 
 def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
-    """Return the largest absolute difference of logits between the model and the exported file.
-
-    Raises:
-        ConfigError: the difference exceeds `MAX_LOGIT_DIFFERENCE`; `_exporting` deletes the file.
-    """
+    """Return the largest absolute difference of logits between the model and the exported file."""
     inputs = [example(model, batch=batch) for batch in COMPARED_BATCH_SIZES]
     difference = max(float((network(x) - other(x)).abs().max()) for x in inputs)
     if not difference <= MAX_LOGIT_DIFFERENCE:
@@ -179,9 +175,6 @@ def _exporting(ready: ReadyModel, path: Path, what: str, named: Path) -> Iterato
         path: the file to write.
         what: the format's name for errors.
         named: what errors name in place of ``path``.
-
-    Raises:
-        ConfigError: the export failed, or ``path`` exists or cannot be written.
     """
     if path.exists():
         raise ConfigError("output-exists", f"{path} already exists: name another file")

@@ -17,6 +17,7 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.nifti import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
+from fedshift.inference.geometry import stored_grid
 from fedshift.inference.sequences import ScanCase
 from fedshift.schema.errors import ConfigError, DataError
 
@@ -60,11 +61,7 @@ def mask_path(image: Path, out: Path) -> Path:
 
 
 def _formats_of(case: ScanCase, wanted: Collection[Format]) -> tuple[Format, ...]:
-    """What is written of a case; ``wanted`` is empty if nobody said it.
-
-    Raises:
-        ConfigError: DICOM of a scan that is none, or a report without the segments that it is on.
-    """
+    """What is written of a case; ``wanted`` is empty if nobody said it."""
     if not wanted:
         return DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
     if "sr" in wanted and "seg" not in wanted:
@@ -201,21 +198,6 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
         path.unlink()
         said = f"{path} does not match the geometry of its scan when read back, so it was deleted"
         raise DataError("mask-differs", f"{said}: export the scan again")
-
-
-def stored_grid(mask: np.ndarray, scan: Scan) -> tuple[sitk.Image, np.ndarray]:
-    """A mask in the orientation of the file that ``scan`` was read from, and its voxels there [z, y, x]."""
-    image = stored_image(np.ascontiguousarray(mask, dtype=np.uint8), scan)
-    return image, sitk.GetArrayFromImage(image)
-
-
-def stored_image(voxels: np.ndarray, scan: Scan) -> sitk.Image:
-    """Voxels [z, y, x] of ``scan``'s shape as an image in the orientation of the file that it was read from."""
-    image = sitk.GetImageFromArray(voxels)
-    image.SetSpacing(scan.spacing)
-    image.SetOrigin(scan.origin)
-    image.SetDirection(scan.direction)
-    return sitk.DICOMOrient(image, scan.stored)
 
 
 def _lies_on(back: Scan, mask: np.ndarray, scan: Scan) -> bool:

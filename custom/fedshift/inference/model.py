@@ -131,7 +131,6 @@ class ReadyModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Without the background."""
         return self.model.header.job.task.classes[1:]
 
     @property
@@ -163,7 +162,6 @@ class ReadyModel:
     def mask(
         self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
     ) -> np.ndarray:
-        """As of `fedshift.inference.segment.Segmenter`."""
         return self.segment(voxels, spacing, certainty=certainty)
 
     def segment(
@@ -355,11 +353,7 @@ def _acts_at_test_time(method: Method, net: nn.Module, choice: Choice) -> bool:
 
 
 def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
-    """Apply the input transforms to an image of zeros, to find missing site state before the first prediction.
-
-    Raises:
-        ConfigError: a method needs a site's statistics.
-    """
+    """Apply the input transforms to an image of zeros, to find missing site state before the first prediction."""
     x = torch.zeros(1, cast(StagedNetwork, net).in_channels, *model.task.spatial)
     try:
         chain.inputs(x.to(next(net.parameters()).device), training=False)
@@ -373,11 +367,7 @@ def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
 
 
 def _load_site_state(model: Model, choice: Choice) -> SiteState:
-    """Load the state that the chosen site had when it evaluated the model; empty if no state was chosen.
-
-    Raises:
-        ConfigError: the folder has no state of that round, or of another job.
-    """
+    """Load the state that the chosen site had when it evaluated the model; empty if no state was chosen."""
     if choice.state is None:
         return SiteState()
     header, folder = model.header, choice.state
@@ -399,11 +389,6 @@ def _load_site_state(model: Model, choice: Choice) -> SiteState:
 
 
 def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[str]:
-    """Notes on personal layers.
-
-    Raises:
-        ConfigError: the file lacks layers that each site keeps, and they cannot be replaced by estimates.
-    """
     if choice.state is not None:
         return []
     if withheld := methods.withheld:

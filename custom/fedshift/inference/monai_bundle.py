@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import SimpleITK as sitk  # noqa: N813 - its customary name
 import torch
 from scipy.ndimage import generate_binary_structure
 from torch import Tensor, nn
 
-from fedshift.data.scans import ORIENTATION, Scan
-from fedshift.inference.masks import stored_image
+from fedshift.data.scans import Scan
+from fedshift.inference.geometry import as_stored, from_stored, stored_affine
 from fedshift.inference.monai_config import OTHER, BundleConfig, Component
 from fedshift.runtime.components import largest_parts
 from fedshift.schema.errors import ConfigError, DataError
@@ -45,13 +44,8 @@ READING = ("LoadImaged", "EnsureChannelFirstd", "AddChanneld")
 """What fedshift's own reading of scans stands in for."""
 BEFORE = (
     *("Orientationd", "Spacingd", "ScaleIntensityd", "ScaleIntensityRanged", "ScaleIntensityRangePercentilesd"),
-    *(
-        "NormalizeIntensityd",
-        "ThresholdIntensityd",
-        "ClipIntensityPercentilesd",
-        "CropForegroundd",
-        "CenterSpatialCropd",
-    ),
+    *("NormalizeIntensityd", "ThresholdIntensityd", "ClipIntensityPercentilesd"),
+    *("CropForegroundd", "CenterSpatialCropd"),
     *("SpatialPadd", "DivisiblePadd", "BorderPadd", "Resized", "ResizeWithPadOrCropd", "EnsureTyped", "CastToTyped"),
 )
 """Transforms before the network that may be used."""
@@ -102,7 +96,6 @@ class Bundle:
 
     @property
     def about(self) -> dict[str, Any]:
-        """As of `fedshift.inference.model.Model`."""
         return {"bundle": {"name": self.name, "version": self.version}}
 
     def mask(
@@ -118,8 +111,9 @@ class Bundle:
         """
         from monai.data import MetaTensor
 
-        grids = [_as_stored(sequence, scan) for sequence in voxels]
-        image = MetaTensor(torch.from_numpy(np.stack([grid for grid, _ in grids])), affine=_affine(grids[0][1]))
+        grids, images = zip(*(as_stored(sequence, scan) for sequence in voxels), strict=True)
+        stored = images[0]
+        image = MetaTensor(torch.from_numpy(np.stack(grids)), affine=torch.from_numpy(stored_affine(stored)))
         shape = image.shape[1:]
         try:
             data = self.before({IMAGE: image})
@@ -152,10 +146,10 @@ class Bundle:
             said = f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel"
             raise DataError("bundle-classes", said)
         if sure is not None and 0 <= sure.min() <= sure.max() <= 1:
-            certainty[...] = _from_stored(sure.numpy().astype(np.float32), grids[0][1])
+            certainty[...] = from_stored(sure.numpy().astype(np.float32), stored)
         else:
             certainty[...] = np.nan
-        return _from_stored(classes[0].numpy().astype(np.uint8), grids[0][1])
+        return from_stored(classes[0].numpy().astype(np.uint8), stored)
 
     def logits(self, image: Tensor) -> Tensor:
         """The network's output of an image (1, S, *spatial), by the bundle's inferer."""
@@ -174,11 +168,6 @@ class Bundle:
         spacing = " x ".join(f"{mm:.3g}" for mm in scan.spacing)
         said = f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)})"
         return DataError("bundle-step", f"{said}: check the scan, or take another bundle")
-
-
-def is_bundle(path: Path) -> bool:
-    """Whether a path is a folder, as a bundle is."""
-    return path.is_dir()
 
 
 def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
@@ -209,18 +198,19 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
         raise config.refusal("postprocessing", "has no Invertd, so that masks would not lie on the scans' grid", OTHER)
     if any((folder / "scripts").glob("*.py")):
         notes.append("the code in its scripts/ is not run")
+    image = _metadata(config, "inputs", IMAGE)
     return Bundle(
         path=folder,
         name=one_line(str(config.metadata.get("name") or folder.resolve().name)),
         version=one_line(str(config.metadata.get("version") or "unknown")),
         weights=weights,
-        classes=_classes(config, out_channels),
+        classes=_names(config, "outputs", PRED, out_channels, "class")[int(out_channels > 1) :],
         sequences=_names(config, "inputs", IMAGE, in_channels, "sequence") if in_channels > 1 else (),
-        signed=_is_ct(config),
+        signed=any(str(image.get(key, "")).lower() in CT for key in ("modality", "format")),
         notes=tuple(notes),
         device=torch_device,
         net=prepare(net, "fp32", torch_device).eval(),
-        inferer=_inferer(config),
+        inferer=_instance(config, config.component("inferer"), INFERERS, {}, module="monai.inferers"),
         before=before,
         after=tuple(after),
     )
@@ -287,12 +277,6 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[lis
     return steps, interpolated
 
 
-def _inferer(config: BundleConfig) -> Callable[..., Tensor]:
-    component = config.component("inferer")
-    inferer: Callable[..., Tensor] = _instance(config, component, INFERERS, {}, module="monai.inferers")
-    return inferer
-
-
 def _instance(
     config: BundleConfig,
     component: Component,
@@ -301,11 +285,7 @@ def _instance(
     *,
     module: str = "monai.transforms",
 ) -> Any:
-    """An instance of a listed class of MONAI; ``given`` replaces the configuration's options of the same names.
-
-    Raises:
-        ConfigError: a class that is not listed, an option that is code, or a value that does not fit.
-    """
+    """An instance of a listed class of MONAI; ``given`` replaces the configuration's options of the same names."""
     name = next((f"{component.name.removesuffix(end)}d" for end in ("Dict", "D") if component.name.endswith(end)), "")
     name = name if name in allowed else component.name
     if name not in allowed:
@@ -329,13 +309,6 @@ def _reason(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _classes(config: BundleConfig, out_channels: int) -> tuple[str, ...]:
-    """Names of the foreground classes, by number from 1."""
-    if out_channels == 1:
-        return _names(config, "outputs", PRED, 1, "class")
-    return _names(config, "outputs", PRED, out_channels, "class")[1:]
-
-
 def _names(config: BundleConfig, side: str, key: str, n: int, word: str) -> tuple[str, ...]:
     """Names of channels from the metadata; ``class 1`` and so on where it has none, or the same twice."""
     channels = _metadata(config, side, key, "channel_def")
@@ -344,39 +317,12 @@ def _names(config: BundleConfig, side: str, key: str, n: int, word: str) -> tupl
     return tuple(names if good else (f"{word} {number + (n == 1)}" for number in range(n)))
 
 
-def _is_ct(config: BundleConfig) -> bool:
-    image = _metadata(config, "inputs", IMAGE)
-    return any(str(image.get(key, "")).lower() in CT for key in ("modality", "format"))
-
-
 def _metadata(config: BundleConfig, *keys: str) -> dict[str, Any]:
     """A part of what the metadata say of the network's data; empty where they say nothing."""
     node: Any = config.metadata
     for key in ("network_data_format", *keys):
         node = node.get(key) if isinstance(node, dict) else None
     return node if isinstance(node, dict) else {}
-
-
-def _as_stored(voxels: np.ndarray, scan: Scan) -> tuple[np.ndarray, sitk.Image]:
-    """Voxels [z, y, x] in RAS as MONAI's readers give them: [i, j, k] as in the file, with the file's grid."""
-    image = stored_image(np.ascontiguousarray(voxels, dtype=np.float32), scan)
-    return np.ascontiguousarray(sitk.GetArrayFromImage(image).T), image
-
-
-def _from_stored(grid: np.ndarray, stored: sitk.Image) -> np.ndarray:
-    """[i, j, k] as in the file as voxels [z, y, x] in RAS."""
-    image = sitk.GetImageFromArray(np.ascontiguousarray(grid.T))
-    image.CopyInformation(stored)
-    back: np.ndarray = sitk.GetArrayFromImage(sitk.DICOMOrient(image, ORIENTATION))
-    return back
-
-
-def _affine(stored: sitk.Image) -> Tensor:
-    """From indices [i, j, k] to mm in the world of MONAI and nibabel, which points right, anterior, superior."""
-    affine = np.eye(4)
-    affine[:3, :3] = np.reshape(stored.GetDirection(), (3, 3)) * np.array(stored.GetSpacing())
-    affine[:3, 3] = stored.GetOrigin()
-    return torch.from_numpy(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
 
 
 def describe_bundle(bundle: Bundle) -> Iterator[str]:

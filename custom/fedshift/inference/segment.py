@@ -59,9 +59,7 @@ class Segmenter(Protocol):
         ...
 
     @property
-    def resamples_by_matrix(self) -> bool:
-        """As of `fedshift.inference.model.Model`."""
-        ...
+    def resamples_by_matrix(self) -> bool: ...
 
     def mask(
         self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
@@ -139,7 +137,6 @@ class Segmented:
 
     @property
     def total(self) -> ClassResult:
-        """Of all classes together."""
         results = self.classes.values()
         voxels = sum(each.voxels for each in results)
         known = bool(voxels) and all(each.probability is not None for each in results if each.voxels)

@@ -94,11 +94,7 @@ class ScanCase:
         return scans[0], np.stack([scan.voxels for scan in scans])
 
     def _channels(self) -> list[int]:
-        """Which volumes of a 4D file are the model's sequences.
-
-        Raises:
-            DataError: it has more or fewer volumes than there are names for.
-        """
+        """Which volumes of a 4D file are the model's sequences."""
         assert self.order is not None
         names = list(self.order.names)
         if self.volumes == len(names):
@@ -193,11 +189,7 @@ def find_case(image: Path, sequences: Sequence[str]) -> ScanCase:
 
 
 def _order_in(folder: Path, sequences: Sequence[str]) -> SequenceOrder:
-    """Of the files in a folder.
-
-    Raises:
-        ConfigError: ``dataset.json`` cannot be read, or does not name the model's sequences.
-    """
+    """Of the files in a folder."""
     places = (folder / FILE, folder.absolute().parent / FILE)
     file = next((path for path in places if path.is_file()), None)
     names = {} if file is None else _names_in(file)

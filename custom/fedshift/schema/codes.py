@@ -1,22 +1,24 @@
-"""Codes of classes: what a class is called in DICOM segmentations, structure sets and reports."""
+"""Codes of classes: what a class is called in DICOM segmentations, structure sets and reports.
+
+They also say which tasks take cases without their structure, such as patients without a lesion.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.strict import Strict
+from fedshift.schema.strict import Sparse, Strict
 
 SHORT = 16
 """Characters of a code's value and scheme, which are short strings (SH)."""
@@ -72,21 +74,18 @@ class Code(Strict):
         return self.value, self.scheme
 
 
-class ClassCodes(Strict):
+class ClassCodes(Sparse):
     """Codes of one class, as DICOM SEG has them (PS3.3, C.8.20.4).
 
     ``category``: what sort of thing it is, such as an anatomical structure; ``type``: the thing; ``modifier``: which
     part or side of it.
     """
 
+    RARE = ("modifier",)
+
     category: Code
     type: Code
     modifier: Code | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if value is not None}
 
     @property
     def same_as(self) -> tuple[tuple[str, str], tuple[str, str] | None]:
@@ -96,6 +95,10 @@ class ClassCodes(Strict):
 
 Codes = dict[str, ClassCodes]
 """Class -> its codes."""
+LESION = frozenset({("49755003", "SCT"), ("M-01000", "SRT")})
+"""Categories of what a patient need not have: Morphologically Altered Structure (PS3.16, CID 7150), also formerly."""
+WITHOUT_STRUCTURE = "cases_without_structure"
+"""Key in ``preparation`` of volumes: how many of the site's masks are empty."""
 _LETTERS = re.compile(r"[^a-z0-9]+")
 
 
@@ -117,4 +120,19 @@ def parse_codes(task: Mapping[str, Any], *, where: str) -> Codes:
     raw = task.get("codes") or {}
     if not isinstance(raw, dict):
         raise ConfigError("invalid-value", f"{where}: 'codes' must map classes to category and type")
-    return {str(name): ClassCodes.parse(of, where=f"{where}: codes of {name}") for name, of in raw.items()}
+    return {str(name): ClassCodes.parse(codes, where=f"{where}: codes of {name}") for name, codes in raw.items()}
+
+
+def takes_empty(data: Mapping[str, Any], classes: Sequence[str], codes: Codes) -> bool:
+    """Whether masks may be empty: what ``data.empty`` says, else whether all classes are lesions by their category.
+
+    Args:
+        data: the task's ``data``.
+        classes: the task's, the background first.
+        codes: of the classes.
+    """
+    said = data.get("empty")
+    if said is not None:
+        return bool(said)
+    foreground = classes[1:]
+    return bool(foreground) and all(name in codes and codes[name].category.same_as in LESION for name in foreground)

@@ -70,7 +70,6 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         return self.codes.shape
 
     @property

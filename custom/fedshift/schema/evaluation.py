@@ -81,7 +81,6 @@ class OneSided(_Model):
 
     @property
     def cases(self) -> int:
-        """Both together."""
         return self.missed + self.invented
 
 

@@ -1,4 +1,4 @@
-"""What a site tells of its data when it is surveyed, and the record of a survey (``survey.json``, schema 1).
+"""What a site tells of its data: in a survey, with its record (``survey.json``), and for the files of models.
 
 Everything is a sum over cases: those of two sites add up to what both would tell if their cases were in one folder
 (`fedshift.data.tallies`). Every case counts the same in a sum, however many voxels it has.
@@ -7,7 +7,9 @@ Everything is a sum over cases: those of two sites add up to what both would tel
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise
+from math import log, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -26,6 +28,8 @@ LOWEST, STEP = -4.0, 0.1
 ALL, OUTSIDE, INSIDE = "whole volume", "outside the labels", "inside the labels"
 """Places besides the classes themselves; the last one if there are several classes. No class has such a name."""
 PLACES = (ALL, OUTSIDE, INSIDE)
+DOUBT = "doubt"
+"""1 less the model's confidence in a scan (`fedshift.tasks.evaluation.confidence`)."""
 MOST_VALUES = 20_000
 """Different values that a tally may have."""
 MOST_PARTS = 1024
@@ -130,13 +134,54 @@ class Fingerprint(Strict):
 
     @property
     def total(self) -> int:
-        """Cases of all splits."""
         return sum(self.cases.values())
 
     @property
     def channels(self) -> tuple[str, ...]:
         """Names of the sequences; one unnamed sequence is called ``image``."""
         return self.sequences or ("image",)
+
+
+class LogSums(Strict):
+    """Sums over ``cases`` cases of the natural logarithm of a number of each case, and of its square."""
+
+    cases: int = Field(ge=0)
+    total: float
+    square: float = Field(ge=0)
+
+    @classmethod
+    def from_values(cls, values: Iterable[float], *, floor: float) -> Self:
+        """The sums of ``values``; smaller ones than ``floor`` count as that."""
+        logs = [log(max(value, floor)) for value in values]
+        return cls(cases=len(logs), total=sum(logs), square=sum(value**2 for value in logs))
+
+    def __add__(self, other: LogSums) -> LogSums:
+        return LogSums(
+            cases=self.cases + other.cases, total=self.total + other.total, square=self.square + other.square
+        )
+
+    @property
+    def mean(self) -> float:
+        """Of the logarithm; there must be a case."""
+        return self.total / self.cases
+
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation of the logarithm; there must be two cases."""
+        return sqrt(max(self.square - self.total**2 / self.cases, 0.0) / (self.cases - 1))
+
+
+class Reference(Strict):
+    """What one site tells of the scans that the model was trained on.
+
+    ``fingerprint``: as in a survey. ``apart``: aspect -> sums over its cases of their distance from the site's others,
+    and under ``doubt`` of the final model's doubt in the validation cases. ``empty``: validation cases in which the
+    model found nothing; they have no doubt.
+    """
+
+    fingerprint: Fingerprint
+    apart: Annotated[dict[Name, LogSums], Field(max_length=16)]
+    empty: int = Field(default=0, ge=0)
 
 
 class SurveySpec(Strict):
@@ -178,7 +223,7 @@ class Survey(Strict):
         """Answers of the sites that a plan is for."""
         return [self.sites[site] for site in self.spec.sites if site in self.sites]
 
-    def of(self, spec: SurveySpec) -> Survey:
+    def restricted_to(self, spec: SurveySpec) -> Survey:
         """The answers of the sites of ``spec`` alone."""
         return Survey(
             spec=spec,

@@ -1,4 +1,7 @@
-"""Version and source hash of the running fedshift. Server and sites must run the same one; others are refused."""
+"""The running fedshift: its version and source hash, which server and sites must share, and what satellites add to it.
+
+The core imports no satellite: entry points name what they add.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fedshift
 
@@ -47,3 +52,8 @@ def source_hash(packages: Iterable[Path]) -> str:
             digest.update(f"{package.name}/{path.relative_to(package).as_posix()}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def parts_of_satellites(group: str) -> list[Any]:
+    """What the entry points of a group name, such as ``fedshift.commands``, by the entry points' names."""
+    return [point.load() for point in sorted(entry_points(group=group), key=lambda point: point.name)]

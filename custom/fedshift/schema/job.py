@@ -17,13 +17,12 @@ from pydantic import (
     model_validator,
 )
 
-from fedshift.schema.codes import ClassCodes
+from fedshift.schema.codes import ClassCodes, takes_empty
 from fedshift.schema.compression import WeightsAs
-from fedshift.schema.empty_masks import takes_empty
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.optimizer import OptimizerSpec
-from fedshift.schema.strict import Strict, nearest
+from fedshift.schema.strict import Sparse, Strict, nearest
 
 FILE_NAME = "fedshift.yaml"
 DEEPEST = 100
@@ -54,38 +53,32 @@ Tracking = Literal["tensorboard", "mlflow", "wandb"]
 """Where a run's curves go beside TensorBoard's files, which are always written."""
 
 
-class WeightsSpec(Strict):
+class WeightsSpec(Sparse):
     """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job.
 
     ``file``: its name. ``sha256``: its hash. ``partial``: arrays that the file does not have, or in another shape, keep
     their random initial values.
     """
 
+    RARE = ("partial",)
+
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     partial: bool = False
 
-    @model_serializer(mode="wrap")
-    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if key != "partial" or value}
 
-
-class NetworkSpec(Strict):
+class NetworkSpec(Sparse):
     """A network from `fedshift.tasks.networks`, its options, and optionally a file of initial weights.
 
     ``name``: one of fedshift's, or of MONAI's as ``monai.DynUNet``. ``options``: its keyword arguments. ``weights``:
     the file that a run starts from, which ``fedshift job --weights`` and ``--init`` write; null for random weights.
     """
 
+    RARE = ("weights",)
+
     name: str
     options: dict[str, Any] = {}
     weights: WeightsSpec | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if key != "weights" or value is not None}
 
 
 class LossSpec(Strict):
@@ -118,7 +111,7 @@ BY_CLOCK = "rounds end by the sites' clocks (schedule.minutes), so this run cann
 """What is said of such a job wherever it is shown."""
 
 
-class ScheduleSpec(Strict):
+class ScheduleSpec(Sparse):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
     ``rounds``: how many. ``local_epochs``: passes over a site's training samples in a round. ``batch_size``: samples of
@@ -137,6 +130,8 @@ class ScheduleSpec(Strict):
     bits if it is killed (`fedshift.federation.site.checkpoint`). None for never; shorter rounds write nothing.
     """
 
+    RARE = ("patience", "minutes", "checkpoint_minutes")
+
     rounds: int = Field(ge=1)
     patience: int | None = Field(default=None, ge=1)
     local_epochs: int = Field(default=1, ge=1)
@@ -152,15 +147,8 @@ class ScheduleSpec(Strict):
         """Optimiser steps of a round at a site whose epochs have so many batches."""
         return self.local_epochs * batches if self.local_steps is None else self.local_steps
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        fields = type(self).model_fields
-        optional = ("patience", "minutes", "checkpoint_minutes")
-        return {key: value for key, value in content.items() if key not in optional or value != fields[key].default}
 
-
-class TaskSpec(Strict):
+class TaskSpec(Sparse):
     """What is learned.
 
     ``name``: of the task. ``kind``: ``segmentation`` or ``classification``. ``dataset``: the prepared data set.
@@ -172,6 +160,8 @@ class TaskSpec(Strict):
     ``codes``: of the classes without the background, for DICOM; all of them or none.
     ``departures``: sentences on what ``protocol`` has and this job has not (`ProtocolExpects`).
     """
+
+    RARE = ("domains", "departures", "codes")
 
     name: Name
     kind: str
@@ -197,11 +187,6 @@ class TaskSpec(Strict):
         _unique(tuple(site for sites in self.domains.values() for site in sites))
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if key not in ("domains", "departures", "codes") or value}
-
     @model_validator(mode="after")
     def _of_all_classes(self) -> Self:
         check_codes(self.codes, self.classes)
@@ -221,18 +206,18 @@ class TaskSpec(Strict):
 
     @property
     def takes_empty(self) -> bool:
-        """Whether cases may lack the task's structures (`fedshift.schema.empty_masks`)."""
+        """Whether cases may lack the task's structures (`fedshift.schema.codes`)."""
         return takes_empty(self.data, self.classes, self.codes)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The training sites by domain, in the order of their first sites."""
         domain_of = {site: name for name, sites in self.domains.items() for site in sites}
-        found: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, str], list[str]] = {}
         for site in self.sites:
             domain = domain_of.get(site)
-            found.setdefault(("site", site) if domain is None else ("domain", domain), []).append(site)
-        return tuple(tuple(sites) for sites in found.values())
+            groups.setdefault(("site", site) if domain is None else ("domain", domain), []).append(site)
+        return tuple(tuple(sites) for sites in groups.values())
 
 
 def check_codes(codes: Mapping[str, ClassCodes], classes: Sequence[str]) -> None:
@@ -308,7 +293,7 @@ class RobustSpec(Strict):
         return self
 
 
-class FederationSpec(Strict):
+class FederationSpec(Sparse):
     """Who takes part in a round, how long it waits, and which updates it accepts.
 
     ``sites_per_round``: how many sites the server samples (by seed) to train in each round. All sites take part in the
@@ -343,6 +328,11 @@ class FederationSpec(Strict):
     server's environment names (`fedshift.reporting.trackers`).
     """
 
+    RARE = (
+        *("shares", "max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio"),
+        *("robust", "encryption", "weights_as", "model_average", "tracking"),
+    )
+
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1)
     hosts: int | None = Field(default=None, ge=1)
@@ -361,22 +351,12 @@ class FederationSpec(Strict):
     model_average: float | None = Field(default=None, gt=0, lt=1)
     tracking: Tracking = "tensorboard"
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out options at their default, so that job files stay short."""
-        content: dict[str, Any] = serialise(self)
-        fields = type(self).model_fields
-        ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
-        optional = ("shares", *ratios, "robust", "encryption", "weights_as", "model_average", "tracking")
-        kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
-        return {key: value for key, value in content.items() if key in kept}
-
     def min_clients(self, n_sites: int) -> int:
         """Minimum connected sites. Sampling sites doesn't change how many may be missing."""
         return self.min_sites + n_sites - min(self.sites_per_round or n_sites, n_sites)
 
 
-class EvaluationSpec(Strict):
+class EvaluationSpec(Sparse):
     """How rounds and final models are scored.
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
@@ -389,12 +369,17 @@ class EvaluationSpec(Strict):
     cases (`fedshift.federation.site.local_model`); training takes twice as long.
 
     Of segmentation: with ``reference``, training sites whose policy allows it tell sums over their scans at the end
-    (`fedshift.schema.reference`), which the model files keep for ``fedshift drift``.
+    (`fedshift.schema.fingerprint`), which the model files keep for ``fedshift drift``.
 
     Of segmentation by patches, for final models and for predictions: ``mirror`` takes the mean over all mirror images
     of the network's input; ``largest_component`` keeps only the largest connected part of each class; ``tolerance``
     (mm) is by how much a surface may be off and still count in ``surface_dice``.
     """
+
+    RARE = (
+        *("metric", "start", "every", "gradient_norm", "local", "reference", "mirror", "largest_component"),
+        "tolerance",
+    )
 
     metric: str | None = None
     start: bool = False
@@ -406,18 +391,15 @@ class EvaluationSpec(Strict):
     largest_component: bool = False
     tolerance: float = Field(default=2.0, gt=0, le=100)
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if value != type(self).model_fields[key].default}
 
-
-class JobSpec(Strict):
+class JobSpec(Sparse):
     """A fully resolved job (schema 1), as ``fedshift job`` writes it.
 
     ``schema``: of this file. ``name``: of the job and its folder. ``seed``: of all random numbers. ``methods``: each
     with its options. ``evaluation``: how rounds and final models are scored.
     """
+
+    RARE = ("evaluation",)
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: Name
@@ -464,13 +446,6 @@ class JobSpec(Strict):
             raise ValueError("federation.shares must name each of the job's sites once")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialise(self)
-        return {
-            key: value for key, value in content.items() if key != "evaluation" or self.evaluation != EvaluationSpec()
-        }
-
     def dump(self) -> dict[str, Any]:
         """The job as plain data for YAML or JSON."""
         return self.model_dump(mode="json", by_alias=True)
@@ -511,11 +486,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _load(text: str) -> object:
-    """A YAML text's content, by libyaml, which takes a tenth of the time of Python's parser.
-
-    Raises:
-        RecursionError: it is nested more than `DEEPEST` levels deep, at which libyaml would end the process.
-    """
+    """A YAML text's content, by libyaml, which takes a tenth of the time of Python's parser."""
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     level = 0
     for event in yaml.parse(text, Loader=loader):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from fedshift.runtime import DIRECTION_TOLERANCE as DIRECTION_TOLERANCE
 from fedshift.runtime import SPACING_TOLERANCE as SPACING_TOLERANCE
@@ -18,7 +18,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.names import ClassName, few_names
 from fedshift.schema.reading import Reading
-from fedshift.schema.strict import Strict
+from fedshift.schema.strict import Sparse, Strict
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
@@ -37,7 +37,7 @@ Counts = dict[Split, dict[str, int]]
 """Split -> class -> number of pictures, including zeros."""
 
 
-class Case(Strict):
+class Case(Sparse):
     """One volume of a site.
 
     ``sha256_*``: hash of the decoded voxels, so that the same content under another name or compression
@@ -46,6 +46,8 @@ class Case(Strict):
     ``reading``: how its files were read, under ``image`` or the names of the sequences, and ``mask``; it stays at the
     site. ``subject``: whose scan it is, "" where its id alone says so.
     """
+
+    RARE = ("reading", "subject")
 
     id: str
     sha256_image: str
@@ -58,10 +60,6 @@ class Case(Strict):
     offset: int
     reading: dict[str, Reading] = {}
     subject: str = ""
-
-    @model_serializer(mode="wrap")
-    def _what_is_there(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in write(self).items() if value or key not in ("reading", "subject")}
 
 
 class Picture(Strict):
@@ -79,9 +77,9 @@ class Picture(Strict):
 
 def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
     """Number of pictures by split and class."""
-    found = Counter((picture.split, picture.label) for picture in pictures)
+    numbers = Counter((picture.split, picture.label) for picture in pictures)
     classes = tuple(classes)
-    return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
+    return {split: {label: numbers[split, label] for label in classes} for split in get_args(Split)}
 
 
 class PhantomOptions(Strict):
@@ -210,7 +208,6 @@ class Manifest(Strict):
             )
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
         absent |= {key for key in ("arrays", "sequences") if not getattr(self, key)}
         absent |= {"annotated"} if self.annotated is None else set()

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedshift.schema.compression import Packed
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.ledger_head import LedgerHead
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.paired import LocalComparison
-from fedshift.schema.reference import Reference
+from fedshift.schema.policy import LedgerHead
 
 Weights = dict[str, np.ndarray]
 """Network state: plain ``state_dict`` keys to arrays, float32 parameters and buffers, int64 counters."""

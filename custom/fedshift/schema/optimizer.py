@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from fedshift.schema.strict import Strict
+from fedshift.schema.strict import Sparse, Strict
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -61,7 +61,7 @@ class LearningRateSpec(Strict):
         return self.last + (1 - self.last) * falling
 
 
-class OptimizerSpec(Strict):
+class OptimizerSpec(Sparse):
     """The local optimiser.
 
     ``name``: which one. ``lr``: its learning rate. ``lr_schedule``: how that changes from round to round.
@@ -71,6 +71,8 @@ class OptimizerSpec(Strict):
     gradient of a batch down to this L2 norm, over all parameters, if it is larger. With ``keep`` a site keeps the
     optimiser's state (such as Adam's moments) between rounds.
     """
+
+    RARE = ("nesterov", "betas", "clip_norm", "lr_schedule")
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = Field(gt=0)
@@ -91,16 +93,6 @@ class OptimizerSpec(Strict):
         if self.name == "sgd" and self.betas != type(self).model_fields["betas"].default:
             raise ValueError("'betas' is an option of adam and adamw, not of sgd")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out rare options at their default, so that job files stay short."""
-        content: dict[str, Any] = serialise(self)
-        fields = type(self).model_fields
-        rare = ("nesterov", "betas", "clip_norm", "lr_schedule")
-        return {
-            key: value for key, value in content.items() if key not in rare or getattr(self, key) != fields[key].default
-        }
 
     def at(self, round_: int, rounds: int) -> OptimizerSpec:
         """The optimiser with a round's learning rate; before the first and after the last round with theirs."""

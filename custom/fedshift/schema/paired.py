@@ -63,7 +63,6 @@ class LocalComparison(BaseModel):
 
     @property
     def difference(self) -> float:
-        """Mean of the differences."""
         return self.federated - self.local
 
     @property

@@ -1,4 +1,7 @@
-"""A site's privacy policy: ``privacy:`` in its ``local/fedshift.yaml``. No job can read, change or disable it."""
+"""A site's privacy policy: ``privacy:`` in its ``local/fedshift.yaml``. No job can read, change or disable it.
+
+Beside it lies the site's ledger of what has left it with noise, of which the server knows the head.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from fedshift.schema.strict import Strict
 
 USUAL_SITES_IN_SUM = 3
 """In a sum over two sites each knows the other's part, and one that helps a dishonest server lays it open."""
+
+LEDGER_FILE = "privacy_ledger.jsonl"
+"""Of a site, in its kit's ``local``."""
 
 ArrayKind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
 """What an array that a method sends contains: statistics of images or features; one mean embedding per class
@@ -114,3 +120,15 @@ class Policy(Strict):
     def covers_network(self) -> bool:
         """Whether the network leaves with noise only."""
         return self.weights is not None or self.dp_sgd is not None
+
+
+class LedgerHead(Strict):
+    """Where a ledger ends, or ended when it was last seen. Nothing about patients follows from it.
+
+    Attributes:
+        number: of releases.
+        hash: SHA-256 of the last one's line, hexadecimal.
+    """
+
+    number: int = Field(ge=1, le=2**53)
+    hash: str = Field(pattern="^[0-9a-f]{64}$")

@@ -156,7 +156,7 @@ class LabelledScans(_Record):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        if any(len(of.cases or ()) != len(self.cases_of(name)) for name, of in self.scores.items()):
+        if any(len(spread.cases or ()) != len(self.cases_of(name)) for name, spread in self.scores.items()):
             raise ValueError("a score is not of every case that has it")
         if self.cases_of("dice") and "dice" not in self.scores:
             raise ValueError("the cases have no Dice")
@@ -165,8 +165,7 @@ class LabelledScans(_Record):
     def cases_of(self, score: str) -> list[str]:
         """The cases that have a score, in the order of its single values."""
         plain, _, name = score.partition(" ")
-        of = [name] if name else self.outlined
-        lacks = [set(self.lacking.get(each, ())) for each in of]
+        lacks = [set(self.lacking.get(each, ())) for each in ([name] if name else self.outlined)]
         if plain == "false_positives":
             return [case for case in self.cases if any(case in each for each in lacks)]
         return [case for case in self.cases if not all(case in each for each in lacks)]
@@ -174,10 +173,8 @@ class LabelledScans(_Record):
     @property
     def outlined(self) -> list[str]:
         """The classes that the masks outline."""
-        named = [
-            name for name in self.classes if any(f"{of} {name}" in self.scores for of in ("dice", "false_positives"))
-        ]
-        return named or self.classes
+        scored = [name for name in self.classes if {f"dice {name}", f"false_positives {name}"} & self.scores.keys()]
+        return scored or self.classes
 
     @property
     def is_phantom(self) -> bool:

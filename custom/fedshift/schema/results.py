@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,6 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
-from fedshift.schema.lineage import Lineage
 from fedshift.schema.manifest import PhantomOptions, Split
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.strict import first_fault
@@ -27,6 +26,10 @@ UNMASKING = "unmasking.json"
 """Beside them, with masks: who is in the sum of the last round that sites were asked to unmask."""
 Metrics = dict[str, float]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+Lineage = dict[str, tuple[str, ...]]
+"""Data set -> sites. Sites of other data sets may have the same names and are others."""
+MODEL_FORMAT, MODEL_SCHEMA = "fedshift model", 3
+"""What the header of a model file says in ``format`` and ``schema``."""
 FROM_SCRATCH = "from scratch"
 TRAINED_BEFORE = "took part in training the starting weights"
 """What tables and reports say of a site of `JobRecord.trained_before`."""
@@ -249,11 +252,11 @@ class Results(_Model):
     @property
     def simulated_sites(self) -> dict[str, list[str]]:
         """What was simulated of real scans -> the sites where it was."""
-        found: dict[str, list[str]] = {}
+        sites: dict[str, list[str]] = {}
         for site, record in self.data.items():
             if record.simulated:
-                found.setdefault(record.simulated, []).append(site)
-        return found
+                sites.setdefault(record.simulated, []).append(site)
+        return sites
 
     @property
     def scored_rounds(self) -> list[RoundRecord]:
@@ -262,7 +265,6 @@ class Results(_Model):
         return [*([start] if start is not None and start.sites else []), *self.rounds]
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/results.json`` atomically."""
         # Not json.dumps: this is written after every round, and grows with them.
         write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
 
@@ -315,10 +317,46 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
 
 
 def _versions() -> dict[str, str]:
-    found = {"fedshift": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    versions = {"fedshift": __version__, "python": platform.python_version(), "machine": platform.machine()}
     for package in ("torch", "numpy", "monai", "nvflare"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
+
+
+def joined(lineage: Mapping[str, Iterable[str]], dataset: str, sites: Iterable[str]) -> Lineage:
+    """``lineage`` and more sites of a data set; without data sets that have no sites."""
+    every = {name: dict.fromkeys(trained) for name, trained in lineage.items()}
+    every[dataset] = every.get(dataset, {}) | dict.fromkeys(sites)
+    return {name: tuple(trained) for name, trained in every.items() if trained}
+
+
+def lineage_of(content: object, *, where: str) -> Lineage:
+    """The sites that have trained the model in a file that fedshift wrote; nobody for any other file.
+
+    Args:
+        content: what the file holds.
+        where: how to name the file in errors.
+
+    Raises:
+        ConfigError: a model of another version of fedshift, or one whose header is damaged.
+    """
+    if not isinstance(content, dict) or content.get("format") != MODEL_FORMAT:
+        return {}
+    header: dict[Any, Any] = content
+    try:
+        known = {str(name): _names(trained) for name, trained in header["lineage"].items()}
+        return joined(known, str(header["job"]["task"]["dataset"]), _names(header["sites"]))
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            "other-version",
+            f"{where} does not say which sites trained it: another version of fedshift wrote it, or it is damaged",
+        ) from None
+
+
+def _names(value: object) -> list[str]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise TypeError
+    return list(value)

@@ -56,7 +56,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     of_it: dict[str, list[str]] = {}
     mentions: dict[str, list[str]] = {}
     keys = [field.alias or name for name, field in model.model_fields.items()]
-    texts = [inspect.cleandoc(one.__doc__) for one in model.__mro__ if "__doc__" in vars(one) and one.__doc__]
+    texts = [inspect.cleandoc(base.__doc__) for base in model.__mro__ if "__doc__" in vars(base) and base.__doc__]
     for paragraph in "\n\n".join(text for text in texts if "``" in text).split("\n\n"):
         current: list[str] = []
         for sentence in _sentences(" ".join(paragraph.split())):
@@ -94,7 +94,6 @@ def _type(field: FieldInfo) -> str:
 
 
 def _words(kind: Any) -> str:
-    """A type in words."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Literal:
         return _either([f"`{_yaml(choice)}`" for choice in inside])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from pydantic_core import ErrorDetails
 
 from fedshift.schema.errors import ConfigError
@@ -23,7 +23,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like ``name``, upper and lower case being the same; None if nothing is like it."""
-    by_lower_case = {one.lower(): one for one in known}
+    by_lower_case = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
     return by_lower_case[close[0]] if close else None
 
@@ -61,6 +61,23 @@ class Strict(BaseModel):
             raise ConfigError(
                 "invalid-value", f"{where}: {place}{said[0].lower()}{said[1:]}{_instead(first)}"
             ) from None
+
+
+class Sparse(Strict):
+    """Settings that leave keys at their defaults out of files, so that these stay short."""
+
+    RARE: ClassVar[tuple[str, ...]]
+    """The keys that are left out."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in content.items()
+            if key not in self.RARE or getattr(self, key) != fields[key].default
+        }
 
 
 def sentence(fault: ErrorDetails) -> str:

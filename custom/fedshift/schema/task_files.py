@@ -23,7 +23,6 @@ def apps_dir() -> Path:
 
 
 def tasks() -> list[str]:
-    """Names of all tasks."""
     return sorted(path.stem for path in apps_dir().glob("*.yaml"))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedshift.data.prepared import mask_file
 from fedshift.data.samples import Samples
 from fedshift.data.splits import subject_of
-from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import EvaluationSpec, JobSpec

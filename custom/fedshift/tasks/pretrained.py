@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedshift.data.locate import data_home
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
-from fedshift.schema.lineage import Lineage, lineage_of
+from fedshift.schema.results import Lineage, lineage_of
 from fedshift.tasks import networks
 from fedshift.tasks.monai_networks import without_second_names
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedshift.inference.model import Model, ReadyModel
-    from fedshift.schema.reference import Reference
+    from fedshift.schema.fingerprint import Reference
     from fedshift_survey.drift.compare import Compared, Limits
     from fedshift_survey.drift.conclusion import Month
 
@@ -197,7 +197,7 @@ def _by_scan(months: Sequence[Month]) -> Table:
 def _said(scan: Compared, key: str) -> str:
     """An aspect with the scan's distance in it: ``spacing 0.5 octaves``."""
     from fedshift.data.shift import OF_A_SCAN
-    from fedshift.schema.reference import DOUBT
+    from fedshift.schema.fingerprint import DOUBT
     from fedshift_survey.drift.compare import NOTHING
 
     if key == NOTHING:
@@ -219,9 +219,8 @@ def _write(
     usual: Limits,
 ) -> None:
     """Write a row for each scan, and all of it as JSON."""
-    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
-    from fedshift.schema.files import write_text
+    from fedshift.schema.files import CsvWriter, write_text
     from fedshift_survey.drift.compare import FALSE_ALARMS
     from fedshift_survey.drift.conclusion import CHANCE
 

@@ -72,7 +72,7 @@ def execute(args: argparse.Namespace) -> int:
     _check_replaceable(path, args)
     whole = _asked(spec, args, out) if earlier is None else earlier
     written = whole.write(out)  # before anything can fail: to ask again would be another release of a site's
-    survey = whole.of(spec)
+    survey = whole.restricted_to(spec)
     newcomers = [_newcomer(folder, survey) for folder in args.place]
     everyone = [*survey.sites.values(), *newcomers]
     placed = [*survey.spec.held_out, *(fingerprint.site for fingerprint in newcomers)]

@@ -1,7 +1,7 @@
 """How far a scan is from those that a model was trained on, and from which distance on it is unusual.
 
 In every aspect of `OF_A_SCAN` the distance is that from the nearest training site. Each site has told how far its own
-cases are from each other (`fedshift.schema.reference`); the limit is the upper end of the interval in which the next
+cases are from each other (`fedshift.schema.fingerprint`); the limit is the upper end of the interval in which the next
 case of a training site would be expected, if logarithms of distances were normally distributed: with n cases of mean m
 and standard deviation s, exp(m + t s √(1 + 1/n)), t the quantile of Student's distribution with n - 1 degrees of
 freedom. All aspects of a scan share `FALSE_ALARMS` between them (Bonferroni). No limit is below what the survey calls
@@ -30,9 +30,8 @@ from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.segment import outline
 from fedshift.inference.sequences import find_case
 from fedshift.schema.errors import ConfigError, FedshiftError
-from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.manifest import read_manifest
-from fedshift.schema.reference import DOUBT, LogSums, Reference
 
 FALSE_ALARMS = 0.05
 """Share of scans like those of the training sites that may be flagged."""

@@ -17,8 +17,8 @@ from fedshift.federation.site.privacy.ledger import HEAD_FILE, Ledger
 from fedshift.flare import codec
 from fedshift.flare.export import SPEC
 from fedshift.schema.fingerprint import SurveySpec
-from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
 from fedshift.schema.messages import Broadcast
+from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 from fedshift_survey.flare.executor import SurveyExecutor
 from fedshift_survey.flare.job import write_survey_job
 

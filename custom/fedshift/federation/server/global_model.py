@@ -18,8 +18,8 @@ from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import QuorumError
-from fedshift.schema.lineage import Lineage
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Weights
+from fedshift.schema.results import Lineage
 from fedshift.tasks import pretrained
 
 AVERAGE_STATE = "model_average"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from fedshift.federation.server.update_check import TRAINING, Rejected
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.names import one_line
-from fedshift.schema.reference import Reference
 from fedshift.schema.results import (
     DataRecord,
     Final,

@@ -32,13 +32,13 @@ from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.fingerprint import Reference
 from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
-from fedshift.schema.reference import Reference
 from fedshift.tasks.base import CaseScores, Everything, SiteData, Subset, Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import training_out_of_memory

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedshift.reporting.report.section import Chapter
-from fedshift.schema.satellites import parts_of_satellites
+from fedshift.schema.identity import parts_of_satellites
 
 
 class ChapterSource(Protocol):

@@ -55,7 +55,7 @@ class DataSpec(Strict):
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
     the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
     ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`. ``empty``: whether
-    cases may lack the structures, see `fedshift.schema.empty_masks`.
+    cases may lack the structures, see `fedshift.schema.codes`.
     """
 
     dims: Literal[2, 3] = 3

@@ -55,7 +55,7 @@ class DataSpec(Strict):
     slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
     quantile before they are scaled; the default is the papers'. ``fold``: train and test on a fold of a
     cross-validation over cases, see `fedshift.data.splits.case_splits`. ``empty``: whether cases may lack the
-    structure, see `fedshift.schema.empty_masks`.
+    structure, see `fedshift.schema.codes`.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)

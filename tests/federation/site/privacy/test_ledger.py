@@ -30,8 +30,7 @@ from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
-from fedshift.schema.ledger_head import LEDGER_FILE
-from fedshift.schema.policy import Policy, PrivacyBudget
+from fedshift.schema.policy import LEDGER_FILE, Policy, PrivacyBudget
 
 
 def policy(**options: Any) -> Policy:

@@ -28,8 +28,7 @@ from typing import Any, BinaryIO, Literal
 from fedshift.federation.site.privacy.accounting import Mechanism, composed_epsilon
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.files import sync_folder, write_private
-from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
-from fedshift.schema.policy import PrivacyBudget
+from fedshift.schema.policy import LEDGER_FILE, LedgerHead, PrivacyBudget
 from fedshift.schema.strict import Strict
 
 log = logging.getLogger("fedshift")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from errors import raises
 
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.lineage import MODEL_FORMAT, joined, lineage_of
+from fedshift.schema.results import MODEL_FORMAT, joined, lineage_of
 
 
 def header(**changes: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_other_files_come_from_no_site(content: object) -> None:
     [{"sites": 3}, {"sites": None}, {"lineage": None}, {"lineage": {"prostate": "HK"}}, {"sites": [1]}, {"job": {}}],
 )
 def test_a_model_that_does_not_say_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"m\.pt does not say which sites trained it"):
+    with raises("other-version", naming="m.pt"):
         lineage_of(header(**changes), where="m.pt")
 
 

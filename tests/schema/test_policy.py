@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.ledger_head import LedgerHead
+from fedshift.schema.policy import LedgerHead
 
 HASH = "0a" * 32
 
