@@ -25,9 +25,9 @@ import torch
 
 from data_prep.phantom import make_phantom
 from fedshift.data.blocks import write_hashes
+from fedshift.federation.in_process import PooledSite
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
-from fedshift.federation.in_process import PooledSite
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import method_set
 from fedshift.reporting.leaves import DIGITS_JOB
