@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_site, shifted_sites, small_image_job, small_job
+from conftest import first_round, make_site, shifted_sites, small_image_job, small_job
 from errors import raises
 from pydantic import ValidationError
 from rich.console import Console
@@ -30,6 +30,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import BEST, LAST, Results, read_results
+from fedshift.tasks.kinds import build_task
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
@@ -212,47 +213,14 @@ def test_weights_by_samples_matter_when_sites_differ_in_size(three_sites: dict[s
     assert (by_samples["conv.weight"] - uniform["conv.weight"]).abs().max() > 1e-5
 
 
-def test_a_repeated_task_gives_the_same_bytes(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+fedrdn", "fedfa.running=local")
-    coordinator = Coordinator(job, tmp_path / "server")
-    options = SiteOptions(tmp_path / "state")
-    coordinator.open(0)
-    site = Site(job, "HK", three_sites["HK"], options)
-    for name, path in three_sites.items():
-        measured = Site(job, name, path, SiteOptions(tmp_path / "state"))
-        coordinator.register(measured.info())
-        coordinator.accept(measured.statistics())
-    coordinator.close()
-    updates = []
-    for round_ in (1, 2):
-        broadcast = coordinator.open(round_)
-        first = site.train(broadcast)
-        # As after a lost answer: in the same process, and in a new one.
-        for again in (site.train(broadcast), Site(job, "HK", three_sites["HK"], options).train(broadcast)):
-            assert all(np.array_equal(first.weights[k], again.weights[k]) for k in first.weights)
-            assert all(np.array_equal(v, again.arrays["fedfa"][k]) for k, v in first.arrays["fedfa"].items())
-        updates.append(first)
-        for name in three_sites:
-            if name != "HK":
-                coordinator.accept(Site(job, name, three_sites[name], SiteOptions(tmp_path / "state")).train(broadcast))
-        coordinator.accept(first)
-        coordinator.close()
-    assert not np.array_equal(updates[0].weights["conv.weight"], updates[1].weights["conv.weight"])
-
-
 def test_the_order_of_arrival_does_not_matter(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedfa", "schedule.rounds=1")
     results = []
     for order in (list(three_sites), list(reversed(three_sites))):
         folder = tmp_path / order[0]
         coordinator = Coordinator(job, folder)
-        sites = {n: Site(job, n, p, SiteOptions(folder / "state")) for n, p in three_sites.items()}
-        coordinator.open(0)
-        for name in order:
-            coordinator.register(sites[name].info())
-            coordinator.accept(sites[name].statistics())
-        coordinator.close()
-        broadcast = coordinator.open(1)
+        sites = {n: Site(job, n, three_sites[n], SiteOptions(folder / "state")) for n in order}
+        broadcast = first_round(coordinator, sites)
         for name in order:
             coordinator.accept(sites[name].train(broadcast))
         coordinator.close()
@@ -341,12 +309,7 @@ def test_rejected_updates_are_recorded_and_do_not_touch_the_model(
     job = small_job("fedavg", "schedule.rounds=1")
     coordinator = Coordinator(job, tmp_path / "run")
     sites = {n: Site(job, n, p, SiteOptions(tmp_path / "state")) for n, p in three_sites.items()}
-    coordinator.open(0)
-    for site in sites.values():
-        coordinator.register(site.info())
-        coordinator.accept(site.statistics())
-    coordinator.close()
-    broadcast = coordinator.open(1)
+    broadcast = first_round(coordinator, sites)
     updates = {n: s.train(broadcast) for n, s in sites.items()}
     bad = {**updates["HK"].weights, "conv.bias": np.float32([np.nan, 0])}
     assert not coordinator.accept(dataclasses.replace(updates["HK"], weights=bad))
@@ -375,15 +338,6 @@ def test_a_site_without_test_cases_and_one_without_validation_cases(tmp_path: Pa
 def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_path: Path) -> None:
     with raises("other-data", naming=("HK", "UCL")):
         Site(small_job("fedavg"), "UCL", three_sites["HK"], SiteOptions(tmp_path))
-
-
-def test_simulated_and_real_data_do_not_meet(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    manifest = three_sites["HK"] / "manifest.json"
-    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"phantom"', '"patients"'))
-    run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
-    results = read_results(tmp_path / "run")
-    assert list(results.data) == ["BIDMC", "UCL"] and [r.absent for r in results.rounds] == [["HK"], ["HK"]]
-    assert results.statistics.rejected[0].key == "info"
 
 
 def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
@@ -433,12 +387,7 @@ def test_a_site_that_was_not_drawn_is_not_counted(three_sites: dict[str, Path], 
     job = small_job("fedavg", "federation.sites_per_round=1")
     coordinator = Coordinator(job, tmp_path / "server")
     sites = {name: Site(job, name, path, SiteOptions(tmp_path / "state")) for name, path in three_sites.items()}
-    coordinator.open(0)
-    for site in sites.values():
-        coordinator.register(site.info())
-        coordinator.accept(site.statistics())
-    coordinator.close()
-    broadcast = coordinator.open(1)
+    broadcast = first_round(coordinator, sites)
     (drawn,) = coordinator.invited
     other = next(site for name, site in sites.items() if name != drawn)
     assert not coordinator.accept(other.train(broadcast))
@@ -551,3 +500,44 @@ def test_what_a_site_says_of_itself_has_bounds(three_sites: dict[str, Path], tmp
     coordinator.reject("HK", "train", "one\ntwo\x1b[31m")
     reasons = [rejection.reason for rejection in coordinator.record.current.rejected]
     assert len(reasons[0]) == 300 and reasons[1] == "one two [31m"
+
+
+# --- gradient norms of domains ----------------------------------------------------------------------
+
+
+DOMAINS = "domains={near: [A, C], far: [B]}"
+
+
+def test_the_images_of_a_domains_sites_count_together(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("fedavg", DOMAINS, "evaluation.gradient_norm=true", "optimizer.lr=0.05")
+    run_in_process(job, three_image_sites, tmp_path / "run")
+    final = read_results(tmp_path / "run").final
+    assert final is not None
+    found, alone = final.last.domain_gradient_norms, final.last.evaluations
+    task = build_task(job)
+    net = task.network().eval()
+    net.load_state_dict(read_model_file(tmp_path / "run" / "last_global_model.pt")["weights"])
+    data = [task.open(three_image_sites[site], site) for site in ("A", "C")]
+    images, labels = zip(
+        *((one.images(one.members("val")), one.labels(one.members("val"))) for one in data), strict=True
+    )
+    task.loss(net(torch.cat(images)), torch.cat(labels)).backward()
+    length = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double().norm()
+    assert found["near"] == pytest.approx(float(length), rel=1e-5)
+    of_sites = [alone[site]["val"].gradient_norm or 0.0 for site in ("A", "C")]
+    assert found["near"] < max(of_sites), "no mean of the sites' norms"
+    assert found["far"] == pytest.approx(alone["B"]["val"].gradient_norm)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options"),
+    [("fedavg", ("evaluation.gradient_norm=true",)), ("fedavg", (DOMAINS,)), ("fedbn", (DOMAINS,))],
+    ids=["no domains", "not asked for", "every site has its own model"],
+)
+def test_there_are_none(
+    methods: str, options: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    wanted = ("evaluation.gradient_norm=true",) if methods == "fedbn" else ()
+    job = small_image_job(methods, *options, *wanted, "schedule.rounds=1")
+    final = run_in_process(job, three_image_sites, tmp_path / "run").results.final
+    assert final is not None and final.last.domain_gradient_norms == {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import SHAPES
 from errors import raises
+from surveysites import survey_site
 
+from fedshift.cli import main
 from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
@@ -326,3 +329,39 @@ def test_a_job_is_made_without_the_memory_that_its_patches_need() -> None:
         "hippocampus", "fedavg", options=["data.patch=[2048, 2048, 2048]"]
     )  # 34 GB in the first layer's input
     assert build_task(job).spatial == (2048, 2048, 2048)
+
+
+# --- sites that are prepared here -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "misfit"),
+    [
+        ({}, ""),
+        ({"classes": ["background", "rim", "core"]}, "was prepared with the classes background, core, rim, the job"),
+        ({"sequences": ["T2"]}, "has no sequence 'T2'"),
+    ],
+)
+def test_a_job_says_what_of_the_data_here_does_not_fit_it(
+    changes: dict[str, Any],
+    misfit: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6))):
+        survey_site(tmp_path / "data", site, seeds)
+    assert main(["survey", "organ"]) == 0
+    task = yaml.safe_load((tmp_path / "surveys" / "organ" / "organ.yaml").read_text(encoding="utf-8"))
+    task["sites"].append("ELSEWHERE")
+    if "sequences" in changes:
+        task["data"] |= changes
+    else:
+        task |= changes
+    (tmp_path / "ours.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["job", "fedavg", "ours.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert misfit in said and said.count("fit the data") == (2 if misfit else 0)

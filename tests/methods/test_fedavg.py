@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import Samples, Sent, golden, make_context, server_context
 
-from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.spool import ArraysOnDisk, SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.methods import fedavg
 from fedshift.methods.shared import aggregation
@@ -72,9 +72,9 @@ def test_large_tensors_are_summed_in_parts_with_the_same_bits(tmp_path: Path, mo
         for k, weights in enumerate(own)
     ]
     in_memory = [Sent(str(k), weights, counts[k]) for k, weights in enumerate(own)]
-    whole = SpooledUpdate.read
+    whole = ArraysOnDisk.__getitem__
     read: list[str] = []
-    monkeypatch.setattr(SpooledUpdate, "read", lambda self, part, key: read.append(key) or whole(self, part, key))
+    monkeypatch.setattr(ArraysOnDisk, "__getitem__", lambda self, key: read.append(key) or whole(self, key))
     for updates in (on_disk, in_memory):
         moved = aggregation.move(old, updates, coefficients, trainable=frozenset({"w"}))
         np.testing.assert_array_equal(moved["w"], expected)

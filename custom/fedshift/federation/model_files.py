@@ -155,11 +155,7 @@ def did_you_mean(folder: Path, name: str = "best_global_model.pt") -> str:
 
 
 def header_of(content: dict[str, Any], *, where: str) -> Header:
-    """The header of what `read_model_file` reads.
-
-    Raises:
-        ConfigError: something in it is missing or has no place there.
-    """
+    """The header of what `read_model_file` reads; ConfigError if something in it is missing or has no place there."""
     return Header.parse({key: value for key, value in content.items() if key not in ARRAYS}, where=where)
 
 

@@ -14,7 +14,7 @@ from fedshift.federation.in_process import PooledSite
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore
-from fedshift.federation.tensors import read_weights
+from fedshift.federation.tensors import load_weights, read_weights
 from fedshift.schema.errors import Stopped
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
@@ -129,3 +129,12 @@ def test_a_pooled_site_trains_on_all_images_and_has_none_to_score_on(tmp_path: P
     broadcast = Broadcast(1, 0, read_weights(pooled.network))
     update = pooled.train(broadcast)
     assert update.n_samples == 3 * 36 and not any(name.endswith("accuracy") for name in update.metrics)
+
+
+def test_read_only_arrays_of_a_message_load_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    net = torch.nn.Linear(2, 1)
+    weights = {key: value + 1 for key, value in read_weights(net).items()}
+    for value in weights.values():
+        value.flags.writeable = False
+    load_weights(net, weights)
+    assert not recwarn.list and all(read_weights(net)[key].tobytes() == weights[key].tobytes() for key in weights)

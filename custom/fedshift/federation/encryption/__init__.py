@@ -20,6 +20,6 @@ that the server writes are ciphertexts; a site makes them readable with `decrypt
 Encryption draws random numbers, so the bytes differ between runs, and a sum is approximate: with FLARE's default keys
 the error of one ciphertext is about 2⁻²⁷.
 
-Modules: `keys` (TenSEAL, imported only where keys are used), `shared` (which jobs can be encrypted, and the layout of
-the vector), `site` and `server`.
+Modules: `keys` (TenSEAL, imported only where keys are used), `vector` (the layout of the vector, and what the server
+halves make of a sum), `site` and `server`.
 """

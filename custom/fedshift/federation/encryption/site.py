@@ -25,11 +25,7 @@ class SiteEncryption:
     """Decrypts what a site receives and encrypts what it sends; see `fedshift.federation.encryption`."""
 
     def __init__(self, job: JobSpec, keys: Keys) -> None:
-        """Prepare for one job.
-
-        Raises:
-            ConfigError: the keys cannot decrypt, or the job cannot be encrypted.
-        """
+        """Prepare for one job; ConfigError if the keys cannot decrypt, or the job cannot be encrypted."""
         if not keys.can_decrypt:
             raise ConfigError(
                 "wrong-keys", f"{ENCRYPTION}: these keys are the server's, which decrypt nothing: use those of a site"
@@ -70,11 +66,7 @@ class SiteEncryption:
         )
 
     def open(self, broadcast: Broadcast) -> Broadcast:
-        """Decrypt a broadcast. Those of rounds 0 and 1 are in clear.
-
-        Raises:
-            ConfigError: it cannot be decrypted.
-        """
+        """Decrypt a broadcast. Those of rounds 0 and 1 are in clear; ConfigError if it cannot be decrypted."""
         if broadcast.round <= 1:
             return broadcast
         layout, received = self._layout, broadcast.weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -26,19 +26,10 @@ AVERAGE_STATE = "model_average"
 """Name of the average's arrays beside those of the methods in the server's state."""
 
 
-@dataclass(frozen=True)
-class Outgoing:
-    """What a round sends besides the weights that travel unpacked."""
-
-    round: int
-    packed: dict[str, Packed]
-    arrays: MethodArrays
-
-
 class GlobalModel:
     """Weights and method state, replaced by `combine` once a round."""
 
-    _outgoing: Outgoing | None = None
+    _outgoing: Broadcast | None = None
 
     def __init__(self, methods: MethodSet) -> None:
         """Take the initial weights from the network of ``methods``."""
@@ -95,30 +86,32 @@ class GlobalModel:
 
         The latter has what a model file has: held-out sites get it too, and the best model comes from such a file.
         """
-        outgoing = self._outgoing_for(round_)
-        plain = {key: value for key, value in self.weights.items() if key not in outgoing.packed}
-        arrays = without(outgoing.arrays, self._training_only) if is_final else outgoing.arrays
-        return Broadcast(round_, best_round, plain, arrays, sites, outgoing.packed)
+        message = self._outgoing_for(round_)
+        arrays = without(message.arrays, self._training_only) if is_final else message.arrays
+        return replace(message, best_round=best_round, arrays=arrays, sites=sites)
 
     def stored_broadcast(
         self, round_: int, weights: Weights, arrays: MethodArrays, *, best_round: int, sites: tuple[str, ...]
     ) -> Broadcast:
         """A message with a model read from a model file in place of the current one."""
-        packed = self._pack(weights)
-        plain = {key: value for key, value in weights.items() if key not in packed}
-        return Broadcast(round_, best_round, plain, arrays, sites, packed)
+        return replace(self._message(round_, weights, arrays), best_round=best_round, sites=sites)
 
     def as_sent(self, round_: int) -> tuple[Weights, MethodArrays]:
         """Weights and arrays as the sites have them in a round: what they score, and so what a model file holds."""
-        outgoing = self._outgoing_for(round_)
-        return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
+        message = self._outgoing_for(round_)
+        return {**self.weights, **message.unpacked().weights}, message.arrays
 
-    def _outgoing_for(self, round_: int) -> Outgoing:
+    def _outgoing_for(self, round_: int) -> Broadcast:
         """Made once a round: first saved with the round's model, then sent, then saved again if it is the best."""
         if self._outgoing is None or self._outgoing.round != round_:
             self._outgoing = None  # the former one need not stay in memory while this is made
-            self._outgoing = Outgoing(round_, self._pack(self.weights), self._arrays(round_))
+            self._outgoing = self._message(round_, self.weights, self._arrays(round_))
         return self._outgoing
+
+    def _message(self, round_: int, weights: Weights, arrays: MethodArrays) -> Broadcast:
+        packed = self._pack(weights)
+        plain = {key: value for key, value in weights.items() if key not in packed}
+        return Broadcast(round_, 0, plain, arrays, packed=packed)
 
     def _pack(self, weights: Weights) -> dict[str, Packed]:
         """The weights that travel in fewer bytes."""

@@ -11,10 +11,10 @@ from conftest import small_job
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedshift.federation.encryption.masks.primitives import Checker, Identity
 from fedshift.federation.encryption.masks.protocol import FEWEST
 from fedshift.federation.encryption.masks.server import MaskedCoordinator
 from fedshift.federation.encryption.masks.site import SiteMasks
-from fedshift.federation.encryption.masks.site_keys import Checker, Identity
 from fedshift.federation.encryption.vector import VectorLayout
 from fedshift.federation.tensors import read_weights
 from fedshift.schema.job import JobSpec

@@ -10,10 +10,17 @@ import pytest
 from conftest import SHAPES, small_image_job
 from errors import raises
 
-from fedshift.federation.encryption.masks.arithmetic import decode, encode, largest
+from fedshift.federation.encryption.masks.primitives import (
+    Identity,
+    SiteKey,
+    decode,
+    encode,
+    largest,
+    new_private_key,
+    public_key,
+)
 from fedshift.federation.encryption.masks.protocol import HASHES, KEY, KEYS, MASKS, OPENED, SHARES, VECTOR, as_array
 from fedshift.federation.encryption.masks.server import MaskedCoordinator
-from fedshift.federation.encryption.masks.site_keys import Identity, SiteKey, new_private_key, public_key
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve

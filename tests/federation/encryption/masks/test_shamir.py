@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedshift.federation.encryption.masks.arithmetic import PRIME, SHARE_BYTES, Rebuilder, split
+from fedshift.federation.encryption.masks.primitives import PRIME, SHARE_BYTES, Rebuilder, split
 
 SECRET = bytes(range(224, 256))
 

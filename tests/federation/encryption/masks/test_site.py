@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from errors import raises
 
-from fedshift.federation.encryption.masks.arithmetic import BLOCK, add_stream
+from fedshift.federation.encryption.masks.primitives import (
+    BLOCK,
+    Pair,
+    SiteKey,
+    add_stream,
+    new_private_key,
+    public_key,
+)
 from fedshift.federation.encryption.masks.protocol import (
     KEYS,
     MASKS,
@@ -26,7 +33,6 @@ from fedshift.federation.encryption.masks.protocol import (
     threshold,
 )
 from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
-from fedshift.federation.encryption.masks.site_keys import Pair, SiteKey, new_private_key, public_key
 from fedshift.schema.compression import WeightsAs, pack
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.policy import Policy

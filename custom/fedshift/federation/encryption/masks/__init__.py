@@ -11,12 +11,12 @@ t = max(2, ⌈2n/3⌉).
 2. **Masked update.** D is a hash of the round's whole message: round, weights, arrays, keys. Each pair has a seed
    s_ik = HKDF(X25519(i, k), job, r, D, i, k), and each site a seed b_i = HKDF(its secret, job, r, D, x_i). A stream
    G(seed) is AES-256 in counter mode, read as whole numbers of 64 bits. x_i is the site's vector (`VectorLayout`) in
-   whole steps of 2⁻³² (`fixed_point`). The site sends, modulo 2⁶⁴::
+   whole steps of 2⁻³² (`primitives`). The site sends, modulo 2⁶⁴::
 
        y_i = x_i + G(b_i) + Σ_{k>i} G(s_ik) − Σ_{k<i} G(s_ik)
 
    and for every site k, encrypted for it (AES-256-GCM), a Shamir share of b_i and of each s_ij, of which any t rebuild
-   the secret (`shamir`); and hashes of all shares and secrets, so that a wrong one is found and its sender named.
+   the secret (`primitives`); and hashes of all shares and secrets, so that a wrong one is found and its sender named.
 3. **Unmasking.** When the round's updates are in and checked, the server fixes U, the sites whose updates are
    accepted, and asks each of them (task ``unmask``). Site k gives its share of b_i for every i in U, and its share of
    s_id for every i in U and d not in U. It answers one such question a round, and repeats that answer; it refuses a U
@@ -68,6 +68,5 @@ above takes its place. Shares are of the round's seeds s_ij, not of the site's p
 whole job. b_i comes from a secret and the content, so that a repeated task has the same bytes, and another content
 another mask.
 
-Modules: `arithmetic`; `site_keys` makes, signs and checks keys; `protocol` has what both sides must agree on; `site`
-and `server`.
+Modules: `primitives` (arithmetic and keys), `protocol` (what both sides must agree on), `site` and `server`.
 """

@@ -9,8 +9,7 @@ from math import ceil
 
 import numpy as np
 
-from fedshift.federation.encryption.masks.arithmetic import SHARE_BYTES, Rebuilder
-from fedshift.federation.encryption.masks.site_keys import NONCE, TAG
+from fedshift.federation.encryption.masks.primitives import NONCE, SHARE_BYTES, TAG, Rebuilder
 from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.privacy.noise import fingerprint
 from fedshift.schema.errors import AFTER_AN_END, QuorumError
@@ -173,11 +172,7 @@ class Unmasking:
         return (member, *self.dropped)
 
     def add(self, update: Update) -> None:
-        """Check and keep a site's shares.
-
-        Raises:
-            Rejected: they are not what the sites have given out.
-        """
+        """Check and keep a site's shares; Rejected if they are not what the sites have given out."""
         if update.site not in self.members:
             raise Rejected("site", "is not in the sum")
         if update.site in self.answers:

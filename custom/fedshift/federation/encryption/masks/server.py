@@ -11,7 +11,7 @@ from typing import Unpack
 
 import numpy as np
 
-from fedshift.federation.encryption.masks.arithmetic import add_stream, decode
+from fedshift.federation.encryption.masks.primitives import Checker, Pair, SiteKey, add_stream, decode, new_private_key
 from fedshift.federation.encryption.masks.protocol import (
     HASH_BYTES,
     HASHES,
@@ -28,7 +28,6 @@ from fedshift.federation.encryption.masks.protocol import (
     sealed_bytes,
     threshold,
 )
-from fedshift.federation.encryption.masks.site_keys import Checker, Pair, SiteKey, new_private_key
 from fedshift.federation.encryption.vector import VectorLayout, summed_updates
 from fedshift.federation.server.coordinator import Callbacks, Coordinator, payload_bytes
 from fedshift.federation.server.global_model import GlobalModel

@@ -11,13 +11,19 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from fedshift.federation.encryption.masks.arithmetic import (
+from fedshift.federation.encryption.masks.primitives import (
+    NONCE,
     PRIME,
     SHARE_BYTES,
+    Identity,
+    Pair,
+    SiteKey,
     add_stream,
     draw,
     encode,
     largest,
+    new_private_key,
+    public_key,
     split,
 )
 from fedshift.federation.encryption.masks.protocol import (
@@ -35,14 +41,6 @@ from fedshift.federation.encryption.masks.protocol import (
     hash_of,
     sealed_bytes,
     threshold,
-)
-from fedshift.federation.encryption.masks.site_keys import (
-    NONCE,
-    Identity,
-    Pair,
-    SiteKey,
-    new_private_key,
-    public_key,
 )
 from fedshift.federation.encryption.vector import VectorLayout
 from fedshift.federation.refusals import ENCRYPTION

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from functools import cached_property, partial
 from math import sqrt
@@ -147,8 +148,32 @@ class Gate:
 
     def _record(self, update: Update, permit: str) -> str:
         """Put into the ledger what is about to leave with noise. Returns the hash of its last line, if there is any."""
-        policy, statistics, last = self._policy, self._statistics, ""
-        enter = partial(self._enter, update=update, permit=permit)
+        last = ""
+        for what, sensitivity, unit, mechanism, delta in self._leaving(update):
+            release = Release(
+                date=now(),
+                job=self._job.name,
+                run=self._source.run() or "",
+                round=update.round,
+                dataset=self._job.task.dataset,
+                what=what,
+                mechanism="gaussian" if mechanism.sampling_rate == 1 else "sampled gaussian",
+                sensitivity=sensitivity,
+                unit=unit,
+                deviation=mechanism.multiplier * sensitivity,
+                multiplier=mechanism.multiplier,
+                sampling_rate=mechanism.sampling_rate,
+                steps=mechanism.steps,
+                epsilon=composed_epsilon([mechanism], delta),
+                delta=delta,
+                question=permit,
+            )
+            last = self._ledger.record(release, budget=self._policy.budget, site=self._site)
+        return last
+
+    def _leaving(self, update: Update) -> Iterator[tuple[What, float, str, Mechanism, float]]:
+        """What of an answer gets noise: part, sensitivity, its unit, the noise and its delta."""
+        policy, statistics, weights = self._policy, self._statistics, self._weights
         elements: dict[Group, int] = {}
         for method, named in update.arrays.items():
             for name, array in named.items():
@@ -156,50 +181,15 @@ class Gate:
                 if group is not None:
                     elements[group] = elements.get(group, 0) + array.size
         if statistics is not None and policy.statistics is not None:
-            mechanism = Mechanism(statistics.multiplier)
+            noise, delta = Mechanism(statistics.multiplier), statistics.delta
             if "features" in elements:
                 assert policy.statistics.clip is not None
-                moved = 2 * policy.statistics.clip
-                last = enter("feature statistics", moved, "L2 norm", mechanism, statistics.delta)
+                yield "feature statistics", 2 * policy.statistics.clip, "L2 norm", noise, delta
             if "images" in elements:
                 moved = self._population.share * sqrt(elements["images"])
-                last = enter("image statistics", moved, "intensity ranges", mechanism, statistics.delta)
-        if self._weights is not None and policy.weights is not None and self._methods.trainable & set(update.weights):
-            mechanism, moved = Mechanism(self._weights.multiplier), 2 * policy.weights.clip
-            last = enter("network", moved, "L2 norm", mechanism, self._weights.delta)
+                yield "image statistics", moved, "intensity ranges", noise, delta
+        if weights is not None and policy.weights is not None and self._methods.trainable & set(update.weights):
+            yield "network", 2 * policy.weights.clip, "L2 norm", Mechanism(weights.multiplier), weights.delta
         if self._steps is not None and policy.dp_sgd is not None and update.weights:
-            mechanism, moved = self._steps.mechanism(), self._steps.clip
-            last = enter("network", moved, "gradient's L2 norm", mechanism, policy.dp_sgd.delta)
-        return last
-
-    def _enter(
-        self,
-        what: What,
-        sensitivity: float,
-        unit: str,
-        mechanism: Mechanism,
-        delta: float,
-        *,
-        update: Update,
-        permit: str,
-    ) -> str:
-        """One line of the ledger. Returns its hash."""
-        release = Release(
-            date=now(),
-            job=self._job.name,
-            run=self._source.run() or "",
-            round=update.round,
-            dataset=self._job.task.dataset,
-            what=what,
-            mechanism="gaussian" if mechanism.sampling_rate == 1 else "sampled gaussian",
-            sensitivity=sensitivity,
-            unit=unit,
-            deviation=mechanism.multiplier * sensitivity,
-            multiplier=mechanism.multiplier,
-            sampling_rate=mechanism.sampling_rate,
-            steps=mechanism.steps,
-            epsilon=composed_epsilon([mechanism], delta),
-            delta=delta,
-            question=permit,
-        )
-        return self._ledger.record(release, budget=self._policy.budget, site=self._site)
+            steps = self._steps
+            yield "network", steps.clip, "gradient's L2 norm", steps.mechanism(), policy.dp_sgd.delta

@@ -122,7 +122,7 @@ class Account:
         """Where it ends; None if nothing has left, or the chain is broken."""
         if self.broken is not None or not self.releases:
             return None
-        return LedgerHead(number=len(self.releases), hash=self.last)
+        return LedgerHead(number=len(self.releases), hash=self.hashes[-1])
 
     def epsilon(self, delta: float, *, planned: Iterable[Mechanism] = (), without: str | None = None) -> float:
         """ε at ``delta`` of all releases and of ``planned`` ones, without those of the run ``without``."""
@@ -144,11 +144,7 @@ class Ledger:
             return self._account(b"" if file is None else file.read())
 
     def trusted(self) -> Account:
-        """All releases.
-
-        Raises:
-            DataError: the chain is broken.
-        """
+        """All releases; DataError if the chain is broken."""
         return self._unbroken(self.read())
 
     def require(self, seen: LedgerHead, *, site: str) -> None:
@@ -222,7 +218,7 @@ class Ledger:
                 "would lay bare what noise hides: the site takes part again in the next round",
             )
         if same:
-            return account.last
+            return account.hashes[-1]
         if budget is not None:
             total = account.epsilon(budget.delta, planned=[release.parameters])
             if total > budget.epsilon * (1 + TOLERANCE):
@@ -233,7 +229,7 @@ class Ledger:
                     "site's other jobs first, or leave it out",
                 )
         number = len(account.releases) + 1
-        content = {"number": number, "previous": account.last, "release": release.model_dump()}
+        content = {"number": number, "previous": account.hashes[-1], "release": release.model_dump()}
         digest = _hash(content)
         if file.seek(0, SEEK_END) > account.size:
             log.warning("site %s: %s ended in an incomplete line, whose release has not left", site, self.path)
