@@ -204,7 +204,7 @@ def write_site(
     with ExitStack() if together is None else nullcontext(together) as opened:
         folder = opened.enter_context(replace_folder(target))
         (folder / FOLDER).mkdir()
-        names = [check_name(name, of="a sequence") for name in sequences]
+        names = [check_name(name, what="a sequence") for name in sequences]
         writer = _Writer(folder, names, change, images or {}, recorded=kind != "phantom")
         for case in cases:
             if progress:

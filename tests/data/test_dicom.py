@@ -205,9 +205,7 @@ def test_a_damaged_slice_at_the_edge_is_not_left_out(
     folder = write_series(tmp_path / "series")
     file = folder / f"slice00{which}.dcm"
     file.write_bytes(spoil(file.read_bytes()))
-    with pytest.raises(
-        ScanError, match=rf"such as slice00{which}\.dcm that cannot be read|a slice slice00{which}\.dcm that ends too"
-    ):
+    with pytest.raises(ScanError, match=rf"slice00{which}\.dcm"):
         read_scan(folder)
 
 

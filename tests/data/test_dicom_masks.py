@@ -113,9 +113,9 @@ def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptur
     words = {"prostate": ("Prostate",)}
     (finding,) = check(tmp_path / "in", labels=words)
     assert finding.level == "warning" and finding.code == "looks-like-ct"
-    assert finding.remedy.startswith("name it with --sequence CT, so that")
+    assert finding.code == "looks-like-ct" and "--sequence CT" in finding.remedy
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels=words)
-    assert "is CT by its DICOM files" in caplog.text
+    assert "is CT by" in caplog.text
     assert check(tmp_path / "in", labels=words, sequences={"CT": ""}) == []
 
 
@@ -127,7 +127,7 @@ def test_a_number_for_a_structure_is_not_looked_at_and_that_is_said(
     assert finding.level == "warning" and finding.code == "label-number" and "prostate=2" in finding.message
     assert check(tmp_path / "in", labels={"prostate": ("Prostate",)}) == []
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels={"prostate": (2,)})
-    assert "--label prostate=2 is not looked at: give the name of the structure" in caplog.text
+    assert "--label prostate=2 " in caplog.text
 
 
 @pytest.mark.parametrize("direction", [(1, 0, 0, 0, 1, 0, 0, 0, 1), OBLIQUE, (0, 0, -1, 1, 0, 0, 0, -1, 0)])
@@ -144,7 +144,7 @@ def test_a_readers_segment_is_the_mask_whatever_its_number(
     )
     read, remarks = read_mask(seg, read_scan(series), labels())
     np.testing.assert_array_equal(read.voxels, in_ras(mask))
-    assert said(remarks) == ["has structures that are no class of the data set and are left out: 'Bladder'"]
+    assert len(remarks) == 1 and "'Bladder'" in remarks[0].what
 
 
 @pytest.mark.reads("DICOM mask: a structure by its name, then by its code")
@@ -168,7 +168,7 @@ def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
     both, _ = read_mask(parts, scan, labels(prostate=("Inner", "outer")))
     np.testing.assert_array_equal(both.voxels, in_ras(mask))
     _, remarks = read_mask(seg("odd", {"prostate": half}), scan, labels())
-    assert said(remarks) == ["calls a structure 'prostate' and codes it as 'Bladder', not 'Prostate'"]
+    assert len(remarks) == 1 and "'Bladder', not 'Prostate'" in remarks[0].what
     zones = settle_labels(classes=("background", "inner", "outer"), named=True)
     assert zones is not None
     np.testing.assert_array_equal(np.unique(read_mask(parts, scan, zones)[0].voxels), [0, 1, 2])
@@ -239,8 +239,8 @@ def test_what_is_wrong_with_studies_is_said(tmp_path: Path) -> None:
     for file in (root / "P0" / "t2").iterdir():
         file.unlink()
     said = [finding.sentence() for finding in gather(root)[0].findings]
-    assert len(said) == 3 and "P1 holds 2 DICOM masks (1.2.3.dcm, second.dcm): keep one" in said[1]
-    assert "again.dcm refers to a series that is not there" in said[0] and "P0, which has no mask" in said[2]
+    assert len(said) == 3 and "(1.2.3.dcm, second.dcm)" in said[1]
+    assert "again.dcm" in said[0] and "P0" in said[2]
     with raises("labels-missing", naming="drawn"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="x", source=studies(tmp_path / "again", 1))
 
@@ -328,7 +328,7 @@ def test_a_segmentation_that_lacks_the_places_of_frames_is_refused(tmp_path: Pat
     frames = int(content.NumberOfFrames)
     content.PerFrameFunctionalGroupsSequence = content.PerFrameFunctionalGroupsSequence[:-1]
     content.save_as(path)
-    with pytest.raises(ScanError, match=rf"has {frames} frame\(s\) and says of {frames - 1} which segment and slice"):
+    with raises("mask-frames", naming=(str(frames), str(frames - 1))):
         read_mask(path, read_scan(series), labels())
 
 
@@ -349,7 +349,7 @@ def test_check_of_structures_that_no_class_is_given_for(
     words = [str(tmp_path / "in")]
     assert main(["data", "check", *words]) == 0
     said = capsys.readouterr().out
-    assert "has DICOM masks with the structures 'BODY' (2), 'Prostate' (2), 'iso' (2), and nothing says which" in said
+    assert "'BODY' (2), 'Prostate' (2), 'iso' (2)" in said
     assert "--task" in said and "NAME=" not in said and "0 error(s), 3 warning(s)" in said
     assert main(["data", "check", *words, "--task", "prostate"]) == 0
     said = capsys.readouterr().out
@@ -357,7 +357,7 @@ def test_check_of_structures_that_no_class_is_given_for(
     into = ["--site", "A", "--source", *words, "--out", str(tmp_path / "out")]
     assert main(["data", "prepare", "own", "--task", "prostate", *into]) == 0
     assert main(["data", "check", *words, "--task", "no_such_task"]) == 2
-    assert "there is no task 'no_such_task'" in capsys.readouterr().err
+    assert "'no_such_task'" in capsys.readouterr().err
 
 
 def test_check_with_the_task_finds_a_mask_without_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +365,7 @@ def test_check_with_the_task_finds_a_mask_without_its_class(tmp_path: Path, caps
     series = write_slices(tmp_path / "in" / "P0" / "t2", image)
     draw_structures(tmp_path / "in" / "P0" / "rs.dcm", series, [(1, "Bladder", GLAND)])
     assert main(["data", "check", str(tmp_path / "in"), "--task", "prostate"]) == 1
-    assert "has 'Bladder', none of which is prostate" in capsys.readouterr().out
+    assert "'Bladder', none of which" in capsys.readouterr().out
 
 
 def test_without_classes_a_mask_that_cannot_be_drawn_at_all_is_an_error(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_pixels_that_are_not_what_they_are_said_to_be_are_refused(form: str, tmp
     path = write_forms(tmp_path, stored(0, 8), header={"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7})[form]
     for file in files(path):
         compress(file, f"{JPEG}70", lambda frame: b"no picture")
-    with pytest.raises(ScanError, match=r"cannot be decoded as JPEG Lossless|pixels in .* cannot be read"):
+    with raises("pixels-damaged"):
         read_scan(path)
 
 
@@ -204,5 +204,5 @@ def test_a_deflated_file_may_not_hold_more_than_memory(tmp_path: Path, monkeypat
     monkeypatch.setattr("fedshift.data.dicom.MOST_INFLATED", 400)
     with raises("too-large", naming="400"):
         read_slice(file.read_bytes())
-    with pytest.raises(ScanError, match=r"IM0000\.dcm that cannot be read|holds more than 400 bytes"):
+    with pytest.raises(ScanError, match=r"IM0000\.dcm|400 bytes"):
         read_scan(folder)

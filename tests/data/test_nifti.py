@@ -71,7 +71,7 @@ def test_a_quaternion_in_32_bits_is_no_second_position(degrees: float, tmp_path:
     """Its first part is near 0 in axial scans, and rounding of the others turns the volume by up to a thousandth."""
     path = tilted(tmp_path / "scan.nii.gz", degrees)
     scan = read_scan(path)
-    assert scan.unclear == () and scan.reading.geometry == "qform and sform, which agree"
+    assert scan.unclear == () and (scan.reading.geometry or "").endswith("agree")
 
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 30])
@@ -90,4 +90,4 @@ def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) 
     scan = read_scan(tmp_path / "other.nii.gz")
     (unclear,) = scan.unclear
     assert unclear.code == "forms-differ" and "qform" in unclear.what
-    assert scan.reading.geometry == "qform; the sform differs"
+    assert (scan.reading.geometry or "").endswith("differs")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import volume, write_described, write_pair
 
 from fedshift.data.check import check
 from fedshift.data.layouts.find import find_sets, gather
 from fedshift.data.other_formats import how_to_convert, in_other_formats, other_format
-from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import not_read, scans_in
 from fedshift.data.scans import read_scan
 from fedshift.schema.errors import DataError
@@ -106,11 +106,11 @@ def test_a_folder_with_nothing_else_is_refused_by_name(name: str, tmp_path: Path
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / name).write_bytes(b"x")
     remedy = NAMES[name]
-    with pytest.raises(ScanError, match=f"formats that are not read \\({name}\\): .*{remedy}"):
+    with raises("format-not-read", naming=(f"({name})", remedy)):
         find_sets(tmp_path / "set")
     with pytest.raises(DataError, match=f"only {name}: .*{remedy}"):
         scans_in([tmp_path / "set"])
-    with pytest.raises(ScanError, match=f"{name} is in a format that is not read .*{remedy}"):
+    with raises("format-not-read", naming=(name, remedy)):
         read_scan(tmp_path / "set" / name)
     assert any(name in line and remedy in line for line in not_read([tmp_path / "set"]))
     assert [finding.level for finding in check(tmp_path / "set")] == ["error"]

@@ -70,7 +70,7 @@ def test_series_of_one_folder_are_told_apart_and_masks_left_out(tmp_path: Path) 
         np.testing.assert_array_equal(scan.voxels, sitk.GetArrayFromImage(sitk.DICOMOrient(image, "RAS")))
     with raises("several-series", naming="'t2_tse_tra'"):
         read_scan(folder)
-    with pytest.raises(ScanError, match=r"does not exist|is no series of its folder"):
+    with pytest.raises(ScanError, match=r"not exist|no series"):
         read_scan(folder / "1.2.3")
 
 
@@ -92,9 +92,9 @@ def test_frames_whose_places_are_not_read_are_refused(name: str, sop_class: str,
     made = pydicom.dcmread(path)
     made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{sop_class}"
     made.save_as(path, enforce_file_format=True)
-    with pytest.raises(ScanError, match="is a DICOM file of 9 frames and no enhanced MR, CT or PET image: name the"):
+    with raises("multiframe-class", naming="9 frames"):
         read_scan(path)
     content = path.read_bytes()[132:]  # ITK reads it without its preamble, too
     (tmp_path / "bare").write_bytes(content)
-    with pytest.raises(ScanError, match=r"is a DICOM file of 9 frames|cannot be read, it is damaged"):
+    with pytest.raises(ScanError, match=r"9 frames|damaged"):
         read_scan(tmp_path / "bare")

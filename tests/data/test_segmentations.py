@@ -185,7 +185,7 @@ def test_half_of_a_fraction_is_inside(level: int, inside: bool, series: Path, sc
     )
     mask, remarks = read_mask(path, scan, wanted())
     assert mask.voxels.sum() == 2 * (20 if inside else 19)
-    assert ("probabilities, and a half or more is taken as inside" in said(remarks)) == (level < 255)
+    assert ("probabilities" in said(remarks)) == (level < 255)
     assert mask.reading.format == "DICOM SEG, fractional" and mask.reading.structures == "'prostate' is prostate"
 
 
@@ -193,10 +193,7 @@ def test_half_of_a_fraction_is_inside(level: int, inside: bool, series: Path, sc
 def test_what_is_beyond_the_image_is_cut_off_and_said(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(-6, -3, 0, 3), spacing=(1, 1), thickness=3, between=3)
     mask, (remark,) = read_mask(path, scan, wanted())
-    assert (
-        mask.voxels.sum() == 40
-        and remark.what == "has 0.12 of 0.24 ml of 'prostate' beyond the image, which are cut off"
-    )
+    assert mask.voxels.sum() == 40 and "0.12 of 0.24 ml of 'prostate'" in remark.what
 
 
 @pytest.mark.reads("DICOM mask: a SEG or structure set wholly beside its image")
@@ -217,7 +214,7 @@ def test_nothing_is_resampled_from_another_frame_of_reference(series: Path, tmp_
         )
         _, findings = read_case(CaseFiles("c", (series,), path, labels=wanted()))
         assert sum(finding.level == "error" for finding in findings) == errors
-        assert any("has another frame of reference" in finding.message for finding in findings)
+        assert any(finding.code == "mask-of-other-image" for finding in findings)
 
 
 @pytest.mark.reads("DICOM mask: two classes in one voxel")
@@ -242,7 +239,7 @@ def test_a_deflated_file_is_found_and_read(series: Path, scan: Scan, tmp_path: P
         content.SOPClassUID, content.SOPInstanceUID, content.SeriesInstanceUID
     )  # fmt: skip
     mask, _ = read_mask(path, scan, wanted())
-    assert mask.voxels.sum() == 40 and mask.reading.transfer_syntax == "Deflated Explicit VR Little Endian"
+    assert mask.voxels.sum() == 40 and (mask.reading.transfer_syntax or "").startswith("Deflated")
 
 
 def test_a_deflated_file_is_not_inflated_beyond_a_limit(

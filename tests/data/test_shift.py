@@ -10,17 +10,7 @@ import pytest
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import counts_only, fingerprint
-from fedshift.data.shift import (
-    ASPECTS,
-    CONTRAST,
-    EXTENT,
-    INTENSITY,
-    SHAPE,
-    SPACING,
-    VOLUME,
-    ShiftMap,
-    shift_map,
-)
+from fedshift.data.shift import ASPECTS, CONTRAST, EXTENT, INTENSITY, SHAPE, SPACING, VOLUME, ShiftMap, shift_map
 from fedshift.methods import method_set
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift_survey.suggestions import APPEARANCE, UNEQUAL, suggestions

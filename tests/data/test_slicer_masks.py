@@ -72,15 +72,13 @@ def test_a_class_is_the_segment_of_its_name(values: tuple[int, int], case: Case)
     assert names_structures(path) and structures_in(path) == ("Prostate", "bladder")
     mask, remarks = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
-    assert [remark.what for remark in remarks] == [
-        "has structures that are no class of the data set and are left out: 'bladder'"
-    ]
+    assert len(remarks) == 1 and "'bladder'" in remarks[0].what
     both, _ = read_mask(path, case.scan, wanted("bladder", "prostate"))
     np.testing.assert_array_equal(both.voxels, case.in_ras(2 * case.ball + case.box))
     merged, _ = read_mask(path, case.scan, wanted(prostate=("PROSTATE", "bladder")))
     np.testing.assert_array_equal(merged.voxels, case.in_ras(case.ball | case.box))
     assert mask.reading.format == "3D Slicer segmentation (.seg.nrrd)"
-    assert both.reading.structures == "'Prostate' is prostate, 'bladder' is bladder"
+    assert both.reading.structures == ", ".join(["'Prostate' is prostate", "'bladder' is bladder"])
 
 
 @pytest.mark.reads(".seg.nrrd: segments with a code")
@@ -137,7 +135,7 @@ def test_a_mask_drawn_in_another_geometry_keeps_its_volume(case: Case) -> None:
     path = write_segments(case.mask, fine, [sitk.GetArrayFromImage(fine)], [segment("prostate")])
     mask, (remark,) = read_mask(path, case.scan, wanted())
     np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball))
-    assert remark.what.startswith("is resampled from 0.35 x 0.4 x 1 mm")
+    assert "0.35 x 0.4 x 1 mm" in remark.what
 
 
 def _like(image: sitk.Image, mask: np.ndarray) -> sitk.Image:
@@ -151,7 +149,7 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(case: Case) -> None:
     box = np.ones((2, 4, 4), bool)
     path = case.write([box], [segment("prostate")], start=(-2, 3, 3))
     mask, (remark,) = read_mask(path, case.scan, wanted())
-    assert mask.voxels.sum() == 16 and remark.what.startswith("has 0.0269 of 0.0538 ml of 'prostate' beyond the image")
+    assert mask.voxels.sum() == 16 and "0.0269 of 0.0538 ml of 'prostate'" in remark.what
     path = case.write([box], [segment("prostate")], start=(-200, 3, 3))
     with raises("mask-elsewhere", naming="'prostate'"):
         read_mask(path, case.scan, wanted())
@@ -179,11 +177,7 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(case: Case) -> None:
             ("segment-twice", "'bladder'"),
             marks=pytest.mark.reads(".seg.nrrd: two segments with one value, or one name"),
         ),
-        (
-            [segment("prostate", 1), segment("Prostate", 2)],
-            {},
-            ("structure-twice", "'prostate'"),
-        ),
+        ([segment("prostate", 1), segment("Prostate", 2)], {}, ("structure-twice", "'prostate'")),
         ([segment("prostate", 1, 3)], {}, ("segment-value", "layer 3")),
         ([{"Name": "prostate", "LabelValue": "x"}], {}, ("segment-number", "mask.seg.nrrd")),
         ([segment("bladder", tags=PROSTATE), segment("prostate", 2)], {}, ("structure-twice", "mask.seg.nrrd")),
@@ -204,10 +198,7 @@ def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case)
     labels = settle_labels(given={"prostate": (1,), "bladder": (2,)}, classes=classes, named=True)
     mask, remarks = read_mask(path, case.scan, labels)
     np.testing.assert_array_equal(mask.voxels == 1, case.in_ras(case.ball))
-    assert [remark.what for remark in remarks] == [
-        "calls its value 2 'prostate', where it is said to be bladder",
-        "calls its value 1 'bladder', where it is said to be prostate",
-    ]
+    assert len(remarks) == 2 and "value 2 'prostate'" in remarks[0].what and "value 1 'bladder'" in remarks[1].what
 
 
 @pytest.mark.reads(".seg.nrrd: segments that nobody has named")
@@ -277,4 +268,4 @@ def test_a_site_whose_values_are_swapped_in_one_case(tmp_path: Path, capsys: pyt
             np.testing.assert_array_equal(mask == 1, ball)
             assert np.count_nonzero(mask == 2) == 24
     assert main(["data", "check", str(tmp_path / "in")]) == 0
-    assert "has masks with the structures 'prostate' (3), 'bladder' (3), and nothing says" in capsys.readouterr().out
+    assert "'prostate' (3), 'bladder' (3)" in capsys.readouterr().out

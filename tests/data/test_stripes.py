@@ -78,14 +78,14 @@ def test_each_class_is_looked_at_alone() -> None:
     assert len(said(mask, "a", "b")) == 2
     whole = np.where(ball(15, 20, 20, 12), 1, 0) + np.where(ball(15, 45, 45, 12) & every(2), 2, 0)
     (what,) = said(whole, "a", "b")
-    assert "of b in slices" in what
+    assert " b in slices" in what
 
 
 def test_gaps_and_slices_in_words() -> None:
     gaps = gaps_along(ORGAN & ~np.isin(Z, [12, 13]), 0)
     assert [(gap.first, gap.last) for gap in gaps] == [(12, 13)] and gaps[0].overlap > 0.9
-    assert in_words([0], 9, 2) == "slice 1 of 9 (counted from the feet)"
-    assert in_words(range(0, 40, 2), 50, 0).startswith("slices 1, 3, 5, 7, 9, 11, 13, 15 and 12 more places of 50")
+    assert in_words([0], 9, 2).startswith("slice 1 of 9 (") and "feet" in in_words([0], 9, 2)
+    assert "1, 3, 5, 7, 9, 11, 13, 15 and 12 more" in in_words(range(0, 40, 2), 50, 0)
 
 
 @pytest.mark.reads("mask: slices without a class between slices that have it")
@@ -99,6 +99,6 @@ def test_a_mask_of_any_format_is_looked_at(suffix: str, tmp_path: Path) -> None:
         sitk.WriteImage(image, str(file))
     labels = Labels.named({"prostate": [1]})
     _, (finding,) = read_case(CaseFiles("c", (files[0],), files[1], labels=labels))
-    assert finding.level == "warning" and finding.message.startswith("has no voxel of prostate in slices 10, 12,")
+    assert (finding.level, finding.code) == ("warning", "mask-gaps") and "prostate in slices 10, 12," in finding.message
     _, (unnamed,) = read_case(CaseFiles("c", (files[0],), files[1]))
-    assert unnamed.message.startswith("has no voxel of value 1 in slices 10, 12,")
+    assert "value 1 in slices 10, 12," in unnamed.message

@@ -37,7 +37,6 @@ class Notes:
     """Value in any mask -> the masks that have it."""
 
     def add(self, case: CaseFiles, decoded: Decoded) -> None:
-        """Add a case that was read."""
         self.dummies += is_dummy_geometry(decoded.image.spacing, decoded.image.direction)
         self.ct += is_ct(case.image)
         self.lowest.append(min(float(image.voxels.min()) for image in decoded.images))

@@ -65,7 +65,6 @@ class CaseFiles:
 
     @property
     def image(self) -> Path:
-        """The file of the first sequence."""
         return self.images[0]
 
     def named(self, number: int) -> str:
@@ -195,7 +194,6 @@ def parse_sequences(texts: Sequence[str]) -> dict[str, str]:
 
 
 def spelled_as(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Names of sequences in the spelling of those that are known."""
     spelling = {as_compared(name): name for name in known}
     return tuple(spelling.get(as_compared(name), name) for name in names)
 

@@ -98,14 +98,12 @@ class _Row:
         return same_form(self.cells.get("case", ""))
 
     def refuse(self, code: str, column: str, what: str, remedy: str) -> None:
-        """Note what is wrong with a cell."""
         where = f"line {self.line}, column {column}:"
         self.findings.append(
             Finding("error", code, self.path, f"{where} {what}", remedy, self.case or f"line {self.line}")
         )
 
     def file(self, column: str) -> Path:
-        """The file that a cell names."""
         named = path_of(self.cells.get(column, ""))
         file = Path(os.path.normpath(self.path.parent / named))
         if column not in self.cells:
@@ -115,7 +113,6 @@ class _Row:
         return file
 
     def volume(self, name: str) -> int | None:
-        """Which volume of an image is taken."""
         column = _heading("volume", name)
         text = self.cells.get(column)
         if text is None or (text.isdecimal() and int(text) > 0):
@@ -155,15 +152,15 @@ def _case(row: _Row, names: Sequence[str], sequences: tuple[str, ...]) -> CaseFi
         )
     images = tuple(row.file(_heading("image", name)) for name in names)
     volumes = [row.volume(name) for name in names]
-    one = volumes[0] if len(names) == 1 else None
-    channels = tuple(volume and volume - 1 for volume in volumes) if any(volumes) and one is None else ()
+    single = volumes[0] if len(names) == 1 else None
+    channels = tuple(volume and volume - 1 for volume in volumes) if any(volumes) and single is None else ()
     return CaseFiles(
         row.case,
         images,
         row.file("mask"),
         channels=channels,
         sequences=sequences,
-        volume=one,
+        volume=single,
         subject=row.cells.get("subject", ""),
         split=next((known for known in SPLITS if known == split), None),
     )

@@ -36,11 +36,11 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
     """
     padded = np.pad(mask, 1).astype(float)
     generator = contourpy.contour_generator(z=padded, fill_type=contourpy.FillType.OuterOffset)
-    found = []
+    polygons = []
     for points, offsets in zip(*generator.filled(0.5, 2.0), strict=True):
         rings = [points[start : end - 1] - 1 for start, end in pairwise(offsets)]
-        found.append(_joined(rings[0], rings[1:]))
-    return found
+        polygons.append(_joined(rings[0], rings[1:]))
+    return polygons
 
 
 def _joined(outer: np.ndarray, holes: list[np.ndarray]) -> np.ndarray:

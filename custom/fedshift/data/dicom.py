@@ -93,7 +93,6 @@ class Identity:
 
     @property
     def is_multiframe(self) -> bool:
-        """Whether the file is a whole volume."""
         return self.sop_class in MULTIFRAME
 
 
@@ -174,7 +173,6 @@ def _start_of_deflated(content: bytes) -> int | None:
 
 
 def read_slice(content: bytes) -> Slice:
-    """Read and check the bytes of a file with one slice."""
     elements: dict[int, bytes] = {}
     _read_elements(content, elements, last=PIXELS)
     order: Literal["little", "big"] = "big" if _syntax(elements) == BIG_ENDIAN else "little"

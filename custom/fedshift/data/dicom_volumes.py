@@ -92,16 +92,16 @@ def box_of(frames: Sequence[Frame]) -> Box:
         raise DicomFault("slices-missing", what)
     between_rows, between_columns = first.spacing
     spacing = np.array([between_columns, between_rows, gaps.mean()])
-    beside = (places - places[0]) @ axes.T
-    beside[:, 2] -= np.arange(len(frames)) * spacing[2]
-    shift, uneven = float(np.linalg.norm(beside[:, :2], axis=1).max()), float(np.abs(beside[:, 2]).max())
+    offsets = (places - places[0]) @ axes.T
+    offsets[:, 2] -= np.arange(len(frames)) * spacing[2]
+    shift, uneven = float(np.linalg.norm(offsets[:, :2], axis=1).max()), float(np.abs(offsets[:, 2]).max())
     if uneven > OFF * spacing[2]:
         raise DicomFault(
             "slices-uneven",
             f"has slices {gaps.min():.2f} to {gaps.max():.2f} mm apart, up to {uneven:.2f} mm beside even distances, "
             f"of which at most {OFF:g} of a distance is read",
         )
-    if (np.abs(beside[:, :2]) > OFF * spacing[:2]).any():
+    if (np.abs(offsets[:, :2]) > OFF * spacing[:2]).any():
         step = float(np.linalg.norm(steps @ axes[:2].T, axis=1).max())
         raise DicomFault(
             "slices-shifted",
@@ -130,7 +130,6 @@ def same_places(first: Sequence[Frame], second: Sequence[Frame]) -> bool:
 
 
 def shown(marks: Sequence[Mark]) -> str:
-    """The values of marks in a message."""
     return " and ".join(
         text or ("\\".join(f"{number:g}" for number in numbers) if numbers else "not said") for numbers, text in marks
     )

@@ -92,7 +92,6 @@ class _IntensitySum:
     normalised: np.ndarray = field(default_factory=lambda: np.zeros(BINS))
 
     def add(self, voxels: np.ndarray, centre: float, spread: float) -> None:
-        """Add a case's voxels in this place; its volume has mean ``centre`` and standard deviation ``spread``."""
         n = len(voxels)
         mean = float(voxels.mean(dtype=np.float64))
         self.cases += 1
@@ -217,7 +216,7 @@ def scan_fingerprint(
     """
     sums = _CaseSums(like.classes, like.annotated, like.channels)
     sums.add(images, labels, spacing)
-    told = {
+    fields = {
         "cases": {"train": 1},
         "surveyed": 1,
         "geometry": _geometry([(labels.shape, spacing)]),
@@ -225,7 +224,7 @@ def scan_fingerprint(
         "intensities": sums.told_intensities(),
     }
     kept = {"site", "dataset", "kind", "classes", "sequences", "annotated"}
-    return Fingerprint.model_validate({**like.model_dump(include=kept), **told})
+    return Fingerprint.model_validate({**like.model_dump(include=kept), **fields})
 
 
 class _CaseSums:
@@ -239,7 +238,6 @@ class _CaseSums:
         self._together: Counter[tuple[str, ...]] = Counter()  # how many cases have just these classes
 
     def add(self, images: np.ndarray, labels: np.ndarray, spacing: Sequence[float] | None) -> None:
-        """Add a case; the arguments are those of `scan_fingerprint`."""
         self._cases += 1
         known = None if spacing is None else math.prod(spacing) / 1000
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
@@ -285,13 +283,13 @@ def _read(folder: Path, manifest: Manifest, case: Case) -> tuple[np.ndarray, np.
     return read_images(folder, manifest, case), read_labels(folder, case), manifest.known_spacing(case)
 
 
-def _add_intensities(found: dict[str, _IntensitySum], image: np.ndarray, masks: Mapping[str, np.ndarray]) -> None:
+def _add_intensities(sums: dict[str, _IntensitySum], image: np.ndarray, masks: Mapping[str, np.ndarray]) -> None:
     image = image.astype(np.float32)
     centre, spread = float(image.mean(dtype=np.float64)), float(image.std(dtype=np.float64))
     for place, mask in masks.items():
         voxels = image.ravel() if place == ALL else image[mask]
         if len(voxels):
-            found.setdefault(place, _IntensitySum()).add(voxels, centre, spread or 1.0)
+            sums.setdefault(place, _IntensitySum()).add(voxels, centre, spread or 1.0)
 
 
 def _volumes_of(folder: Path) -> Manifest:
@@ -302,7 +300,7 @@ def _volumes_of(folder: Path) -> Manifest:
     return manifest
 
 
-def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
+def _fingerprint(manifest: Manifest, **fields: object) -> Fingerprint:
     splits = {case.split for case in manifest.cases}
     return Fingerprint.model_validate(
         {
@@ -314,7 +312,7 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
             "classes": manifest.classes,
             "sequences": manifest.sequences,
             "annotated": manifest.annotated,
-            **told,
+            **fields,
         }
     )
 

@@ -70,12 +70,13 @@ class Labels:
     @property
     def values(self) -> dict[str, list[int]]:
         """Class -> its values, as manifests record them; classes without a value are left out."""
-        found = {name: [v for v, k in self.class_of.items() if k == index] for index, name in enumerate(self.classes)}
-        return {name: sorted(values) for name, values in found.items() if values}
+        values_of = {
+            name: [v for v, k in self.class_of.items() if k == index] for index, name in enumerate(self.classes)
+        }
+        return {name: sorted(values) for name, values in values_of.items() if values}
 
     @property
     def structure(self) -> str:
-        """What the masks outline, in words."""
         return " or ".join(self.annotated or self.classes[1:])
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class Labels:
         return ", ".join(["0 outside", *parts])
 
 
-def check_name(name: str, *, of: str = "a class") -> str:
+def check_name(name: str, *, what: str = "a class") -> str:
     """The name of a class (or of what else is in results and tables) as it is.
 
     Raises:
@@ -93,7 +94,7 @@ def check_name(name: str, *, of: str = "a class") -> str:
     try:
         return _NAME.validate_python(name)
     except ValidationError as error:
-        raise ConfigError("class-name", first_fault(error).replace("a class", of)) from None
+        raise ConfigError("class-name", first_fault(error).replace("a class", what)) from None
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
@@ -102,7 +103,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
     Raises:
         ConfigError: a text of another form, or a name given twice.
     """
-    found: dict[str, tuple[int | str, ...]] = {}
+    values_of: dict[str, tuple[int | str, ...]] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.rpartition("="))
         numbers = tuple(_number_or_name(value.strip()) for value in values.split(","))
@@ -112,10 +113,10 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
                 f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}; of masks that name "
                 "their structures, as DICOM does, these names, such as 'prostate=Whole gland'",
             )
-        if name in found:
+        if name in values_of:
             raise ConfigError("option-twice", f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
-        found[name] = numbers
-    return found
+        values_of[name] = numbers
+    return values_of
 
 
 def every_label(classes: Sequence[str], values: Iterable[int] = range(1, MOST_CLASSES)) -> str:
@@ -188,7 +189,7 @@ def settle_labels(
     known = {name.lower(): name for name in labels.classes} | {BACKGROUND: BACKGROUND}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
     said = {value: known[name.lower()] for value, name in said.items() if name.lower() in known}
-    codes = {name: of for name, of in codes.items() if name in labels.classes}
+    codes = {name: those for name, those in codes.items() if name in labels.classes}
     return replace(labels, structures=structures, codes=codes, said=said)
 
 

@@ -128,7 +128,6 @@ def find_sites(job: JobSpec) -> dict[str, Path]:
 
 
 def is_phantom(folders: Mapping[str, Path]) -> bool:
-    """Whether any of these sites' data are simulated."""
     return bool(_simulated(folders))
 
 

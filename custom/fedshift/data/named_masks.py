@@ -36,7 +36,6 @@ def names_structures(path: Path) -> bool:
 
 
 def structures_in(path: Path) -> tuple[str, ...]:
-    """The names of a mask's structures, in the file's order."""
     if is_slicer_mask(path):
         return slicer_masks.segment_names(path)
     with quiet():
@@ -113,7 +112,6 @@ class OtherImage(NamedTuple):
 
 
 def references(path: Path) -> References:
-    """What a DICOM mask refers to."""
     with quiet():
         try:
             content = _open(path, pixels=False)

@@ -54,7 +54,6 @@ _HEADER_BYTES = 352
 
 
 def is_nifti(path: Path) -> bool:
-    """Whether a path names a NIfTI file."""
     return path.is_file() and suffix_of(path) in NIFTI
 
 

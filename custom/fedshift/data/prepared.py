@@ -17,7 +17,6 @@ FOLDER = "volumes"
 
 
 def image_files(site_dir: Path, manifest: Manifest, case: str) -> tuple[Path, ...]:
-    """The image files of a case, one for each sequence."""
     return sequence_files(site_dir, len(manifest.sequences), case)
 
 
@@ -30,7 +29,6 @@ def sequence_files(site_dir: Path, sequences: int, case: str) -> tuple[Path, ...
 
 
 def mask_file(site_dir: Path, case: str) -> Path:
-    """The mask of a case."""
     return site_dir / FOLDER / f"{case}_mask.nii.gz"
 
 

@@ -53,7 +53,6 @@ class Samples(ABC):
 
     @property
     def n_images(self) -> int:
-        """Number of images that `images_alone` gives."""
         return self.n_train
 
     def image_samples(self, index: np.ndarray) -> Tensor:
@@ -95,7 +94,6 @@ class Samples(ABC):
         return self.augmented(x, y, rng=augmentation)
 
     def n_batches(self, *, batch_size: int, drop_last: bool) -> int:
-        """Number of batches of an `epoch`."""
         return len(epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last))
 
 
@@ -109,7 +107,6 @@ class Union(Samples):
 
     @property
     def n_train(self) -> int:
-        """Number of training samples over all sites."""
         return int(self._ends[-1])
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -149,7 +146,6 @@ class EverySite(Samples):
 
     @property
     def n_train(self) -> int:
-        """Number of training samples over all sites."""
         return sum(part.n_train for part in self._parts)
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -183,7 +179,6 @@ class EverySite(Samples):
         return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
 
     def n_batches(self, *, batch_size: int, drop_last: bool) -> int:
-        """See `Samples.n_batches`."""
         return self._longest(self._each(batch_size))
 
     def _each(self, batch_size: int) -> int:

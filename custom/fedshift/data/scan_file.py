@@ -50,7 +50,6 @@ class Finding:
 
     @classmethod
     def from_error(cls, error: ScanError) -> Finding:
-        """A scan that cannot be read."""
         return cls("error", error.code, error.path, error.what, error.remedy)
 
     def as_error(self) -> ScanError:

@@ -32,13 +32,11 @@ _UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{ending}" for ending in ("", ".1", ".1.
 
 
 def syntax_name(content: Any) -> str:
-    """The name of an object's transfer syntax."""
     uid = content.file_meta.TransferSyntaxUID
     return _SYNTAXES.get(str(uid), str(uid.name))
 
 
 def reading_of(content: Any) -> Reading:
-    """What is known of a SEG before anything is drawn."""
     kind = str(content.get("SegmentationType", "LABELMAP")).lower()
     bits = f"{content.BitsStored} of {content.BitsAllocated} bits, unsigned"
     return Reading(format=f"DICOM SEG, {kind}", transfer_syntax=syntax_name(content), bits=bits)
@@ -49,7 +47,7 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
     frames = _frames(content, image, path)
     half = _half(content)
     labelled = content.SOPClassUID.endswith(LABELMAP)
-    found: list[Structure] = []
+    structures: list[Structure] = []
     for segment in content.SegmentSequence:
         number, name = int(segment.SegmentNumber), one_line(segment.get("SegmentLabel", ""))
         if labelled and not number:
@@ -65,8 +63,8 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
             return drawing(slabs, image, path, name, _fractions(content) if fractions else None)
 
         code, meaning = code_of(segment.get("SegmentedPropertyTypeCodeSequence"))
-        found.append(Structure(name, code, meaning, draw_it))
-    return found
+        structures.append(Structure(name, code, meaning, draw_it))
+    return structures
 
 
 def _half(content: Any) -> float:
@@ -83,13 +81,13 @@ def _fractions(content: Any) -> str:
 def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions: str | None = None) -> Drawing:
     """A structure of slabs on an image's voxels, with what is to be said of it; ``fractions``: which it has."""
     voxels = draw(slabs, image)
-    outside, of = beyond(slabs, image)
-    if of and not voxels.any():
+    outside, total = beyond(slabs, image)
+    if total and not voxels.any():
         what = f"has {name!r} where its image has no voxels"
         raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
     remarks = [Remark(fractions, "export it as a binary segmentation, if another limit is meant")] if fractions else []
     if outside:
-        cut = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
+        cut = f"has {outside:.3g} of {total:.3g} ml of {name!r} beyond the image, which are cut off"
         remarks.append(Remark(cut, "look whether the image is the one that it was drawn on"))
     other = next((slab for slab in slabs if not is_on_grid(slab, image)), None)
     if other is None:

@@ -48,7 +48,6 @@ def is_series(path: Path) -> bool:
 
 
 def is_multiframe_file(path: Path) -> bool:
-    """Whether a file is an enhanced DICOM image."""
     identity = identify(path)
     return identity is not None and identity.is_multiframe
 

@@ -37,7 +37,6 @@ class Aspect:
     large: float
 
     def level(self, distance: float | None) -> Level:
-        """Where a distance stands among the rules of thumb."""
         if distance is None:
             return "unknown"
         return "similar" if distance < self.worth else "differs" if distance < self.large else "differs much"
@@ -100,7 +99,6 @@ class ShiftMap:
 
     @property
     def pairs(self) -> list[Pair]:
-        """All pairs, in the sites' order."""
         return list(combinations(self.sites, 2))
 
     @property

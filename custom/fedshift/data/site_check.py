@@ -29,7 +29,6 @@ FEWEST_PATIENTS = 3  # with fewer a site has no case for validation and for test
 
 
 def check_site(site: Path, contents: Contents, progress: Callable[[str], None], counts: Counts) -> Iterator[Finding]:
-    """What is wrong with a prepared site."""
     again = "prepare the site again"
     for left in sorted(site.parent.glob(f".{site.name}.*-*")):
         what = "was left by a preparation that was cut off"
@@ -49,8 +48,8 @@ def check_site(site: Path, contents: Contents, progress: Callable[[str], None], 
         yield from _check_pictures(site, manifest, contents, progress)
         return
     opened = list(_opened_arrays(site))
-    yield from (found for found in opened if isinstance(found, Finding))
-    caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
+    yield from (result for result in opened if isinstance(result, Finding))
+    caches = {result.folder: result for result in opened if isinstance(result, _Cache)}
     notes = Notes()
     labels = Labels.of_classes(manifest.classes, manifest.annotated)
     for case in manifest.cases:
@@ -115,7 +114,6 @@ def unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
 def other_task(
     sites: Sequence[Path], dataset: str, classes: Sequence[str] | None, wanted: Sequence[str] | None
 ) -> Iterator[Finding]:
-    """Errors for sites that are prepared for another task."""
     for site in sites:
         with suppress(FedshiftError):  # is found when the site is checked
             manifest = read_manifest(site)
@@ -233,7 +231,6 @@ class _Cache:
     clip_above_quantile: float
 
     def is_of(self, decoded: Decoded, case: Case) -> bool:
-        """Whether the slices are those that the volumes give."""
         rows = slice(case.offset, case.offset + case.shape[0])
         images = slices_of(decoded.image.voxels, self.arrays.matrix, self.clip_above_quantile)
         labels = labels_of(decoded.mask.voxels, self.arrays.matrix)
@@ -259,5 +256,5 @@ def _opened_arrays(site: Path) -> Iterator[_Cache | Finding]:
 def prepared_sites(path: Path) -> list[Path]:
     """The prepared sites in a folder, or up to two levels below it."""
     patterns = (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}")
-    found = [manifest.parent for pattern in patterns for manifest in sorted(path.glob(pattern))]
-    return [site for site in found if not site.name.startswith(".")]
+    sites = [manifest.parent for pattern in patterns for manifest in sorted(path.glob(pattern))]
+    return [site for site in sites if not site.name.startswith(".")]

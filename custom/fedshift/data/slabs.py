@@ -115,14 +115,14 @@ def is_on_grid(slab: Slab, image: Scan) -> bool:
 
 def beyond(slabs: Iterable[Slab], image: Scan) -> tuple[float, float]:
     """How much of slabs lies outside of the image, by the pixels' centres, and of how much: ml."""
-    outside = of = 0.0
+    outside = total = 0.0
     inverse, sizes = np.linalg.inv(matrix_of(image)), np.array(image.voxels.shape[::-1])[:, None]
     for slab in slabs:
         rows, columns = np.nonzero(slab.pixels)
         if not rows.size:
             continue
         ml = float(np.prod(slab.box)) / 1000
-        of += ml * rows.size
+        total += ml * rows.size
         ends = np.array(list(product((columns.min(), columns.max()), (rows.min(), rows.max())))).T
         for points in (ends, np.stack([columns, rows])):  # all are within if the corners are
             at = inverse @ (slab.position[:, None] + slab.steps @ points - np.array(image.origin)[:, None])
@@ -131,4 +131,4 @@ def beyond(slabs: Iterable[Slab], image: Scan) -> tuple[float, float]:
                 break
         else:
             outside += ml * int(out.sum())
-    return outside, of
+    return outside, total

@@ -47,7 +47,6 @@ def is_slicer_mask(path: Path) -> bool:
 
 
 def segment_names(path: Path) -> tuple[str, ...]:
-    """The names of a file's segments, in its order."""
     return tuple(segment.name for segment in _segments(_header(path), None, path))
 
 
@@ -143,14 +142,14 @@ def _header(path: Path) -> dict[str, str]:
 
 def _named(header: Mapping[str, str]) -> list[int]:
     return sorted(
-        int(found[1]) for key in header if (found := _SEGMENT.fullmatch(key)) is not None and found[2] == "Name"
+        int(match[1]) for key in header if (match := _SEGMENT.fullmatch(key)) is not None and match[2] == "Name"
     )
 
 
 def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list[Segment]:
     """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at."""
     numbers = _named(header)
-    found: list[Segment] = []
+    segments: list[Segment] = []
     seen: dict[tuple[int, int], str] = {}
     for place, number in enumerate(numbers):
         name = one_line(header[f"Segment{number}_Name"])
@@ -165,8 +164,8 @@ def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list
             raise ScanError("segment-twice", path, what, AGAIN)
         seen[layer, value] = name
         code, meaning = _code(header.get(f"Segment{number}_Tags", ""))
-        found.append(Segment(name, layer, value, code, meaning))
-    return found
+        segments.append(Segment(name, layer, value, code, meaning))
+    return segments
 
 
 def _whole(text: str, name: str, path: Path) -> int:

@@ -35,21 +35,19 @@ class Gap:
         return list(range(self.first, self.last + 1))
 
     def is_short(self, spacing: float) -> bool:
-        """Whether it is of few slices, or of few millimetres."""
         return len(self.slices) <= FEW_SLICES or len(self.slices) * spacing <= SHORT
 
 
 def gaps_along(mask: np.ndarray, axis: int) -> list[Gap]:
-    """The gaps of a mask (bool) along one of its axes."""
     moved = np.moveaxis(mask, axis, 0)
     present = np.flatnonzero(moved.any(axis=tuple(range(1, moved.ndim))))
-    found = []
+    gaps = []
     for before, after in zip(present[:-1].tolist(), present[1:].tolist(), strict=True):
         if after > before + 1:
             below, above = moved[before], moved[after]
             overlap = np.count_nonzero(below & above) / min(np.count_nonzero(below), np.count_nonzero(above))
-            found.append(Gap(before + 1, after - 1, overlap))
-    return found
+            gaps.append(Gap(before + 1, after - 1, overlap))
+    return gaps
 
 
 def stripes(mask: np.ndarray, names: Sequence[str], spacing: Sequence[float], *, slices_along: int) -> Iterator[str]:

@@ -35,7 +35,6 @@ CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 
 
 def reading_of(content: Any) -> Reading:
-    """What is known of a structure set before anything is drawn."""
     return Reading(format="RT Structure Set", transfer_syntax=syntax_name(content))
 
 
@@ -51,7 +50,7 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list
         int(item.ReferencedROINumber): item.get("RTROIIdentificationCodeSequence")
         for item in content.get("RTROIObservationsSequence", [])
     }
-    found: list[Structure] = []
+    structures: list[Structure] = []
     for roi in content.StructureSetROISequence:
         number, name = int(roi.ROINumber), one_line(roi.get("ROIName", ""))
 
@@ -59,8 +58,8 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list
             return _drawn(contours.get(number) or [], image, path, name, interpolate=interpolate)
 
         code, meaning = code_of(observed.get(number))
-        found.append(Structure(name, code, meaning, draw_it))
-    return found
+        structures.append(Structure(name, code, meaning, draw_it))
+    return structures
 
 
 @dataclass(frozen=True)
@@ -138,10 +137,10 @@ def _raster(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool
     wide, tall = (low + sizes + high).tolist()
     inside = filled([polygon + low for polygon in polygons], (tall, wide), odd=odd)
     kept = inside[low[1] : low[1] + rows, low[0] : low[0] + columns]
-    beside = int(np.count_nonzero(inside) - np.count_nonzero(kept))
+    outer = int(np.count_nonzero(inside) - np.count_nonzero(kept))
     if (needed > sizes).any():
-        beside = max(beside, round(sum(map(area_of, polygons))) - int(np.count_nonzero(kept)))
-    return kept, beside
+        outer = max(outer, round(sum(map(area_of, polygons))) - int(np.count_nonzero(kept)))
+    return kept, outer
 
 
 def _beyond(
@@ -153,17 +152,17 @@ def _beyond(
     name: str,
 ) -> list[Remark]:
     ml = float(np.prod(spacing)) * usual_distance(np.array(sorted(rasters))) / 1000
-    outside = of = 0.0
-    for place, (inside, beside) in rasters.items():
-        all_of_it = np.count_nonzero(inside) + beside
-        of += ml * all_of_it
-        outside += ml * (beside if -0.5 - OFF_SLICE <= place <= count - 0.5 + OFF_SLICE else all_of_it)
+    outside = total = 0.0
+    for place, (inside, outer) in rasters.items():
+        all_of_it = np.count_nonzero(inside) + outer
+        total += ml * all_of_it
+        outside += ml * (outer if -0.5 - OFF_SLICE <= place <= count - 0.5 + OFF_SLICE else all_of_it)
     if not outside:
         return []
     if not placed.voxels.any():
         what = f"has {name!r} where its image has no voxels"
         raise ScanError("mask-elsewhere", path, what, "name the image that it was drawn on")
-    what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
+    what = f"has {outside:.3g} of {total:.3g} ml of {name!r} beyond the image, which are cut off"
     return [Remark(what, "look whether the image is the one that it was drawn on")]
 
 

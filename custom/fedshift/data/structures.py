@@ -79,7 +79,7 @@ def modern(value: str, scheme: str) -> tuple[str, str]:
 
 
 def paint(
-    found: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
+    structures: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
 ) -> tuple[Scan, list[Remark]]:
     """A mask of the structures of a file that are wanted, on its image's grid.
 
@@ -89,7 +89,7 @@ def paint(
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
     """
-    chosen, remarks = _all_drawn(found) if labels is None else _wanted(found, labels, path)
+    chosen, remarks = _all_drawn(structures) if labels is None else _wanted(structures, labels, path)
     voxels = np.zeros(image.voxels.shape, np.uint16)
     for each in chosen:
         drawn = each.drawing.voxels
@@ -117,11 +117,11 @@ def _joined(texts: Iterable[str | None]) -> str | None:
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 
 
-def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
+def _all_drawn(structures: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
     """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others."""
     chosen: list[_Chosen] = []
     faults: list[ScanError] = []
-    for structure in found[:MOST_STRUCTURES]:
+    for structure in structures[:MOST_STRUCTURES]:
         try:
             drawing = structure.draw()
         except ScanError as error:  # a point or a couch, for example, that no task asks for
@@ -133,21 +133,21 @@ def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]
     return chosen, [Remark(f"{fault.what}, which does not matter unless it is a class") for fault in faults]
 
 
-def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
+def _wanted(structures: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
     wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
     remarks: list[Remark] = []
-    classes = _classes_of(found, labels, wanted, path, remarks)
+    classes = _classes_of(structures, labels, wanted, path, remarks)
     chosen = [
         _Chosen(structure, structure.draw(), labels.values[name][0], name)
-        for structure, name in zip(found, classes, strict=True)
+        for structure, name in zip(structures, classes, strict=True)
         if name in wanted
     ]
     if not chosen:
-        named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
-        first = repr(found[0].name) if found else "NAME"
+        named = ", ".join(repr(structure.name) for structure in structures[:8]) or "no structure"
+        first = repr(structures[0].name) if structures else "NAME"
         remedy = f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}"
         raise ScanError("structure-missing", path, f"has {named}, none of which is {' or '.join(wanted)}", remedy)
-    left = [structure.name for structure, name in zip(found, classes, strict=True) if name is None]
+    left = [structure.name for structure, name in zip(structures, classes, strict=True) if name is None]
     if left:
         shown = ", ".join(map(repr, left[:8]))
         remarks.append(Remark(f"has structures that are no class of the data set and are left out: {shown}"))
@@ -155,13 +155,13 @@ def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[lis
 
 
 def _classes_of(
-    found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
+    structures: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
 ) -> list[str | None]:
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
     seen: dict[str, str] = {}
     classes: list[str | None] = []
-    for structure in found:
+    for structure in structures:
         key = plain_name(structure.name)
         if key in labels.structures:
             classes.append(labels.structures[key])  # several may be merged

@@ -45,7 +45,6 @@ def quantile(tally: Tally, q: float) -> float:
 
 
 def medians(tallies: Sequence[Tally]) -> list[float]:
-    """The median of each."""
     return [quantile(tally, 0.5) for tally in tallies]
 
 
@@ -221,7 +220,6 @@ def _volumes(a: Volumes, b: Volumes) -> Volumes:
 
 
 def add_intensities(a: Intensities, b: Intensities) -> Intensities:
-    """The intensities of both together."""
     return Intensities(
         cases=a.cases + b.cases,
         mean=a.mean + b.mean,

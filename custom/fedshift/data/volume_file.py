@@ -140,8 +140,8 @@ class VolumeFile:
         """The voxels and what is said of them; ``trusted``: the geometry in the header is not used."""
         path = self.path
         _refuse_absent(path)
+        self.refuse_header(trusted=trusted)  # first of all: ITK prints what it thinks of some that are refused
         self._refuse_size()
-        self.refuse_header(trusted=trusted)
         if damage := self.damage():
             raise ScanError("file-damaged", path, f"cannot be read, {damage}", AGAIN)
         try:
@@ -171,7 +171,6 @@ class VolumeFile:
         return None
 
     def header(self) -> FileHeader:
-        """What the header says."""
         return FileHeader(Reading(format=self.path.suffix or "a file without a suffix"))
 
     def read(self) -> sitk.Image:
@@ -219,7 +218,6 @@ def _refuse_absent(path: Path) -> None:
 
 
 def read_information(file: Path) -> sitk.ImageFileReader:
-    """ITK's reader, which has read a file's header."""
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(file))
     reader.ReadImageInformation()

@@ -264,10 +264,10 @@ def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Ite
         yield Finding("warning", "list-elsewhere", folder / FILE, what, remedy)
     used |= {file for files in elsewhere.values() for file in files}
     places = sorted({file.parent for entry in listed for file in entry.images if file.parent.is_dir()})
-    beside = [file for place in places for file in scan_files(place) if file.resolve() not in used]
-    if beside:
-        shown = few_names([file.name for file in beside], most=3)
-        what = f"does not list {len(beside)} file(s) beside its images ({shown}), which are left out"
+    unlisted = [file for place in places for file in scan_files(place) if file.resolve() not in used]
+    if unlisted:
+        shown = few_names([file.name for file in unlisted], most=3)
+        what = f"does not list {len(unlisted)} file(s) beside its images ({shown}), which are left out"
         yield Finding("warning", "list-incomplete", folder / FILE, what, "list them too, or take them away")
 
 

@@ -55,21 +55,23 @@ def pair_folders(
         what = f"holds {len(loose)} loose DICOM file(s) such as {loose[0].name}"
         raise ScanError("loose-slices", images, what, "put the slices of each series into a sub-folder of its own")
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
-    found = [NamedImage(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
-    stems = {as_compared(image.case) for image in found}
-    known = _cases(image.case for image in found)
+    entries = [NamedImage(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
+    stems = {as_compared(image.case) for image in entries}
+    known = _cases(image.case for image in entries)
     mask_ids = []
     for file in scan_files(masks):
         stem = stem_of(file)
         mask_ids.append((stem if as_compared(stem) in stems else _masked(stem, known) or stem, file))
     below = [(entry.name, entry) for entry in visible(masks) if entry.is_dir()]
-    found = _numbered(found, [*mask_ids, *below], several=len(names) > 1)
-    lacking = {as_compared(image.case) for image in found} - {as_compared(case) for case, _ in mask_ids}
+    entries = _numbered(entries, [*mask_ids, *below], several=len(names) > 1)
+    lacking = {as_compared(image.case) for image in entries} - {as_compared(case) for case, _ in mask_ids}
     in_folders = [(case, entry) for case, entry in below if as_compared(case) in lacking]
-    found = [image for image in found if as_compared(image.case) not in {as_compared(case) for case, _ in in_folders}]
-    unnumbered = not any(image.key for image in found)
+    entries = [
+        image for image in entries if as_compared(image.case) not in {as_compared(case) for case, _ in in_folders}
+    ]
+    unnumbered = not any(image.key for image in entries)
     paired = match(
-        found,
+        entries,
         mask_ids,
         name=name or images.parent.name,
         folder=images,
@@ -117,23 +119,23 @@ def match(
             unclear.add(as_compared(case))
         of_mask.setdefault(as_compared(case), (case, file))
     names = names or {}
-    keys = keys or tuple(names) or tuple(sorted({key for found in of_case.values() for key in found}))
+    keys = keys or tuple(names) or tuple(sorted({key for of_keys in of_case.values() for key in of_keys}))
     single = tuple(keys) in ((), ("",)) and not names
     sequences = () if single else tuple(names.get(key, key) for key in keys)
     cases = []
-    for case_key, found in of_case.items():
-        first = next(iter(found.values()))
+    for case_key, of_keys in of_case.items():
+        first = next(iter(of_keys.values()))
         if case_key not in of_mask:
             wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
             remedy = f"add {wanted}, or remove the image"
             findings.append(Finding("error", "mask-missing", first.file, "has no mask", remedy, first.case))
             continue
-        lacking = [key for key in keys if key not in found]
+        lacking = [key for key in keys if key not in of_keys]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
-        unknown = [key for key in found if key not in keys]
-        findings += [_unknown(found[key], sequences) for key in unknown]
+        unknown = [key for key in of_keys if key not in keys]
+        findings += [_unknown(of_keys[key], sequences) for key in unknown]
         if not (lacking or unknown or case_key in unclear):
-            files = tuple(found[key].file for key in keys)
+            files = tuple(of_keys[key].file for key in keys)
             cases.append(CaseFiles(same_form(first.case), files, of_mask[case_key][1], sequences=sequences))
     for case_key, (case, file) in of_mask.items():
         if case_key not in of_case:
@@ -143,7 +145,6 @@ def match(
 
 
 def doubled(case: str, first: Path, second: Path) -> Finding:
-    """Two files are of one case."""
     where = first.name if first.parent == second.parent else str(first)
     what = f"has the id {case}, as has {where}"
     return Finding("error", "case-twice", second, what, "rename or remove one of the two", case)
@@ -163,7 +164,7 @@ def _masked(stem: str, known: Set[str]) -> str | None:
 def _cases(stems: Iterable[str]) -> set[str]:
     """The cases that files may be of, by their names without suffixes, as they are compared."""
     stems = list(stems)
-    return {as_compared(name) for name in [*stems, *(found[1] for found in map(NUMBERED.fullmatch, stems) if found)]}
+    return {as_compared(name) for name in [*stems, *(match[1] for match in map(NUMBERED.fullmatch, stems) if match)]}
 
 
 def _numbered(
@@ -171,23 +172,23 @@ def _numbered(
 ) -> list[NamedImage]:
     """Take ``P1_0000`` for a sequence of case P1 where there is a mask of P1 and none of ``P1_0000``."""
     have = {as_compared(case) for case, _ in masks}
-    found = []
+    renamed = []
     for image in images:
         number = NUMBERED.fullmatch(image.case)
-        own = as_compared(image.case) in have
-        of_case = number is not None and not own and as_compared(number[1]) in have
-        found.append(NamedImage(number[1], image.file, number[2]) if number and of_case else image)
+        is_masked = as_compared(image.case) in have
+        of_case = number is not None and not is_masked and as_compared(number[1]) in have
+        renamed.append(NamedImage(number[1], image.file, number[2]) if number and of_case else image)
     # Files of cases without a mask are of the same form as those of the others.
-    if any(image.key for image in found):
-        found = [
+    if any(image.key for image in renamed):
+        renamed = [
             NamedImage(number[1], image.file, number[2])
             if not image.key and (number := NUMBERED.fullmatch(image.case))
             else image
-            for image in found
+            for image in renamed
         ]
-    if not several and {image.key for image in found} == {"0000"}:  # one sequence
-        return [NamedImage(image.case, image.file) for image in found]
-    return found
+    if not several and {image.key for image in renamed} == {"0000"}:  # one sequence
+        return [NamedImage(image.case, image.file) for image in renamed]
+    return renamed
 
 
 def _lacks(image: NamedImage, key: str, name: str, sequences: Sequence[str]) -> Finding:

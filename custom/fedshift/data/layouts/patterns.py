@@ -36,15 +36,15 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> CaseT
     path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for. A subject may have
     letters of any language, and number after ``_``: ``sub-NORTH_01``. Relative patterns begin at ``base``.
     """
-    found: list[NamedImage] = []
+    images_found: list[NamedImage] = []
     findings: list[Finding] = []
     for name, pattern in images.items():
         files, others = _files(pattern, base)
         findings += warn_of_formats(others)
-        found += [NamedImage(case, file, name) for case, file in files]
+        images_found += [NamedImage(case, file, name) for case, file in files]
     wanted, others = _files(masks, base)
     findings += warn_of_formats(others)
-    paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
+    paired = match(images_found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
     return replace(paired, findings=(*findings, *paired.findings))
 
 
@@ -59,13 +59,13 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
     fixed = next((k for k, part in enumerate(parts) if _WILDCARD.search(part)), len(parts) - 1)
     start, rest = base.joinpath(*parts[:fixed]), str(Path(*parts[fixed:]))
     stars = _regex(rest)
-    found = [
+    files = [
         file
         for file in sorted(start.glob(rest))
         if not any(part.startswith(".") for part in file.relative_to(start).parts)
     ]
-    others = in_other_formats(found)
-    scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
+    others = in_other_formats(files)
+    scans = [file for file in files if file.is_dir() or suffix_of(file) or identify(file)]
     if not scans:
         remedy = "correct the pattern"
         if others:
@@ -80,12 +80,12 @@ def _there(start: Path, rest: str) -> str:
     """What there is where a pattern, followed folder by folder, finds nothing more."""
     last = start
     for number in range(1, len(Path(rest).parts)):
-        found = next(
+        folder = next(
             (path for path in sorted(start.glob(str(Path(*Path(rest).parts[:number])))) if path.is_dir()), None
         )
-        if found is None:
+        if folder is None:
             break
-        last = found
+        last = folder
     if not last.is_dir():
         return "which does not exist"
     return contents(last) if last == start else f"in {last}: {contents(last)}"

@@ -107,14 +107,14 @@ class _Scans:
         Masks do not always name the series. Then one of the images tells it; or, where no image is named, the frame of
         reference, if a single series has it.
         """
-        found = [path for uid in said.series for path in self._series.get(uid, [])]
-        if len(found) == 1:
-            return found, ""
+        named = [path for uid in said.series for path in self._series.get(uid, [])]
+        if len(named) == 1:
+            return named, ""
         by_image = {path for uid in said.images if (path := self._images.get(uid)) is not None}
-        if by_image and (not found or by_image <= set(found)):
+        if by_image and (not named or by_image <= set(named)):
             return sorted(by_image), " by the images that it names"
-        if found or said.series or said.images or not said.frame:
-            return found, ""
+        if named or said.series or said.images or not said.frame:
+            return named, ""
         return self._frames.get(said.frame, []), " by its frame of reference alone"
 
     @property
@@ -124,8 +124,8 @@ class _Scans:
             for uid, paths in self._series.items():
                 for path in paths:
                     for file in self._files(path):
-                        if (found := identify(file)) is not None and (path == file or found.series == uid):
-                            self._by_image[found.instance] = path
+                        if (identity := identify(file)) is not None and (path == file or identity.series == uid):
+                            self._by_image[identity.instance] = path
         return self._by_image
 
     @property
@@ -134,7 +134,7 @@ class _Scans:
         if not self._by_frame:
             for uid, paths in self._series.items():
                 for path in paths:
-                    files = (f for f in self._files(path) if (of := identify(f)) is not None and of.series == uid)
+                    files = (f for f in self._files(path) if (said := identify(f)) is not None and said.series == uid)
                     if (file := next(files, None)) is not None:
                         self._by_frame.setdefault(frame_of(file), []).append(path)
         return self._by_frame
