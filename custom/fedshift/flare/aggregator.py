@@ -49,16 +49,9 @@ class FedshiftAggregator(FLComponent):
     ) -> None:
         """Make the coordinator, with the initial model or with what an interrupted run left in ``folder``.
 
-        Args:
-            job: the resolved job.
-            folder: the run's folder.
-            on_progress: called whenever there is something new to show.
-            on_reject: called for each rejected answer, with its round.
-            startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys, and one with masks
-                what checks the sites' keys.
-            run: the number that FLARE has given the job, for which sites sign their keys.
-            ledgers: where what is seen of the sites' privacy ledgers is kept; None in simulations.
-            stopped: whether the job was aborted.
+        ``on_progress``, ``on_reject`` and ``stopped`` are as in `Callbacks`. ``startup`` is the kit's folder, for the
+        server's keys or what checks the sites'; ``run`` is the number that FLARE has given the job, for which sites
+        sign their keys; without ``ledgers``, as in simulations, nothing of the sites' ledgers is kept.
         """
         method_set.require_federation(job)
         self._on_progress, self._in_message, self._ledgers = on_progress, False, ledgers

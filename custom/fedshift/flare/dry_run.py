@@ -78,11 +78,11 @@ def dry_run(
     The answers of an encrypted job are shown unencrypted.
 
     Args:
-        job: the resolved job. It starts from random weights here, since a file of starting weights is at the server.
+        job: it starts from random weights here, since a file of starting weights is at the server.
         name: the site.
         data: its prepared folder.
         folder: for temporary files; the caller deletes it.
-        settings: the site's settings, of which the device and the privacy policy are used.
+        settings: the device and the privacy policy are used.
         steps: optimiser steps.
         ledger: folder of the site's ledger, which is read for what the budget still allows, and not written.
 

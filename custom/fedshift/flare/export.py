@@ -59,7 +59,7 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
     """Write a job folder, completely or not at all. An older job of that name is replaced. Returns ``folder``.
 
     Args:
-        job: the resolved job.
+        job: the job.
         folder: the job folder itself, such as ``jobs/fedfa_prostate``.
         production: leave out the marker that lets a bare simulator build fedshift's components.
         with_code: add fedshift's source, for parties where it is not installed.

@@ -87,11 +87,8 @@ def local_files(
 ) -> dict[str, str]:
     """The files for a kit's ``local/``: name → text.
 
-    Args:
-        kit: a site's or a server's.
-        data: for a site, data set → prepared folder.
-        train: for a site, False if it only scores models.
-        allow_code: accept jobs that bring their own code.
+    For a site, ``data`` is data set → prepared folder, and ``train`` is False if it only scores models. ``allow_code``
+    accepts jobs that bring their own code.
 
     Raises:
         ConfigError: a ``.default`` file is missing or not as expected.

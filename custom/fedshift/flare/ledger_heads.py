@@ -31,10 +31,12 @@ FILE_NAME, LOCK_NAME = "ledger_heads.json", "ledger_heads.lock"
 
 
 class SiteLedger:
-    """A site's ledger in a job or a survey, as far as the server has to do with it."""
+    """A site's ledger in a job or a survey, as far as the server has to do with it.
+
+    ``folder`` is the ``local`` of the site's kit; None where there is no kit, and nothing to compare.
+    """
 
     def __init__(self, site: str, folder: Path | None) -> None:
-        """``folder``: the ``local`` of the site's kit; None where there is no kit, and nothing to compare."""
         self._site, self._folder = site, folder
 
     def require(self, broadcast: Broadcast) -> None:

@@ -34,9 +34,6 @@ CLOSED = (
     "leave a site in the site's fedshift.yaml"
 )
 
-END = "...\n"
-"""What YAML writes after a scalar that is a document of its own."""
-
 
 class FeatureShiftRecipe(Recipe):
     """A task and the methods to train it with."""
@@ -143,7 +140,7 @@ class JobFolder(FedJob):
             )
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(self.spec, Path(folder) / self.name)
-            simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_show)
+            simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_print)
         return 0
 
 
@@ -162,10 +159,10 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
             raise ConfigError(
                 "invalid-value", f"option {path}: a job holds numbers, texts and lists of them, no {kind}"
             ) from None
-        options.append(f"{path}={text.removesuffix(END).strip()}")
+        scalar = text.removesuffix("...\n").strip()  # YAML's end of a document
+        options.append(f"{path}={scalar}")
     return options
 
 
-def _show(line: str) -> None:
-    """Print a line of FLARE's log, as its own recipes do."""
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")

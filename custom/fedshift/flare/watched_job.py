@@ -43,12 +43,8 @@ class WatchedJob:
     ) -> None:
         """Nothing is connected yet.
 
-        Args:
-            kit: the console's kit.
-            user: the name in its certificate.
-            job_id: the job; by default the newest that runs, or else the newest.
-            connect: how a session is made, for tests.
-            clock: returns seconds.
+        ``user`` is the name in the certificate of the console's ``kit``. Without ``job_id``, the job is the newest that
+        runs, or else the newest. ``connect`` makes a session; ``clock`` returns seconds.
         """
         self._connect = connect or (lambda: new_secure_session(user, str(kit.absolute()), timeout=CONNECT))
         self._asked, self._clock, self._user, self._where = job_id, clock, user, f"the federation, as {user} sees it"

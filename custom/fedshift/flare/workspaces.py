@@ -110,12 +110,7 @@ def find_run(workspace: Path) -> EarlierRun | None:
 
 
 def find_former(workspace: Path, *, in_process: bool, force: bool) -> Former:
-    """What a new run replaces in its workspace, or goes on with.
-
-    Args:
-        workspace: of the new run.
-        in_process: whether that is in one process.
-        force: replace a run that was made the other way.
+    """What a new run, ``in_process`` or not, replaces in its workspace, or goes on with.
 
     Raises:
         ConfigError: the workspace is no folder, or holds something other than a run; or, without ``force``, a run that
