@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
     from fedshift.reporting import without_structure
-    from fedshift.reporting.report.wording import one_sided_sentence
+    from fedshift.reporting.report.wording import say
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.evaluation import Evaluation
     from fedshift.schema.job import EvaluationSpec
@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if summary.cases:
         console.print(_table(summary, classes))
     for name, counts in summary.one_sided.items():
-        print(one_sided_sentence(name, counts, n=len(summary.cases)))
+        said = say("labelled_class_in_one_mask", name=name, sides=counts, cases=len(summary.cases))
+        print(said.removesuffix("."))
     means = {name: spread.mean for name, spread in summary.scores.items()}
     evaluation = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
     for said in without_structure.said_of(evaluation):
