@@ -17,7 +17,7 @@ from fedshift.cli.display import console
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import SCORES
-from fedshift.reporting.report.wording import counted, one_sided_sentence
+from fedshift.reporting.report.wording import counted, say
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import CsvWriter
@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if summary.cases:
         console.print(_table(summary, classes))
     for name, counts in summary.one_sided.items():
-        print(one_sided_sentence(name, counts, n=len(summary.cases)))
+        said = say("labelled_class_in_one_mask", name=name, sides=counts, cases=len(summary.cases))
+        print(said.removesuffix("."))
     means = {name: spread.mean for name, spread in summary.scores.items()}
     evaluation = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
     for said in without_structure.said_of(evaluation):

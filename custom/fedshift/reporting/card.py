@@ -31,9 +31,9 @@ from fedshift.reporting.report.section import (
     Table,
     Text,
     Tone,
+    finding,
 )
-from fedshift.reporting.report.sentences import finding, say
-from fedshift.reporting.report.wording import listed, size
+from fedshift.reporting.report.wording import listed, say, size
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.results import FILE_NAME, Results
@@ -211,7 +211,7 @@ def _of_run(run: Run, tone: Tone) -> Iterator[Finding]:
     """What the summary of the run has in this tone."""
     for block in summary.summary(run).blocks:
         if isinstance(block, Findings):
-            yield from (finding for finding in block.findings if finding.tone == tone)
+            yield from (sentence for sentence in block.findings if sentence.tone == tone)
 
 
 def between_sites(described: Described) -> ShiftMap | None:

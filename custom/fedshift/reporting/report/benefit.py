@@ -30,9 +30,11 @@ from fedshift.reporting.report.section import (
     Table,
     Text,
     Tone,
+    finding,
+    paragraph,
 )
-from fedshift.reporting.report.sentences import finding, say
-from fedshift.reporting.report.wording import Metric, counted, metric, short
+from fedshift.reporting.report.summary import VERDICTS
+from fedshift.reporting.report.wording import Metric, counted, metric, say, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
@@ -44,7 +46,6 @@ from fedshift.tasks.evaluation.spread import bootstrap_interval
 MAX_LINES = 200
 """With more cases, only the distribution of their differences is drawn."""
 TESTS = {"wilcoxon": "Wilcoxon's signed-rank test", "mcnemar": "McNemar's exact test"}
-VERDICTS = {"better": "better", "worse": "worse", "open": "undecided"}
 _TONES: dict[str, Tone] = {"better": "good", "worse": "caution", "open": "result"}
 ALONE, FEDERATED = "trained alone", "federated"
 
@@ -52,7 +53,7 @@ ALONE, FEDERATED = "trained alone", "federated"
 def site_sections(run: Run, site: str, left_out: Sequence[LeaveOneOut] = ()) -> list[Section]:
     """The page of one site: the answer to its question first, then what the answer rests on."""
     made = [_question(run, site)]
-    gift = next((found for record in left_out if (found := _gift(run, record, site)) is not None), None)
+    gift = next(filter(None, (_gift(run, record, site) for record in left_out)), None)
     if gift is not None:
         made.append(gift)
     return [*made, *contributions.of_site(run, site)]
@@ -65,7 +66,7 @@ def with_own_cases(run: Run, site: str, path: Path) -> Run:
         ConfigError: the file cannot be read, or is of another run.
     """
     try:
-        own = LocalComparison.model_validate_json(path.read_text(encoding="utf-8"))
+        own_cases = LocalComparison.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             "file-unreadable", f"{path} cannot be read ({error.strerror}): name the site's {OWN_FILE} with --own"
@@ -77,12 +78,14 @@ def with_own_cases(run: Run, site: str, path: Path) -> Run:
     if (
         final is None
         or result is None
-        or any(getattr(result, name) != getattr(own, name) for name in ("score", "n", "federated", "local", "round"))
+        or any(
+            getattr(result, name) != getattr(own_cases, name) for name in ("score", "n", "federated", "local", "round")
+        )
     ):
         raise ConfigError(
             "other-run", f"{path} is not of site {site} in this run: its scores differ from those in {run.source}"
         )
-    final = final.model_copy(update={"against_local": {**final.against_local, site: own}})
+    final = final.model_copy(update={"against_local": {**final.against_local, site: own_cases}})
     return replace(run, results=run.results.model_copy(update={"final": final}))
 
 
@@ -100,14 +103,14 @@ def all_sites(run: Run) -> Section | None:
         return None
     rows: list[Row] = []
     for site, result in final.against_local.items():
-        of = metric(result.score)
+        m = metric(result.score)
         rows.append(
             [
                 site,
                 f"{result.n:,}{_of_subjects(result)}",
-                of.number(result.local),
-                of.number(result.federated),
-                Cell(of.difference(result.difference), of.points_interval(result.interval)),
+                m.number(result.local),
+                m.number(result.federated),
+                Cell(m.difference(result.difference), m.points_interval(result.interval)),
                 p_text(result.p),
                 Cell(VERDICTS[result.verdict], strong=result.verdict != "open"),
                 "–" if result.needed is None else f"{result.needed:,}{'' if result.subjects is None else ' subjects'}",
@@ -123,29 +126,13 @@ def all_sites(run: Run) -> Section | None:
         Column("Verdict", detail="federated is", numeric=False),
         Column("Cases that would tell"),
     ]
-    of = metric(next(iter(final.against_local.values())).score)
+    m = metric(next(iter(final.against_local.values())).score)
     return Section(
         "against-local",
         "Federated against trained alone",
         say("all_sites_how"),
-        [Table(columns, rows, caption=f"Test {of.heading}"), Text(_limits(run))],
+        [Table(columns, rows, caption=f"Test {m.heading}"), _limits(run)],
     )
-
-
-def at_all_sites(run: Run) -> Iterator[Finding]:
-    """For the summary of the run."""
-    final = run.results.final
-    if final is None or not run.results.job.local:
-        return
-    by_verdict = {
-        said: [site for site, result in final.against_local.items() if result.verdict == verdict]
-        for verdict, said in VERDICTS.items()
-    }
-    verdicts = [(said, sites) for said, sites in by_verdict.items() if sites]
-    if verdicts:
-        yield finding("result", "benefit_of_all", verdicts=verdicts)
-    else:
-        yield finding("caution", "no_comparison")
 
 
 def answer(site: str, result: LocalComparison) -> Finding:
@@ -186,7 +173,7 @@ def _question(run: Run, site: str) -> Section:
         blocks.append(Findings([answer(site, result), *_cautions(run, site)]))
         drawn = _figures(result, site)
         blocks += [Figures(drawn)] if drawn else []
-        compared = say(
+        compared = paragraph(
             "models_compared",
             site=site,
             best=final.best.round,
@@ -195,7 +182,7 @@ def _question(run: Run, site: str) -> Section:
             personal=site in final.personal,
             withheld=result.cases is None,
         )
-        blocks += [_numbers(result), Text(compared), Text(_limits(run))]
+        blocks += [_numbers(result), compared, _limits(run)]
     return Section("worth", f"Is the federation worth it for {site}?", "", blocks)
 
 
@@ -210,17 +197,17 @@ def _cautions(run: Run, site: str) -> Iterator[Finding]:
 
 
 def _figures(result: LocalComparison, site: str) -> list[Figure]:
-    of = metric(result.score)
+    m = metric(result.score)
     drawn = []
     with figures.style():
         if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
-            drawn.append(_lines(result, of, site))
+            drawn.append(_lines(result, m, site))
         if result.interval is not None:
-            drawn.append(_differences(result, of, site))
+            drawn.append(_differences(result, m, site))
     return drawn
 
 
-def _lines(result: LocalComparison, of: Metric, site: str) -> Figure:
+def _lines(result: LocalComparison, m: Metric, site: str) -> Figure:
     """Each case as two points joined by a line."""
     drawn, (axes,) = figures.drawing(height=300)
     assert result.cases is not None
@@ -232,71 +219,71 @@ def _lines(result: LocalComparison, of: Metric, site: str) -> Figure:
         series = 0 if federated > local else 1
         axes.plot(
             [0, 1],
-            [of.factor * local, of.factor * federated],
+            [m.factor * local, m.factor * federated],
             color=figures.colour(series),
             marker=figures.marker(series),
             linestyle=figures.dashes(series),
             linewidth=1.2,
             markersize=5,
         )
-    means = [of.factor * result.local, of.factor * result.federated]
+    means = [m.factor * result.local, m.factor * result.federated]
     axes.plot([0, 1], means, color=figures.INK, linewidth=3, marker="_", markersize=16, markeredgewidth=3, zorder=5)
     axes.set_xticks([0, 1], [ALONE, FEDERATED])
     axes.set_xlim(-0.25, 1.25)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel(of.heading)
+    axes.set_ylabel(m.heading)
     description = (
-        f"{of.title} of each test case of {short(site)}, {ALONE} and {FEDERATED}: {names[0]}, {names[1]}; means "
-        f"{of.with_unit(result.local)} and {of.with_unit(result.federated)}"
+        f"{m.title} of each test case of {short(site)}, {ALONE} and {FEDERATED}: {names[0]}, {names[1]}; means "
+        f"{m.with_unit(result.local)} and {m.with_unit(result.federated)}"
     )
-    title = f"{of.title}, case by case; thick line: mean"
+    title = f"{m.title}, case by case; thick line: mean"
     return figures.figure(drawn, "pairs", title=title, description=description, legend=figures.legend(names))
 
 
-def _differences(result: LocalComparison, of: Metric, site: str) -> Figure:
+def _differences(result: LocalComparison, m: Metric, site: str) -> Figure:
     """The mean difference with its interval, above the differences of cases or their quantiles."""
     drawn, (axes,) = figures.drawing(height=150)
     assert result.interval is not None
     axes.axvline(0, color=figures.INK, linewidth=1)
-    low, high = (of.factor * bound for bound in result.interval)
+    low, high = (m.factor * bound for bound in result.interval)
     axes.plot([low, high], [0, 0], color=figures.colour(0), linewidth=5, solid_capstyle="butt")
-    axes.plot([of.factor * result.difference], [0], color=figures.INK, marker="D", markersize=7, zorder=4)
+    axes.plot([m.factor * result.difference], [0], color=figures.INK, marker="D", markersize=7, zorder=4)
     below = "quantiles (5 to 95 %)"
     if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
-        values = np.array([of.factor * (a - b) for a, b in result.cases])
+        values = np.array([m.factor * (a - b) for a, b in result.cases])
         offset = 1 + 0.12 * np.sin(2.4 * np.arange(len(values)))
         for series, chosen in enumerate((values > 0, values <= 0)):
             colour, marker = figures.colour(series), figures.marker(series)
             axes.scatter(values[chosen], offset[chosen], s=20, linewidths=0, color=colour, marker=marker)
         below = "single cases"
     elif result.quantiles is not None:
-        five, q1, middle, q3, last = (of.factor * value for value in result.quantiles)
+        five, q1, middle, q3, last = (m.factor * value for value in result.quantiles)
         axes.plot([five, last], [1, 1], color=figures.INK, linewidth=1.2)
         axes.barh(1, q3 - q1, left=q1, height=0.4, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
         axes.plot([middle, middle], [0.8, 1.2], color=figures.INK, linewidth=2.4)
     axes.set_yticks([0, 1], ["mean, 95 %", below])
     axes.set_ylim(1.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"federated minus alone, points of {of.word}")
+    axes.set_xlabel(f"federated minus alone, points of {m.word}")
     description = (
-        f"Difference of {of.title} at {short(site)}, federated minus alone: mean {of.difference(result.difference)} "
-        f"points, 95 % interval {of.points_interval(result.interval)}"
+        f"Difference of {m.title} at {short(site)}, federated minus alone: mean {m.difference(result.difference)} "
+        f"points, 95 % interval {m.points_interval(result.interval)}"
     )
     title = "Difference; right of 0 the federated model is better"
     return figures.figure(drawn, "differences", title=title, description=description)
 
 
 def _numbers(result: LocalComparison) -> Facts:
-    of = metric(result.score)
-    bounds = of.points_interval(result.interval)
+    m = metric(result.score)
+    bounds = m.points_interval(result.interval)
     facts = [
         ("Test cases", f"{result.n:,}{_of_subjects(result)}"),
-        (f"{of.heading}, federated", of.number(result.federated)),
-        (f"{of.heading}, trained alone", of.number(result.local)),
-        ("Difference, points", f"{of.difference(result.difference)} {bounds}".rstrip()),
+        (f"{m.heading}, federated", m.number(result.federated)),
+        (f"{m.heading}, trained alone", m.number(result.local)),
+        ("Difference, points", f"{m.difference(result.difference)} {bounds}".rstrip()),
     ]
     if result.std is not None:
-        facts.append(("Standard deviation of the differences", of.number(result.std)))
+        facts.append(("Standard deviation of the differences", m.number(result.std)))
     if result.test is not None:
         facts.append((f"p, {TESTS[result.test]}", p_text(result.p)))
     if result.cases is not None:
@@ -312,8 +299,8 @@ def _numbers(result: LocalComparison) -> Facts:
     return Facts(facts)
 
 
-def _limits(run: Run) -> str:
-    return say("benefit_limits", fewest=FEWEST_FOR_TEST, seed=run.results.job.seed)
+def _limits(run: Run) -> Text:
+    return paragraph("benefit_limits", fewest=FEWEST_FOR_TEST, seed=run.results.job.seed)
 
 
 def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
@@ -322,7 +309,7 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
     if turn is None or not turn.others or not _matches(run, record):
         return None
     name = run.results.job.metric
-    of = metric(name)
+    m = metric(name)
     rows: list[Row] = []
     pairs: list[tuple[float, float]] = []
     for other, without in turn.others.items():
@@ -332,12 +319,12 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
         a, b = whole.scores[name], without.scores[name]
         pairs.append((a, b))
         rows.append(
-            [other, of.number(a), of.number(b), Cell(of.difference(a - b), _gain_interval(of, name, whole, without))]
+            [other, m.number(a), m.number(b), Cell(m.difference(a - b), _gain_interval(m, name, whole, without))]
         )
     if not pairs:
         return None
     mean, rest = fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
-    sentence = finding("result", "gift", m=of, site=site, others=len(pairs), mean=mean, without=rest)
+    sentence = finding("result", "gift", m=m, site=site, others=len(pairs), mean=mean, without=rest)
     columns = [
         Column("At", numeric=False),
         Column(f"With {short(site, 16)}"),
@@ -346,8 +333,8 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
     ]
     foot: Row = [
         Cell("mean", strong=True),
-        *(Cell(of.number(v), strong=True) for v in (mean, rest)),
-        of.difference(mean - rest),
+        *(Cell(m.number(v), strong=True) for v in (mean, rest)),
+        m.difference(mean - rest),
     ]
     return Section(
         "gives",
@@ -355,12 +342,12 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
         "",
         [
             Findings([sentence]),
-            Table(columns, rows, [foot], caption=f"Test {of.heading}, best model"),
+            Table(columns, rows, [foot], caption=f"Test {m.heading}, best model"),
         ],
     )
 
 
-def _gain_interval(of: Metric, name: str, whole: Evaluation, without: Evaluation) -> str:
+def _gain_interval(m: Metric, name: str, whole: Evaluation, without: Evaluation) -> str:
     cases = [result.distributions[name].cases if name in result.distributions else None for result in (whole, without)]
     a, b = cases
     if a is None or b is None or len(a) != len(b):
@@ -369,7 +356,7 @@ def _gain_interval(of: Metric, name: str, whole: Evaluation, without: Evaluation
         whole.distributions[name].subjects is not None
     ):  # cases of one subject are alike, and whose they are stayed there
         return ""
-    return of.points_interval(bootstrap_interval(np.array(a) - np.array(b), seed=0))
+    return m.points_interval(bootstrap_interval(np.array(a) - np.array(b), seed=0))
 
 
 def _as_used(run: Run, site: str) -> Evaluation | None:

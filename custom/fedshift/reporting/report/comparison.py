@@ -12,8 +12,8 @@ import numpy as np
 
 from fedshift.reporting.p_values import p_text
 from fedshift.reporting.report.runs import Run, differing_settings, distribution, label_runs
-from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
-from fedshift.reporting.report.wording import Metric, counted, listed, metric
+from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, paragraph
+from fedshift.reporting.report.wording import Metric, counted, metric
 
 MIN_PAIRS = 3
 """Number of cases for a t-test."""
@@ -50,31 +50,15 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
     same_data = [site for site in sites if len(_cases_used(runs, site)) == 1]
     other_data = [site for site in sites if site not in same_data]
     blocks: list[Block] = [_table(name, settings, sites)]
-    differing = differing_settings([setting.runs[0] for setting in settings])
-    if differing:
-        blocks.append(Text(f"Beside methods and their options the columns differ in {listed(differing)}."))
+    if differing := differing_settings([setting.runs[0] for setting in settings]):
+        blocks.append(paragraph("settings_differ", settings=differing))
     if not all(setting.runs[0].settings for setting in settings):
-        blocks.append(
-            Text(
-                "Some records are of an earlier version, without learning rate, loss and other settings, and have no "
-                "model file beside them: such a run is a column of its own, and what else it differs in is not known."
-            )
-        )
+        blocks.append(paragraph("settings_unknown"))
     if other_data:
-        blocks.append(
-            Text(
-                f"Not the same data in all runs: {listed(other_data)} (different manifests or splits). "
-                "Differences there say nothing about the methods."
-            )
-        )
-    repeated = [run for setting in settings for run in setting.repeated]
-    if repeated:
-        named = listed([str(run.source.parent) for run in repeated])
-        blocks.append(Text(f"Not counted, as another run has the same settings and seed: {named}."))
-    if any(len(setting.runs) > 1 for setting in settings):
-        blocks.append(Text("± is the standard deviation over seeds."))
-    else:
-        blocks.append(Text("One seed per run: small differences may be due to chance."))
+        blocks.append(paragraph("data_differ", sites=other_data))
+    if repeated := [str(run.source.parent) for setting in settings for run in setting.repeated]:
+        blocks.append(paragraph("repeated_runs", folders=repeated))
+    blocks.append(paragraph("several_seeds" if any(len(setting.runs) > 1 for setting in settings) else "single_seeds"))
     blocks += _paired(name, settings, same_data)
     return Section(
         key,
@@ -115,39 +99,39 @@ def _test(run: Run, site: str, name: str) -> float | None:
 
 
 def _table(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> Table:
-    of = metric(name)
+    m = metric(name)
     rows: list[Row] = []
     for site in sites:
         values = [[v for run in s.runs if (v := _test(run, site, name)) is not None] for s in settings]
-        rows.append([site, *_cells(of, values)])
+        rows.append([site, *_cells(m, values)])
     means = []
     for setting in settings:
         by_run = [[_test(run, site, name) for site in sites] for run in setting.runs]
         # Means over different sets of sites are not comparable.
         means.append([fmean(v for v in row if v is not None) for row in by_run if None not in row])
-    foot: list[Row] = [[Cell("mean", strong=True), *_cells(of, means)]]
+    foot: list[Row] = [[Cell("mean", strong=True), *_cells(m, means)]]
     columns = [Column("Site", numeric=False)]
     columns += [Column(s.label, detail=counted(len(s.runs), "seed") if len(s.runs) > 1 else "") for s in settings]
-    return Table(columns, rows, foot, caption=f"Test {of.heading}, best model")
+    return Table(columns, rows, foot, caption=f"Test {m.heading}, best model")
 
 
-def _cells(of: Metric, values: Sequence[Sequence[float]]) -> list[Cell]:
-    means = [fmean(found) if found else None for found in values]
+def _cells(m: Metric, values: Sequence[Sequence[float]]) -> list[Cell]:
+    means = [fmean(scores) if scores else None for scores in values]
     known = [mean for mean in means if mean is not None]
-    best = (max if of.higher_is_better else min)(known, default=None)
+    best = (max if m.higher_is_better else min)(known, default=None)
     return [
         Cell(
-            of.number(mean),
-            f"± {of.number(stdev(found))}" if len(found) > 1 else "",
+            m.number(mean),
+            f"± {m.number(stdev(scores))}" if len(scores) > 1 else "",
             strong=mean is not None and mean == best and len(known) > 1,
         )
-        for mean, found in zip(means, values, strict=True)
+        for mean, scores in zip(means, values, strict=True)
     ]
 
 
 def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> list[Block]:
     """Paired tests of every setting against the first, over cases whose scores both have on the same data."""
-    of = metric(name)
+    m = metric(name)
     first, *others = settings
     rows: list[Row] = []
     for setting in others:
@@ -161,9 +145,9 @@ def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> li
         if not differences:
             continue
         cases = np.concatenate(differences)
-        rows.append([setting.label, f"{len(cases)}", f"{len(used)}", *_tested(of, cases)])
+        rows.append([setting.label, f"{len(cases)}", f"{len(used)}", *_tested(m, cases)])
     if not rows:
-        return [Text("No paired differences: the records have no scores of single cases on the same data and seeds.")]
+        return [paragraph("no_pairs")]
     columns = [
         Column(f"Against {first.label}", numeric=False),
         Column("Cases"),
@@ -172,39 +156,35 @@ def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> li
         Column("p", detail="paired t-test"),
     ]
     return [
-        Table(columns, rows, caption=f"Paired differences of {of.title} by case, all sites together"),
-        Text(
-            "Both settings are compared on the same cases, so differences in difficulty cancel out. Each case counts "
-            "once, with its mean over the common seeds. The p-values are not corrected for the number of rows, and "
-            "cases of one site are not fully independent."
-        ),
+        Table(columns, rows, caption=f"Paired differences of {m.title} by case, all sites together"),
+        paragraph("pairs"),
     ]
 
 
 def _cases(setting: _Setting, site: str, name: str, seeds: set[int]) -> np.ndarray | None:
     """Mean scores over seeds of a site's cases, (n,); None if they are incomplete."""
-    found = []
+    by_seed = []
     for run in setting.runs:
         if run.results.job.seed in seeds:
             assert run.results.final is not None
             spread = distribution(run.results.final.best, site, "test", name)
             if spread is None or spread.cases is None:
                 return None
-            found.append(spread.cases)
-    if not found or len({len(cases) for cases in found}) > 1:
+            by_seed.append(spread.cases)
+    if not by_seed or len({len(cases) for cases in by_seed}) > 1:
         return None
-    mean: np.ndarray = np.mean(found, axis=0)
+    mean: np.ndarray = np.mean(by_seed, axis=0)
     return mean
 
 
-def _tested(of: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
+def _tested(m: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
     """Mean difference with its interval, and the p-value."""
     mean = float(differences.mean())
     if len(differences) < MIN_PAIRS or np.ptp(differences) <= CONSTANT:
-        return of.difference(mean), "–"
+        return m.difference(mean), "–"
     from scipy import stats
 
     tested = stats.ttest_1samp(differences, 0.0)
     bounds = tested.confidence_interval(0.95)
-    detail = of.points_interval((float(bounds.low), float(bounds.high)))
-    return Cell(of.difference(mean), detail), p_text(float(tested.pvalue))
+    detail = m.points_interval((float(bounds.low), float(bounds.high)))
+    return Cell(m.difference(mean), detail), p_text(float(tested.pvalue))

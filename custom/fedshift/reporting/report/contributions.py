@@ -17,14 +17,14 @@ from fedshift.reporting.report.section import (
     Cell,
     Column,
     Figures,
-    Finding,
     Findings,
     Row,
     Section,
     Table,
     Text,
+    finding,
 )
-from fedshift.reporting.report.wording import counted, listed, short
+from fedshift.reporting.report.wording import listed, short
 
 FEWEST_ROUNDS = 5
 """With fewer rounds no interval is given."""
@@ -69,29 +69,29 @@ def shares(run: Run) -> dict[str, dict[str, Share]]:
 
 
 def _of_method(rounds: list[dict[str, float]], run: Run) -> dict[str, Share]:
-    found = {}
+    estimates = {}
     for site in run.trained:
-        of = [(told[site], 1 / len(told)) for told in rounds if site in told]
-        if not of:
+        with_equal = [(estimate[site], 1 / len(estimate)) for estimate in rounds if site in estimate]
+        if not with_equal:
             continue
-        values, equal = (np.array(column) for column in zip(*of, strict=True))
+        values, equal = (np.array(column) for column in zip(*with_equal, strict=True))
         low, high = np.quantile(values, MIDDLE)
         bounds = (float(low), float(high)) if len(values) >= FEWEST_ROUNDS else None
-        found[site] = Share(len(values), float(values.mean()), float(equal.mean()), bounds)
-    return found
+        estimates[site] = Share(len(values), float(values.mean()), float(equal.mean()), bounds)
+    return estimates
 
 
 def of_sites(run: Run) -> Section | None:
     """A table and a drawing for each method that estimates contributions; None without any."""
-    found = shares(run)
-    if not found:
+    estimates = shares(run)
+    if not estimates:
         return None
-    tables = [_table(name, of) for name, of in found.items()]
+    tables = [_table(name, by_site) for name, by_site in estimates.items()]
     with figures.style():
-        drawn = [_figure(name, of) for name, of in found.items()]
+        drawn = [_figure(name, by_site) for name, by_site in estimates.items()]
     return Section(
         "contributions",
-        f"What each site contributes, estimated by {listed(list(found))}",
+        f"What each site contributes, estimated by {listed(list(estimates))}",
         HOW,
         [*tables, Figures(drawn)],
     )
@@ -99,29 +99,19 @@ def of_sites(run: Run) -> Section | None:
 
 def of_site(run: Run, site: str) -> list[Section]:
     """What the methods estimate of one site, for its page."""
-    sentences = [Finding("result", _sentence(name, site, of[site])) for name, of in shares(run).items() if site in of]
+    sentences = [
+        finding("result", "estimated_share", method=name, site=site, share=by_site[site])
+        for name, by_site in shares(run).items()
+        if site in by_site
+    ]
     if not sentences:
         return []
     return [Section("estimate", f"What {site} contributes, as estimated", "", [Findings(sentences), Text(HOW)])]
 
 
-def _sentence(method: str, site: str, share: Share) -> str:
-    start = (
-        f"{method} estimates that {site} contributed {_percent(share.mean)} % to the rounds' models; an equal share "
-        f"would be {_percent(share.equal)} %"
-    )
-    if share.bounds is None:
-        return f"{start}. From {counted(share.n, 'round')} it cannot be told whether the two differ."
-    low, high = map(_percent, share.bounds)
-    seen = f"{start}. In the middle 95 % of {counted(share.n, 'round')} it was {low} to {high} %, "
-    if share.place == "open":
-        return seen + "on both sides of an equal share: the two cannot be told apart."
-    return seen + f"{share.place} an equal share."
-
-
-def _table(method: str, of: Mapping[str, Share]) -> Table:
+def _table(method: str, by_site: Mapping[str, Share]) -> Table:
     rows: list[Row] = []
-    for site, share in of.items():
+    for site, share in by_site.items():
         bounds = "" if share.bounds is None else f"[{_percent(share.bounds[0])}, {_percent(share.bounds[1])}]"
         rows.append(
             [site, str(share.n), Cell(_percent(share.mean), bounds), _percent(share.equal), PLACES[share.place]]
@@ -136,25 +126,25 @@ def _table(method: str, of: Mapping[str, Share]) -> Table:
     return Table(columns, rows, caption=f"Estimate of {method}")
 
 
-def _figure(method: str, of: Mapping[str, Share]) -> Figure:
-    drawn, (axes,) = figures.drawing(height=70 + 26 * len(of))
+def _figure(method: str, by_site: Mapping[str, Share]) -> Figure:
+    drawn, (axes,) = figures.drawing(height=70 + 26 * len(by_site))
     colour = figures.colour(0)
-    for place, share in enumerate(of.values()):
+    for place, share in enumerate(by_site.values()):
         if share.bounds is not None:
             axes.plot([100 * bound for bound in share.bounds], [place, place], color=colour, linewidth=4)
         axes.plot([100 * share.mean], [place], color=figures.INK, marker="D", markersize=6, zorder=4)
         axes.plot([100 * share.equal] * 2, [place - 0.4, place + 0.4], color=figures.FAINT, linewidth=1.5)
-    axes.set_yticks(range(len(of)), [short(site, 16) for site in of])
-    axes.set_ylim(len(of) - 0.5, -0.5)
+    axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
+    axes.set_ylim(len(by_site) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("estimated share of the rounds' models, %")
-    told = "; ".join(f"{site} {_percent(share.mean)} %" for site, share in of.items())
+    named = "; ".join(f"{site} {_percent(share.mean)} %" for site, share in by_site.items())
     return figures.figure(
         drawn,
         f"contributions-{method}",
         title=f"{method}: mean and middle 95 % of rounds; upright lines: an equal share",
-        description=f"Contributions estimated by {method}: {told}",
+        description=f"Contributions estimated by {method}: {named}",
     )
 
 

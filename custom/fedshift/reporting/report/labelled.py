@@ -22,9 +22,9 @@ from fedshift.reporting.report.section import (
     Section,
     Table,
     Text,
+    finding,
 )
-from fedshift.reporting.report.sentences import finding
-from fedshift.reporting.report.wording import counted, listed, metric, one_sided_sentence, ordered
+from fedshift.reporting.report.wording import counted, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import LabelledScans
 from fedshift.schema.results import Results
@@ -70,7 +70,7 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
     if 0 < n < summary.MIN_CASES:
         yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
     for name, sides in record.one_sided.items():
-        yield finding("caution", "labelled_class_in_one_mask", said=one_sided_sentence(name, sides, n=n))
+        yield finding("caution", "labelled_class_in_one_mask", name=name, sides=sides, cases=n)
     for said in without_structure.said_of(_evaluation(record)):
         yield finding("note", "labelled_cases_without", said=said)
     if record.without_spacing:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Block, Commands, Section, Text
-from fedshift.reporting.report.wording import listed
+from fedshift.reporting.report.section import Block, Commands, Section, paragraph
+from fedshift.reporting.report.wording import say
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.manifest import PhantomOptions
@@ -17,10 +17,6 @@ from fedshift.schema.results import FROM_SCRATCH, JobRecord
 
 JOB, POOLED, CROSS_SITE = "job", "pooled", "cross-site"
 """``fedshift`` commands: make a job (which is then run), train a centralised reference, run a cross-site evaluation."""
-_RESULT = (
-    "With the same data, versions, processor type, precision and number of threads, the weights are identical bit for "
-    "bit."
-)
 
 
 def repeat_section(run: Run, *, command: str | None = None) -> Section:
@@ -42,31 +38,21 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     lines = [*_phantom_commands(made_with), *lines]
     blocks: list[Block] = [Commands(lines)]
     if None in made_with.values():
-        blocks.append(
-            Text(
-                f"With which options 'fedshift data phantom' made {listed(_of(made_with, None))} is not known, as the "
-                "data are of an earlier version: other cases or another seed give other results."
-            )
-        )
+        blocks.append(paragraph("phantom_unknown", sites=_of(made_with, None)))
     if not is_exact:
-        blocks.append(
-            Text(
-                "These commands are reconstructed from the record; compare the job that they make with the settings "
-                "above."
-            )
-        )
+        blocks.append(paragraph("reconstructed"))
     elif command != POOLED:
-        blocks.append(Text("These commands make exactly the job in the model file."))
+        blocks.append(paragraph("exact_commands"))
     if "auto" in (results.job.precision, results.job.threads):
-        blocks.append(Text("The values that the job sets to auto are listed above, as used at the sites."))
+        blocks.append(paragraph("auto_settings"))
     if len({machine.precision for machine in results.machines.values()}) > 1:
-        blocks.append(Text("The sites used different precisions: with schedule.precision=fp32 all use the same."))
+        blocks.append(paragraph("precisions_differ"))
     if results.job.initial_weights != FROM_SCRATCH:
-        blocks.append(Text(f"The run started from {results.job.initial_weights}: pass that file with --weights FILE."))
+        blocks.append(paragraph("started_from", weights=results.job.initial_weights))
     return Section(
         "repeat",
         "How to repeat it",
-        _RESULT if results.job.minutes is None else "The weights will be others: " + BY_CLOCK + ".",
+        say("same_bits") if results.job.minutes is None else "The weights will be others: " + BY_CLOCK + ".",
         blocks,
     )
 
@@ -85,12 +71,12 @@ def _of(made_with: Mapping[str, PhantomOptions | None], options: PhantomOptions 
 
 
 def _phantom_options(options: PhantomOptions, sites: list[str]) -> list[str]:
-    found = ["--sites", ",".join(sites), "--cases", str(options.cases), "--seed", str(options.seed)]
+    arguments = ["--sites", ",".join(sites), "--cases", str(options.cases), "--seed", str(options.seed)]
     if options.matrices:
-        found += ["--matrix", ",".join(map(str, options.matrices))]
+        arguments += ["--matrix", ",".join(map(str, options.matrices))]
     if options.zones:
-        found.append("--zones")
-    return found + (["--sequences", "2"] if options.sequences == 2 else [])
+        arguments.append("--zones")
+    return arguments + (["--sequences", "2"] if options.sequences == 2 else [])
 
 
 def _without_shares(job: JobSpec) -> JobSpec:

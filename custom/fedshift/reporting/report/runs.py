@@ -181,6 +181,8 @@ def own_models(given: Transfer) -> dict[str, ModelFile]:
 def label_runs(runs: Sequence[Run]) -> list[Run]:
     """Label the runs by their differences: methods, then as needed task, protocol, settings, seed and folder names."""
     labels = [run.methods for run in runs]
+    if len(runs) < 2:
+        return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
     settings = [_settings(run) for run in runs]
     keys = dict.fromkeys(key for one in settings for key in one)
     for key in sorted(keys, key=lambda key: key == "seed"):  # which comes last

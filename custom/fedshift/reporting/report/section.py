@@ -5,11 +5,12 @@ No text here is HTML: the templates escape it. Only `Figure.svg` is markup, made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fedshift.reporting.figures import Figure, LegendEntry
+from fedshift.reporting.report.wording import say
 
 MAX_ROWS_SHOWN = 30
 """A table with more rows is scrolled instead of shown in full."""
@@ -95,11 +96,22 @@ class Figures:
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary; ``key`` is its name in ``sentences.j2``."""
+    """A sentence of the summary: plain, or the one that ``sentences.j2`` calls ``key`` with these facts."""
 
     tone: Tone
-    text: str
+    plain: str = ""
     key: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return say(self.key, **self.facts) if self.key else self.plain
+
+
+def finding(tone: Tone, key: str, **facts: Any) -> Finding:
+    """A sentence of ``sentences.j2``."""
+    return Finding(tone, key=key, facts=facts)
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,17 @@ class Commands:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph; ``key`` is its name in ``sentences.j2``, if it is from there."""
 
     text: str
+    key: str = ""
 
     kind = "text"
+
+
+def paragraph(key: str, **facts: Any) -> Text:
+    """A paragraph of ``sentences.j2``."""
+    return Text(say(key, **facts), key)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from statistics import fmean
 
 from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import needs_voxel_size
-from fedshift.reporting.report import benefit
 from fedshift.reporting.report.runs import Run, distribution, evaluation, guess_mean
-from fedshift.reporting.report.section import Finding, Findings, Section, Tone
-from fedshift.reporting.report.sentences import finding
+from fedshift.reporting.report.section import Finding, Findings, Section, Tone, finding
 from fedshift.reporting.report.wording import metric, ordered, printed
 from fedshift.reporting.table import departure_notes
 from fedshift.schema.evaluation import Evaluation
@@ -31,6 +29,8 @@ MAX_ECE = 0.1
 """A larger expected calibration error gets a caution."""
 MIN_CALIBRATION_SAMPLES = 200
 """With fewer samples the calibration error may be large by chance."""
+VERDICTS = {"better": "better", "worse": "worse", "open": "undecided"}
+"""What the comparison of a site's models says of the federated one."""
 KINDS = {
     "phantom": "simulated scans (the phantom: no patients)",
     "patients": "scans of patients",
@@ -40,18 +40,18 @@ KINDS = {
 
 def summary(run: Run) -> Section:
     """The summary of one run."""
-    return _section([_what_was_run(run), *_result(run), *benefit.at_all_sites(run), *_cautions(run)], "sections")
+    return _section([_what_was_run(run), *_result(run), *_against_local(run), *_cautions(run)], "sections")
 
 
-def multi_model_summary(run: Run, sentence: str) -> Section:
-    """The summary of a record with several models: ``sentence`` is the result, followed by the run's cautions."""
+def multi_model_summary(run: Run, result: Finding) -> Section:
+    """The summary of a record with several models: the result, followed by the run's cautions."""
     plain = replace(run, results=run.results.model_copy(update={"final": None}))
-    return _section([Finding("result", sentence), *_cautions(plain)], "tables")
+    return _section([result, *_cautions(plain)], "tables")
 
 
 def _section(findings: Iterable[Finding], below: str) -> Section:
     has = "contain the underlying numbers" if below == "sections" else "contain the numbers"
-    sorted_by_tone = sorted(findings, key=lambda finding: ORDER.index(finding.tone))
+    sorted_by_tone = sorted(findings, key=lambda sentence: ORDER.index(sentence.tone))
     return Section("summary", "Summary", f"Read this first; the {below} below {has}.", [Findings(sorted_by_tone)])
 
 
@@ -129,6 +129,21 @@ def _result(run: Run) -> Iterator[Finding]:
         if score is not None:
             trained = TRAINED_BEFORE if job.trained_before([site]) else "never trained"
             yield finding("result", "held_out_score", m=m, site=site, trained=trained, score=score, cases=run.counted)
+
+
+def _against_local(run: Run) -> Iterator[Finding]:
+    final = run.results.final
+    if final is None or not run.results.job.local:
+        return
+    by_verdict = {
+        name: [site for site, result in final.against_local.items() if result.verdict == verdict]
+        for verdict, name in VERDICTS.items()
+    }
+    verdicts = [(name, sites) for name, sites in by_verdict.items() if sites]
+    if verdicts:
+        yield finding("result", "benefit_of_all", verdicts=verdicts)
+    else:
+        yield finding("caution", "no_comparison")
 
 
 def _cautions(run: Run) -> Iterator[Finding]:

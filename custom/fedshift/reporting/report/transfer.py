@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from fedshift.reporting.report import curves, repeat, scores, setup, summary, traffic
 from fedshift.reporting.report.runs import Transfer
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
-from fedshift.reporting.report.wording import listed, metric, ordered, printed, short
+from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text, finding
+from fedshift.reporting.report.wording import metric, ordered, printed, short
 from fedshift.reporting.table import counting, counts, scored_on
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
 from fedshift.schema.results import TRAINED_BEFORE, Metrics
@@ -33,24 +33,17 @@ def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]
     has_rounds = bool(run.results.rounds)
     made: list[Section | None]
     if isinstance(record, CrossSite):
-        own, elsewhere = (
-            name.with_unit(mean.get(record.job.metric)) for mean in (record.mean_own, record.mean_elsewhere)
-        )
-        sentence = (
-            f"Own models of {sites} sites, mean test {name.word}: {own} at their own site, {elsewhere} elsewhere."
-        )
-        made = [summary.multi_model_summary(run, sentence), cross_site(record)]
+        own_mean, elsewhere = (mean.get(record.job.metric) for mean in (record.mean_own, record.mean_elsewhere))
+        result = finding("result", "cross_site_means", m=name, sites=sites, own=own_mean, elsewhere=elsewhere)
+        made = [summary.multi_model_summary(run, result), cross_site(record)]
         made += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
     else:
-        mean = name.with_unit(record.mean["best"].get("all", {}).get(record.job.metric))
-        trained_before = record.job.trained_before(list(record.sites))
-        lineage = f", but {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
-        sentence = (
-            f"{sites} sites held out in turn: mean {name.word} {mean} on all {run.counted} of a site that did not train"
-            f"{lineage}."
-        )
+        mean = record.mean["best"].get("all", {}).get(record.job.metric)
+        before = record.job.trained_before(list(record.sites))
+        facts = {"mean": mean, "counted": run.counted, "before": before, "trained": TRAINED_BEFORE}
+        result = finding("result", "held_out_in_turn", m=name, sites=sites, **facts)
         made = [
-            summary.multi_model_summary(run, sentence),
+            summary.multi_model_summary(run, result),
             leave_one_out(record),
             setup.data(run, role="held out in turn"),
         ]

@@ -1,14 +1,17 @@
-"""Formatting of numbers, units and names."""
+"""The words of a report: numbers, units and names as text, and the sentences of ``sentences.j2``."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from fedshift.reporting import differences
 from fedshift.reporting.known_scores import SCORES, known_score
-from fedshift.schema.evaluation import OneSided
 
 NO_BREAK = "\u00a0"
 """No-break space, between a number and its unit."""
@@ -87,9 +90,9 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=place)
 
 
-def interval(of: Metric, bounds: tuple[float, float] | None) -> str:
+def interval(m: Metric, bounds: tuple[float, float] | None) -> str:
     """``[82.1, 91.0]``, or an empty string."""
-    return "" if bounds is None else f"[{of.number(bounds[0])}, {of.number(bounds[1])}]"
+    return "" if bounds is None else f"[{m.number(bounds[0])}, {m.number(bounds[1])}]"
 
 
 def size(n_bytes: float) -> str:
@@ -130,15 +133,22 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def counted(n: int, one: str, many: str | None = None) -> str:
+def counted(n: int, singular: str, plural: str | None = None) -> str:
     """A number with its noun: ``1 site``, ``2 sites``."""
-    return f"{n} {one if n == 1 else many or one + 's'}"
+    return f"{n} {singular if n == 1 else plural or singular + 's'}"
 
 
-def one_sided_sentence(name: str, of: OneSided, *, n: int) -> str:
-    """What is to be known of a class that one mask only has in some of ``n`` cases."""
-    how = [f"{times} {word}" for word, times in (("missed", of.missed), ("invented", of.invented)) if times]
-    is_are = "is" if of.cases == 1 else "are"
-    said = f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model)"
-    diagonal = "; HD95 and ASD count as the volume's diagonal where it is missed, and surface Dice as 0"
-    return said + (diagonal if of.missed else "")
+def say(key: str, **facts: Any) -> str:
+    """The sentence of this name in ``sentences.j2``, with these facts."""
+    text = getattr(_sentences(), key)(**facts)
+    return re.sub("[ \n]+", " ", str(text)).strip(" \n")
+
+
+@cache
+def _sentences() -> Any:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined)
+    environment.filters.update(listed=listed, counted=counted)
+    return environment.get_template("sentences.j2").module
