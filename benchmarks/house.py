@@ -11,9 +11,10 @@ installed packages of this Python.
 stands between white space.
 
 **Assertions** are ``assert`` statements and ``pytest.raises(match=…)``. One compares a sentence if a literal in it has
-four alphabetic words or more. A private reach is an import or an attribute of a name with one leading underscore, but
-for ``self._name`` and ``cls._name``. Of identifiers, the places are counted that define one: assignments, parameters,
-functions and classes.
+four alphabetic words or more. Monkeypatches are calls of pytest's ``monkeypatch``, of ``mock.patch``, and of the
+fixture ``lower`` of the armour's tests. A private reach is an import or an attribute of a name with one leading
+underscore, but for ``self._name`` and ``cls._name``. Of identifiers, the places are counted that define one:
+assignments, parameters, functions and classes.
 
 **Ways.** A run of one round of two sites in one process, a prediction by the command line and a report by the command
 line are traced, each the second time, when all is imported. The first call of each function of the packages is a step.
@@ -103,7 +104,7 @@ def assertions(files: Iterable[Path], packages: tuple[str, ...]) -> dict[str, in
             called = ast.unparse(node.func)
             for match in (keyword.value for keyword in node.keywords if keyword.arg == "match"):
                 found.update(assertions=1, sentences=is_sentence(match))
-            found["monkeypatches"] += called.startswith("monkeypatch.") or called in ("patch", "mock.patch")
+            found["monkeypatches"] += called.startswith("monkeypatch.") or called in ("patch", "mock.patch", "lower")
             found["monkeypatches"] += called.startswith(("patch.", "mock.patch."))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in packages:
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
