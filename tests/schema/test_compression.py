@@ -459,6 +459,14 @@ def test_rules_of_the_federation_work_with_it(
     assert server.results.final is not None
 
 
+@pytest.mark.parametrize("option", [INT8, BF16])
+def test_it_learns(option: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedavg", "schedule.rounds=4", "schedule.local_epochs=3", "optimizer.lr=0.01", option)
+    results = run_in_process(job, three_sites, tmp_path).results
+    losses = [np.mean([site.train_loss for site in record.sites.values()]) for record in results.rounds]
+    assert losses[-1] < 0.6 * losses[0]
+
+
 def test_sites_own_models_are_what_they_trained_to(three_sites: dict[str, Path], tmp_path: Path) -> None:
     record = cross_site(small_job("fedavg", INT8), three_sites, tmp_path)
     assert {site: set(row) for site, row in record.scores.items()} == {site: set(three_sites) for site in three_sites}

@@ -59,7 +59,7 @@ class Sent:
 class _Alone(Coordinator):
     """A server that meets one site only; validation data may be at the others."""
 
-    def _require_validation_data(self) -> None:
+    def require_validation_data(self) -> None:
         return
 
 

@@ -253,4 +253,4 @@ def test_a_class_that_no_site_has_is_in_no_plan(
     capsys.readouterr()
     for sites, fits in (("A,B", annotated is None), ("B,C", True)):
         assert main(["job", "fedavg", plan, "--sites", sites, "--force"]) == 0
-        assert ("class rim" not in capsys.readouterr().out) == fits
+        assert (" rim" not in capsys.readouterr().out) == fits

@@ -267,10 +267,8 @@ class Coordinator:
         stored = self._stored()
         self.record.close_round(self.invited, {update.site: update.metrics for update in stored})
         self._require(len(stored), f"round {round_}" if round_ else "the statistics round")
-        if round_ == 0 and not any(record.n["val"] for record in self.results.data.values()):
-            raise ConfigError(
-                "no-validation-data", "no site has validation data, so no round could be selected: prepare more cases"
-            )
+        if round_ == 0:
+            self.require_validation_data()
         if round_ > 1:
             self._select(round_ - 1)
             self._end_if_patience_is_over()
@@ -425,6 +423,13 @@ class Coordinator:
         ratios = {"max_norm_ratio": federation.max_norm_ratio, "max_sample_ratio": federation.max_sample_ratio}
         for site, fault in list(outliers(stored, usual=usual, specs=self.update_check.specs, **ratios)):
             self._reject_accepted(site, fault)
+
+    def require_validation_data(self) -> None:
+        """Without it no round could be selected, which would else be noticed after the last round."""
+        if not any(record.n["val"] for record in self.results.data.values()):
+            raise ConfigError(
+                "no-validation-data", "no site has validation data, so no round could be selected: prepare more cases"
+            )
 
     def _reject_accepted(self, site: str, fault: Rejected) -> None:
         """Reject an update that had been accepted, now that those of the other sites are known."""

@@ -138,11 +138,12 @@ class AnswerStore:
             "task": task,
             "weights": copied(update.weights),
             "arrays": {method: copied(named) for method, named in update.arrays.items()},
-            "packed": {
+        }
+        if update.packed:
+            content["packed"] = {
                 key: copied({name: part for name, part in vars(packed).items() if part is not None})
                 for key, packed in update.packed.items()
-            },
-        }
+            }
         try:
             write_tensors(content, self._path)
         except OSError as error:
