@@ -138,12 +138,13 @@ class AnswerStore:
             "task": task,
             "weights": copied(update.weights),
             "arrays": {method: copied(named) for method, named in update.arrays.items()},
-        }
-        if update.packed:
-            content["packed"] = {
+            "packed": {
                 key: copied({name: part for name, part in vars(packed).items() if part is not None})
                 for key, packed in update.packed.items()
-            }
+            },
+        }
+        if not update.packed:
+            del content["packed"]
         try:
             write_tensors(content, self._path)
         except OSError as error:
