@@ -9,7 +9,7 @@ from statistics import median
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figures, Section, Text
+from fedshift.reporting.report.section import Figures, Section, paragraph
 from fedshift.reporting.report.wording import Metric, metric, ordered, printed
 from fedshift.schema.results import RoundRecord, SiteRound
 
@@ -46,15 +46,13 @@ def over_rounds(run: Run) -> Section | None:
         return None
     many = len(sites) > MAX_LINES
     legend = [] if many else figures.legend(sites)
-    notes = ["Each grey line is a site; the thick line is their median."] if many else []
-    if run.results.final is not None:
-        notes.append("The dotted vertical line marks the round of the best model.")
+    marked = run.results.final is not None
     return Section(
         "curves",
         "Scores over rounds",
         "If scores still rise at the right end, more rounds may help. A line far below the others is a site for which "
         "the shared model works badly.",
-        [Figures(drawn, legend), *([Text(" ".join(notes))] if notes else [])],
+        [Figures(drawn, legend), *([paragraph("curve_lines", many=many, marked=marked)] if many or marked else [])],
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, paragraph
 from fedshift.reporting.report.wording import metric, ordered, short
 from fedshift.schema.evaluation import QUANTILES, Distribution
 
@@ -46,28 +46,14 @@ def score_distributions(run: Run) -> Section | None:
             drawn.append(strip(name, dict(list(by_metric[name].items())[:MAX_SITES])))
     spreads = [spread for by_site in by_metric.values() for spread in by_site.values()]
     boxes = any(has_box(spread) for spread in spreads)
-    notes = []
-    if any(spread.cases is None for spread in spreads):
-        notes.append("Sites whose policy withholds scores of single cases have a box only, drawn from their quantiles.")
-    if boxes and not all(has_box(spread) for spread in spreads):
-        notes.append(f"Sites with fewer than {MIN_CASES_FOR_BOX} cases have no box.")
-    more = max(len(by_site) for by_site in by_metric.values()) - MAX_SITES
-    if more > 0:
-        notes.append(f"The first {MAX_SITES} sites are drawn; {more} more are in the table of scores.")
-    return Section(
-        "distributions",
-        "Scores over cases",
-        ("Every dot is a test case. " if any(spread.cases is not None for spread in spreads) else "")
-        + (BOX if boxes else "")
-        + "Unlike a mean, this shows single cases that failed.",
-        [Figures(drawn), *([Text(" ".join(notes))] if notes else [])],
-    )
-
-
-BOX = (
-    "The box spans the middle half of the cases, the line inside is the median, and the whiskers span the "
-    "5th to the 95th percentile. "
-)
+    withheld = any(spread.cases is None for spread in spreads)
+    few = boxes and not all(has_box(spread) for spread in spreads)
+    more = max(max(len(by_site) for by_site in by_metric.values()) - MAX_SITES, 0)
+    limits = {"fewest": MIN_CASES_FOR_BOX, "most": MAX_SITES}
+    notes = paragraph("distribution_notes", withheld=withheld, few=few, more=more, **limits)
+    blocks: list[Block] = [Figures(drawn), *([notes] if notes.text else [])]
+    dots = "test case" if any(spread.cases is not None for spread in spreads) else ""
+    return Section("distributions", "Scores over cases", paragraph("distribution_how", dots=dots, boxes=boxes), blocks)
 
 
 def has_box(spread: Distribution) -> bool:

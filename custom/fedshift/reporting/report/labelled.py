@@ -11,7 +11,6 @@ from fedshift.reporting import figures, without_structure
 from fedshift.reporting.report import distributions, scores, setup, summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
-    Block,
     Cell,
     Column,
     Facts,
@@ -21,8 +20,8 @@ from fedshift.reporting.report.section import (
     Row,
     Section,
     Table,
-    Text,
     finding,
+    paragraph,
 )
 from fedshift.reporting.report.wording import counted, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
@@ -117,15 +116,15 @@ def _scores(record: LabelledScans) -> Section:
         means = [scores.score_cell(name, {}, told) for name in names]
         foot = [[Cell("mean", strong=True), *(replace(cell, strong=True) for cell in means)]]
     columns = [Column("Class", numeric=False), *(Column(metric(name).heading) for name in names)]
-    how = "The mean score over the cases, on each scan's own grid."
-    if any(map(scores.shows_interval, rows)):
-        drawn = "" if record.subjects == len(record.cases) else ", drawn by subjects"
-        how += f" Brackets show the 95 % interval over other cases of the same place (bootstrap{drawn})."
-    else:
-        how += f" There is no interval with fewer than {scores.MIN_CASES_FOR_INTERVAL} subjects."
-    said = "; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in names if metric(name).meaning)
-    blocks: list[Block] = [Table(columns, rows, foot), Text(f"{said}.")]
-    return Section("scores", "Scores", how, blocks)
+    how = paragraph(
+        "labelled_scores_how",
+        brackets=any(map(scores.shows_interval, rows)),
+        by_subjects=record.subjects != len(record.cases),
+        fewest=scores.MIN_CASES_FOR_INTERVAL,
+    )
+    known = [metric(name) for name in names if metric(name).meaning]
+    meanings = paragraph("score_meanings", scores=known, of_classes=False)
+    return Section("scores", "Scores", how, [Table(columns, rows, foot), meanings])
 
 
 def _distributions(record: LabelledScans) -> Section:
@@ -136,13 +135,9 @@ def _distributions(record: LabelledScans) -> Section:
             )
             for name in _plain(record)
         ]
-    box = distributions.BOX if any(map(distributions.has_box, record.scores.values())) else ""
-    return Section(
-        "distributions",
-        "Scores over cases",
-        f"Every dot is a case. {box}Unlike a mean, this shows single cases that failed.",
-        [Figures(drawn)],
-    )
+    boxes = any(map(distributions.has_box, record.scores.values()))
+    how = paragraph("distribution_how", dots="case", boxes=boxes)
+    return Section("distributions", "Scores over cases", how, [Figures(drawn)])
 
 
 def _each_case(record: LabelledScans) -> Section:

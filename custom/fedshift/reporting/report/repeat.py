@@ -9,7 +9,6 @@ from typing import Any
 
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, paragraph
-from fedshift.reporting.report.wording import say
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.manifest import PhantomOptions
@@ -52,7 +51,7 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     return Section(
         "repeat",
         "How to repeat it",
-        say("same_bits") if results.job.minutes is None else "The weights will be others: " + BY_CLOCK + ".",
+        paragraph("same_bits") if results.job.minutes is None else paragraph("other_bits", why=BY_CLOCK),
         blocks,
     )
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
+from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, paragraph
 from fedshift.reporting.report.summary import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
@@ -18,10 +18,6 @@ from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 MIN_CASES_FOR_INTERVAL = 5
 """With fewer cases no interval is shown, because the bootstrap interval would be too narrow."""
 PRINTED_HEADING = "Only to compare with papers"
-PRINTED_NOTE = (
-    "Papers print another Dice: the mean of background and foreground over single slices that show the organ. It is "
-    "usually higher than Dice for the same masks. Compare it with papers' tables only, and do not quote it as Dice."
-)
 
 
 def per_site(run: Run) -> Section | None:
@@ -40,33 +36,20 @@ def per_site(run: Run) -> Section | None:
     if norms is not None:
         tables.append(norms)
     blocks: list[Block] = [*tables]
-    known = [name for name in names if metric(name).meaning and not printed(name)]
+    known = [metric(name) for name in names if metric(name).meaning and not printed(name)]
     if known:
-        said = "; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."
-        if any(" " in name for name in plain):
-            said += " Columns with a class's name are of that class alone."
-        blocks.append(Text(said))
+        blocks.append(paragraph("score_meanings", scores=known, of_classes=any(" " in name for name in plain)))
     unknown = sites_without_voxel_sizes(run)
     if unknown and (of_size := scores_of_voxel_size(run)):
-        blocks.append(
-            Text(
-                f"{listed(of_size)} at {listed(unknown)}: computed as if voxels were of 1 x 1 x 1 mm, as their sizes "
-                "are unknown there."
-            )
-        )
+        blocks.append(paragraph("placeholder_voxel_size", scores=of_size, sites=unknown))
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
-        blocks.append(Text("This record has no scores of single cases, so there are no intervals."))
+        blocks.append(paragraph("no_single_cases"))
     if run.has_guess:
-        blocks.append(Text(f"{GUESS_NOTE} It is the mean over sites, and what a model must be above."))
+        blocks.append(paragraph("image_free_guess", note=GUESS_NOTE))
     if papers:
-        blocks += [Heading(PRINTED_HEADING), Text(PRINTED_NOTE), *papers]
-    how = f"The mean score of each site's test {run.counted}."
-    if any(_brackets(table) for table in [*tables, *papers]):
-        how += (
-            " Brackets show the 95 % interval of a site's mean over other cases of that site (bootstrap); with fewer "
-            f"than {MIN_CASES_FOR_INTERVAL} cases there is none. The interval of the mean over sites treats the sites "
-            "as fixed."
-        )
+        blocks += [Heading(PRINTED_HEADING), paragraph("papers_only"), *papers]
+    brackets = any(_brackets(table) for table in [*tables, *papers])
+    how = paragraph("scores_how", counted=run.counted, brackets=brackets, fewest=MIN_CASES_FOR_INTERVAL)
     return Section("scores", "Scores of every site", how, blocks)
 
 

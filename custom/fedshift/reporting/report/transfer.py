@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedshift.reporting.report import curves, repeat, scores, setup, summary, traffic
 from fedshift.reporting.report.runs import Transfer
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text, finding
+from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, finding, paragraph
 from fedshift.reporting.report.wording import metric, ordered, printed, short
 from fedshift.reporting.table import counting, counts, scored_on
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
@@ -84,7 +84,7 @@ def cross_site(record: CrossSite) -> Section:
         "effect of feature shift.",
         [
             Table(columns, rows, caption=f"Test {of.heading}; bold: own site"),
-            Text(f"Mean at the own site {own}, elsewhere {elsewhere}."),
+            paragraph("own_and_elsewhere", own=own, elsewhere=elsewhere),
         ],
     )
 
@@ -102,7 +102,7 @@ def leave_one_out(record: LeaveOneOut) -> Section:
     for name in [*(name for name in names if not printed(name)), *filter(printed, names)]:
         of = metric(name)
         if printed(name):
-            blocks += [Heading(scores.PRINTED_HEADING), Text(scores.PRINTED_NOTE)]
+            blocks += [Heading(scores.PRINTED_HEADING), paragraph("papers_only")]
         rows: list[Row] = []
         for site, site_record in record.sites.items():
             cells = [
@@ -118,13 +118,6 @@ def leave_one_out(record: LeaveOneOut) -> Section:
     return Section(
         "leave-one-out",
         "Every site held out in turn",
-        "What a hospital outside the federation can expect: each site is evaluated with a model that only the other "
-        "sites trained."
-        + (
-            " Brackets show the 95 % interval over other cases of the same site (bootstrap), for at least "
-            f"{scores.MIN_CASES_FOR_INTERVAL} cases."
-            if intervals
-            else ""
-        ),
+        paragraph("held_out_how", brackets=intervals, fewest=scores.MIN_CASES_FOR_INTERVAL),
         blocks,
     )

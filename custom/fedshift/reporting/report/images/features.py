@@ -9,7 +9,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, paragraph
 
 MOST_OF_A_SITE = 150
 FEWEST = 8
@@ -47,7 +47,7 @@ def _drawn(looked: Sequence[Looked], *, key: str = "") -> list[Block]:
     features = np.concatenate([site.features[index] for site, index in zip(looked, picked, strict=True)])
     owner = np.concatenate([[site.site] * len(index) for site, index in zip(looked, picked, strict=True)])
     if len(features) < FEWEST:
-        return [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
+        return [paragraph("few_to_arrange", fewest=FEWEST)]
     points = _arranged(features)
     with figures.style():
         by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
