@@ -81,12 +81,12 @@ def test_a_cross_site_record_shows_each_sites_samples_as_its_own_model_sees_them
     given = read(tmp_path / "run")
     assert isinstance(given, Transfer)
     own = own_models(given)
-    sees = look(given.run, folders=data, most_sites=9, tell=print, own=own)
+    sees = look(given.run, folders=data, most_sites=9, progress=print, models=own)
     for site in sees:
         labels = site.data.labels(site.members).numpy()
         scored = record.scores[site.site][site.site]["accuracy"]
         assert (site.predicted.argmax(1) == labels).mean() == pytest.approx(scored), "the model that the table has"
-    together = look(given.run, folders=data, most_sites=9, tell=print)
+    together = look(given.run, folders=data, most_sites=9, progress=print)
     assert not np.allclose(sees[0].features, together[0].features)
     page = Page(made(tmp_path / "run", tmp_path / "r.html", "--images"))
     assert {"own-features", "features"} <= page.sections.keys() and NOTICE in page.text
@@ -107,7 +107,7 @@ def test_the_score_of_a_case_is_the_one_in_the_record(root: Path, with_images: C
 def test_the_model_at_a_site_is_the_one_that_was_scored_there(root: Path) -> None:
     run = read(root / "pictures")
     assert isinstance(run, Run) and run.results.final is not None
-    for site in look(run, folders=None, most_sites=3, tell=lambda line: None):
+    for site in look(run, folders=None, most_sites=3, progress=lambda line: None):
         labels = site.data.labels(site.members).numpy()
         right = float(np.mean(site.predicted.argmax(1) == labels))
         assert right == pytest.approx(run.results.final.best.sites[site.site]["test"]["accuracy"])

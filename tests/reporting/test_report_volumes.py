@@ -63,7 +63,7 @@ def seen(root: Path) -> Seen:
         run = read(root / f"run_{name}")
         assert isinstance(run, Run)
         folders = {site: root / name / "blobs" / site for site in "AB"}
-        return {site.site: site for site in look(run, folders=folders, most_sites=9, tell=lambda line: None)}
+        return {site.site: site for site in look(run, folders=folders, most_sites=9, progress=lambda line: None)}
 
     return see
 

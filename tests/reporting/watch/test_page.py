@@ -142,22 +142,22 @@ def test_a_keyboard_reaches_all_that_scrolls_and_a_server_that_goes_is_told(brow
         page.close()
 
 
-def test_after_a_thousand_moments_the_page_is_no_larger(browser: Any, server: WatchServer, source: StandIn) -> None:
-    """The page's own code is fed moments as fast as it can show them."""
+def test_after_a_thousand_snapshots_the_page_is_no_larger(browser: Any, server: WatchServer, source: StandIn) -> None:
+    """The page's own code is fed snapshots as fast as it can show them."""
     page = browser.new_page()
     try:
         page.goto(server.url)
         page.wait_for_selector("#site-rows tr")
-        moments = []
+        snapshots = []
         for number in (1500, 1999, 2500, 3001):
             source.progress = progress_at(number, rounds=5000)
-            moments.append(source.read().model_dump(mode="json", by_alias=True))
-        feed = """(moments, times) => { for (let n = 0; n < times; n++) {
-            const one = structuredClone(moments[n % moments.length]);
+            snapshots.append(source.read().model_dump(mode="json", by_alias=True))
+        feed = """(snapshots, times) => { for (let n = 0; n < times; n++) {
+            const one = structuredClone(snapshots[n % snapshots.length]);
             one.progress.round = one.progress.refused[0].round = n;
             one.progress.log[0].text = `line ${n}`;
             show(one); } }"""
-        page.evaluate(f"([moments, times]) => ({feed})(moments, times)", [moments, 8])
+        page.evaluate(f"([snapshots, times]) => ({feed})(snapshots, times)", [snapshots, 8])
         page.evaluate("clearTimeout(timer)")
         session = page.context.new_cdp_session(page)
 
@@ -168,7 +168,7 @@ def test_after_a_thousand_moments_the_page_is_no_larger(browser: Any, server: Wa
 
         session.send("Performance.enable")
         nodes, size = counted()
-        page.evaluate(f"([moments, times]) => ({feed})(moments, times)", [moments, 1200])
+        page.evaluate(f"([snapshots, times]) => ({feed})(snapshots, times)", [snapshots, 1200])
         after, later = counted()
         assert after == nodes < 700
         assert later - size < 300_000

@@ -33,15 +33,15 @@ def over_rounds(run: Run) -> Section | None:
         site_rounds = [site_round for record in records for site_round in record.sites.values()]
         names = {name for site_round in site_rounds for name in (getattr(site_round, part) or {})}
         for name in ordered(name for name in names if not printed(name) or printed(run.results.job.metric)):
-            of = metric(name)
-            values.append((f"{of.title}, {split_name}", f"{part}-{name}", of, _score(part, name)))
+            m = metric(name)
+            values.append((f"{m.title}, {split_name}", f"{part}-{name}", m, _score(part, name)))
     values.append(("Training loss", "loss", _LOSS, lambda site_round: site_round.train_loss))
     with figures.style():
-        for number, (title, _, of, take) in enumerate(values):
-            points = {site: _points(records, site, of, take) for site in sites}
+        for number, (title, _, m, take) in enumerate(values):
+            points = {site: _points(records, site, m, take) for site in sites}
             if len({round_ for line in points.values() for round_, _ in line}) >= MIN_ROUNDS:
-                best = None if of is _LOSS or run.results.final is None else run.results.final.best.round
-                drawn.append(_lines(f"curve-{number}", title, of.unit, points, best))
+                best = None if m is _LOSS or run.results.final is None else run.results.final.best.round
+                drawn.append(_lines(f"curve-{number}", title, m.unit, points, best))
     if not drawn:
         return None
     many = len(sites) > MAX_LINES
@@ -57,14 +57,14 @@ def over_rounds(run: Run) -> Section | None:
 
 
 def _points(
-    records: Sequence[RoundRecord], site: str, of: Metric, take: Callable[[SiteRound], float | None]
+    records: Sequence[RoundRecord], site: str, m: Metric, take: Callable[[SiteRound], float | None]
 ) -> list[Point]:
     """A site's rounds and scaled values, without values that are missing, not finite or too large to draw."""
     points: list[Point] = []
     for record in records:
         value = take(record.sites[site]) if site in record.sites else None
         if value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN:
-            points.append((record.round, of.factor * value))
+            points.append((record.round, m.factor * value))
     return points
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.reporting import figures, without_structure
+from fedshift.reporting import false_positives, figures
 from fedshift.reporting.report import distributions, scores, setup, summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
@@ -70,7 +70,7 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
         yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
     for name, sides in record.one_sided.items():
         yield finding("caution", "labelled_class_in_one_mask", name=name, sides=sides, cases=n)
-    for said in without_structure.said_of(_evaluation(record)):
+    for said in false_positives.sentences(_evaluation(record)):
         yield finding("note", "labelled_cases_without", said=said)
     if record.without_spacing:
         yield finding("caution", "labelled_without_spacing", cases=record.without_spacing)
@@ -109,11 +109,14 @@ def _what(record: LabelledScans) -> Section:
 
 
 def _scores(record: LabelledScans) -> Section:
-    told, names = _evaluation(record), _plain(record)
-    rows: list[Row] = [[row, *(scores.score_cell(f"{n}{of}", {}, told) for n in names)] for row, of in _rows(record)]
+    evaluation, names = _evaluation(record), _plain(record)
+    rows: list[Row] = [
+        [row, *(scores.score_cell(f"{name}{ending}", {}, evaluation) for name in names)]
+        for row, ending in _rows(record)
+    ]
     foot: list[Row] = []
     if len(rows) > 1:
-        means = [scores.score_cell(name, {}, told) for name in names]
+        means = [scores.score_cell(name, {}, evaluation) for name in names]
         foot = [[Cell("mean", strong=True), *(replace(cell, strong=True) for cell in means)]]
     columns = [Column("Class", numeric=False), *(Column(metric(name).heading) for name in names)]
     how = paragraph(
@@ -131,7 +134,12 @@ def _distributions(record: LabelledScans) -> Section:
     with figures.style():
         drawn = [
             distributions.strip(
-                name, {row: record.scores[key] for row, of in _rows(record) if (key := f"{name}{of}") in record.scores}
+                name,
+                {
+                    row: record.scores[key]
+                    for row, ending in _rows(record)
+                    if (key := f"{name}{ending}") in record.scores
+                },
             )
             for name in _plain(record)
         ]
@@ -142,7 +150,7 @@ def _distributions(record: LabelledScans) -> Section:
 
 def _each_case(record: LabelledScans) -> Section:
     several = 1 < len(_rows(record)) <= MOST_CLASSES
-    names = [*(f"dice{of}" for _, of in _rows(record) if several), *_plain(record)]
+    names = [*(f"dice{ending}" for _, ending in _rows(record) if several), *_plain(record)]
     names = sorted((name for name in names if name in record.scores), key=lambda name: name != "dice")
     columns = [Column("Case", numeric=False), *(Column(metric(name).heading) for name in names)]
     apart = bool(record.one_sided_cases)
@@ -151,7 +159,7 @@ def _each_case(record: LabelledScans) -> Section:
     dice = values.get("dice", {})
     rows: list[Row] = []
     for case in sorted(record.cases, key=lambda case: dice.get(case, math.inf)):
-        cells: list[Cell | str] = [metric(name).number(of.get(case)) for name, of in values.items()]
+        cells: list[Cell | str] = [metric(name).number(by_case.get(case)) for name, by_case in values.items()]
         sides = record.one_sided_cases.get(case, {})
         cells += [", ".join(f"{name} ({side})" for name, side in sides.items())] if apart else []
         rows.append([case, *cells])
@@ -167,13 +175,13 @@ def _plain(record: LabelledScans) -> list[str]:
 def _rows(record: LabelledScans) -> list[tuple[str, str]]:
     """What a row of classes is called, and how its scores' names end."""
     named = any(" " in name for name in record.scores)
-    found = [(name, f" {name}") for name in record.outlined if named]
-    return found or [(listed(record.classes), "")]
+    rows = [(name, f" {name}") for name in record.outlined if named]
+    return rows or [(listed(record.classes), "")]
 
 
 def _evaluation(record: LabelledScans) -> Evaluation:
     """As of a site of a run."""
-    means = {name: of.mean for name, of in record.scores.items()}
+    means = {name: spread.mean for name, spread in record.scores.items()}
     return Evaluation(scores=means, distributions=record.scores, one_sided=record.one_sided)
 
 

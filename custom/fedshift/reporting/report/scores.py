@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from fedshift.reporting import without_structure
+from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, paragraph
@@ -102,16 +102,16 @@ def _best(run: Run, scores: FinalScores, names: Sequence[str]) -> Table:
     return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
 
 
-def _mean_cell(of: Metric, values: Sequence[float], n_sites: int) -> Cell:
+def _mean_cell(m: Metric, values: Sequence[float], n_sites: int) -> Cell:
     """The mean over the sites that have a value, and how many these are if not all."""
     some = f"of {len(values)} sites" if 0 < len(values) < n_sites else ""
-    return Cell(of.number(fmean(values) if values else None), some, strong=True)
+    return Cell(m.number(fmean(values) if values else None), some, strong=True)
 
 
 def _cases(run: Run, site: str, result: Evaluation | None) -> Cell:
     """How many test cases a site has, and how many of them lack a class."""
     counts = {} if result is None else {name: spread.n for name, spread in result.distributions.items()}
-    without = counts.get(without_structure.SCORE, 0)
+    without = counts.get(false_positives.SCORE, 0)
     n = run.results.data[site].cases.get("test") if without else max(counts.values(), default=None)
     return Cell("–" if n is None else f"{n:,}", f"{without:,} without" if without else "")
 
@@ -143,7 +143,7 @@ def score_cell(name: str, metrics: Metrics, result: Evaluation | None) -> Cell:
 def _others(run: Run) -> Table:
     final, name = run.results.final, run.results.job.metric
     assert final is not None
-    of = metric(name)
+    m = metric(name)
     shown = [
         ("validation", f"best model (round {final.best.round})", final.best, "val"),
         ("test", f"best model (round {final.best.round})", final.best, "test"),
@@ -159,23 +159,23 @@ def _others(run: Run) -> Table:
             score_cell(name, scores.sites.get(site, {}).get(part, {}), evaluation(scores, site, part))
             for _, _, scores, part in shown
         ]
-        found = [scores.sites.get(site, {}).get(part, {}).get(name) for _, _, scores, part in shown]
+        scored = [scores.sites.get(site, {}).get(part, {}).get(name) for _, _, scores, part in shown]
         if final.personal:
             cells.append(score_cell(name, final.personal.get(site, {}), personal_evaluation(run.results, site)))
-            found.append(final.personal.get(site, {}).get(name))
-        for column, value in zip(values, found, strict=True):
+            scored.append(final.personal.get(site, {}).get(name))
+        for column, value in zip(values, scored, strict=True):
             if value is not None and math.isfinite(value):
                 column.append(value)
         rows.append([site, *cells])
-    means = [_mean_cell(of, column, len(rows)) for column in values]
+    means = [_mean_cell(m, column, len(rows)) for column in values]
     foot: list[Row] = [[Cell("mean", strong=True), *means]] if len(rows) > 1 else []
-    return Table(columns, rows, foot, caption=f"{of.heading}: best and last model side by side")
+    return Table(columns, rows, foot, caption=f"{m.heading}: best and last model side by side")
 
 
 def _held_out(run: Run) -> Table:
     final, job = run.results.final, run.results.job
     assert final is not None
-    of = metric(job.metric)
+    m = metric(job.metric)
     shown = [
         (which, scores, part)
         for which, scores in (("best", final.best), ("last", final.last))
@@ -196,8 +196,8 @@ def _held_out(run: Run) -> Table:
     trained_before = job.trained_before(job.held_out)
     lineage = f"; {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
     guess = guess_mean(run, job.held_out, "all", job.metric)
-    foot: list[Row] = [] if guess is None else [[GUESS, Cell(of.number(guess)), "", "", ""]]
-    return Table(columns, rows, foot, caption=f"{of.heading} at sites that did not train in this run{lineage}")
+    foot: list[Row] = [] if guess is None else [[GUESS, Cell(m.number(guess)), "", "", ""]]
+    return Table(columns, rows, foot, caption=f"{m.heading} at sites that did not train in this run{lineage}")
 
 
 def _gradient_norms(run: Run) -> Table | None:

@@ -70,12 +70,12 @@ def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarra
             words += [_amount(100 * float(share)) for share in labels.reshape(len(labels), -1).mean(1)]
         else:
             words += [site.job.task.classes[label] for label in labels]
-    found = np.array(words)
-    names, counts = np.unique(found, return_counts=True)
+    groups = np.array(words)
+    names, counts = np.unique(groups, return_counts=True)
     if len(names) > MOST_CLASSES:
         common = names[np.argsort(-counts, kind="stable")[: MOST_CLASSES - 1]]
-        found = np.where(np.isin(found, common), found, OTHERS)
-    return found
+        groups = np.where(np.isin(groups, common), groups, OTHERS)
+    return groups
 
 
 def _amount(percent: float) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from fedshift.reporting import progress as progress_module
 from fedshift.reporting.progress import FILE_NAME, Progress
-from fedshift.reporting.watch import moment as moment_module
-from fedshift.reporting.watch.moment import KILLED, RunFile
+from fedshift.reporting.watch import snapshot as snapshot_module
+from fedshift.reporting.watch.snapshot import KILLED, RunFile
 from reporting.watch.standin import progress_at
 
 
@@ -27,7 +27,7 @@ def test_a_run_from_before_its_beginning_to_its_end(tmp_path: Path, monkeypatch:
         parsed.append(folder)
         return progress_module.read_progress(folder)
 
-    monkeypatch.setattr(moment_module, "read_progress", read)
+    monkeypatch.setattr(snapshot_module, "read_progress", read)
     source = RunFile([tmp_path / "a", tmp_path / "b"], where="here", clock=lambda: now[0])
     first = source.read()
     assert first.progress is None and first.waits_for and not first.ended

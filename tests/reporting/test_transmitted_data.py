@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift.reporting.leaves import ROWS_OF_A_SURVEY, leaves_page
+from fedshift.reporting.transmitted_data import ROWS_OF_A_SURVEY, transmitted_data_page
 from fedshift.schema.fingerprint import Fingerprint
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return leaves_page()
+    return transmitted_data_page()
 
 
 def test_the_table_of_a_survey_has_every_field_of_a_sites_answer() -> None:
