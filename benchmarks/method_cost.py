@@ -30,7 +30,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods import method_set
-from fedshift.reporting.leaves import DIGITS_JOB
+from fedshift.reporting.transmitted_data import DIGITS_JOB
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest

@@ -100,7 +100,7 @@ def test_the_page_is_there_until_ctrl_c(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", url)
-        with urllib.request.urlopen(f"{url}moment.json", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}snapshot.json", timeout=60) as answer:
             assert b"fedfa_fedrdn_prostate" in answer.read()
         process.send_signal(2)
         assert process.wait(240) == 0

@@ -17,7 +17,7 @@ from conftest import small_image_job
 from fedshift.flare.export import write_job
 from fedshift.flare.watched_job import WatchedJob
 from fedshift.reporting.progress import read_progress
-from fedshift.reporting.watch.moment import Moment
+from fedshift.reporting.watch.snapshot import Snapshot
 from fedshift.schema.results import read_results
 
 from .console import Console
@@ -35,7 +35,7 @@ class Day:
     """What the console printed: word that stands for a command -> its answer."""
 
     said: dict[str, str]
-    watched: tuple[Moment, Moment]
+    watched: tuple[Snapshot, Snapshot]
     """What `fedshift watch` shows of it while it runs, and when it has been aborted."""
     status: str
     """What `fedshift status` prints in between."""

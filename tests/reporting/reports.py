@@ -127,37 +127,76 @@ def html_of(*folders: Path) -> str:
     return page.render(page.chapters(given))
 
 
-def words_of(*folders: Path) -> str:
-    """The words of the report but for those in its figures, which are composed and not drawn: half of the time."""
+def page_of(*folders: Path) -> Page:
+    """The report of these folders without what its figures show, which are composed and not drawn: half of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "markup", lambda drawn, key, description: Markup("<svg/>"))
-        return Page(html_of(*folders)).text
+        return Page(html_of(*folders))
 
 
 class Page(HTMLParser):
-    """Tags, attributes and words of a page."""
+    """What is on a page: all words, and those of each passage, section, fact, table row and command."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self._words: list[str] = []
-        self._within: list[str] = []
+        self.commands: list[str] = []
+        self._cells: list[list[list[str]]] = []
+        self._words: dict[tuple[str, str], list[str]] = {("page", ""): []}
+        self._within: list[tuple[str, tuple[str, str] | None]] = []
+        self._term = ""
         self.feed(html)
-        self.text = " ".join(" ".join(self._words).replace("\u00a0", " ").split())
+        self.text = _joined(self._words["page", ""])
+        self.rows = [[_joined(cell) for cell in row] for row in self._cells]
+        """Of all tables, headings included."""
+        self.passages = self._all("passage")
+        """Key in ``sentences.j2`` -> its words; passages with one key follow each other."""
+        self.sections = self._all("section")
+        """Id within the chapter -> its words."""
+        self.facts = self._all("fact")
+        """Term of a list of facts -> what follows it."""
+
+    def _all(self, kind: str) -> dict[str, str]:
+        return {name: _joined(words) for (its_kind, name), words in self._words.items() if its_kind == kind}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._within.append(tag)
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        place = None
+        if key := given.get("data-key"):
+            place = ("passage", key)
+        elif tag == "section":
+            place = ("section", str(given["id"]).partition("-")[2])
+        elif tag == "dd":
+            place = ("fact", self._term)
+        elif tag == "tr":
+            self._cells.append([])
+        elif tag in ("td", "th"):
+            self._cells[-1].append([])
+        self._within.append((tag, place))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._within:
-            while self._within.pop() != tag:
+        if tag in (opened for opened, _ in self._within):
+            while self._within.pop()[0] != tag:
                 pass
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self._within:
-            self._words.append(data)
+        tags = {tag for tag, _ in self._within}
+        if "style" in tags:
+            return
+        for place in {("page", ""), *(place for _, place in self._within if place)}:
+            self._words.setdefault(place, []).append(data)
+        if tags & {"td", "th"}:
+            self._cells[-1][-1].append(data)
+        if "dt" in tags:
+            self._term = data
+        if "pre" in tags:
+            self.commands += data.splitlines()
 
     def ids(self) -> list[str]:
         """Of all elements."""
         return [value for _, attrs in self.tags if (value := attrs.get("id"))]
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(" ".join(words).replace("\u00a0", " ").split())

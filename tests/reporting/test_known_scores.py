@@ -15,7 +15,7 @@ def test_scores_of_lengths_and_volumes_need_the_voxel_size() -> None:
     assert [name for name in SCORES if needs_voxel_size(name)] == [
         *("hd95", "asd", "surface_dice", "volume_difference", "false_positives")
     ]
-    assert needs_voxel_size("surface_dice left") and not needs_voxel_size("a score that nobody knows")
+    assert needs_voxel_size("surface_dice left") and not needs_voxel_size("unknown score")
 
 
 def test_tables_and_reports_have_the_same_unit_and_direction() -> None:
@@ -24,7 +24,7 @@ def test_tables_and_reports_have_the_same_unit_and_direction() -> None:
         assert metric(name).higher_is_better == (measure(name).better != "lower")
         assert measure(name).scaled(0.5) == metric(name).factor * 0.5 == known.factor * 0.5
     assert metric("hd95 left").title == "HD95, left" and SCORES["hd95"].heading == "HD95, mm"
-    assert known_score("a score that nobody knows") is None
+    assert known_score("unknown score") is None
 
 
 def test_what_a_score_means_is_said_once_and_not_for_each_class() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import small_job
+from errors import raises
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
@@ -14,12 +15,12 @@ from fedshift.reporting.progress import (
     EVALUATION_FRACTION,
     MOST_POINTS,
     MOST_REFUSED,
+    STOPPED,
     ProgressFile,
     mark_stopped,
     read_progress,
 )
 from fedshift.reporting.recent_log import MOST_LINES, RecentLog
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Scores
 from fedshift.schema.results import Rejection, RoundRecord
 
@@ -50,10 +51,10 @@ def test_the_course_of_a_run(tmp_path: Path) -> None:
     assert later is not None
     assert (later.score_round, later.score) == (2, 0.5)
 
-    file.fail("the disk is full")
+    file.fail("no space")
     end = read_progress(tmp_path)
     assert end is not None
-    assert (end.state, end.reason, end.round) == ("failed", "the disk is full", 4)
+    assert (end.state, end.reason, end.round) == ("failed", "no space", 4)
 
 
 def test_what_is_told_of_the_rounds_is_bounded_and_is_there_again_after_a_restart(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_what_is_told_of_the_rounds_is_bounded_and_is_there_again_after_a_restar
 
 def test_a_file_of_another_version_is_named(tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text('{"schema": 2}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"progress\.json .* this version of fedshift \(schema: "):
+    with raises("other-version", naming=("progress.json", "schema: ")):
         read_progress(tmp_path)
 
 
@@ -130,7 +131,7 @@ def test_a_run_that_a_person_stops_says_so(tmp_path: Path) -> None:
     coordinator.open(0)
     file.stop()
     stopped = read_progress(tmp_path)
-    assert stopped is not None and (stopped.state, stopped.reason) == ("stopped", "stopped by the user")
+    assert stopped is not None and (stopped.state, stopped.reason) == ("stopped", STOPPED)
     file.update(coordinator)
     mark_stopped(tmp_path)
     assert read_progress(tmp_path) == stopped

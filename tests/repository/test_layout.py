@@ -20,7 +20,11 @@ def test_nothing_is_reckoned_with_the_time_of_day() -> None:
         if of_day.search(path.read_text(encoding="utf-8"))
     }
     patches = {f"flare_armour/patches/{name}.py" for name in ("connections", "simulator", "clock", "logs")}
-    dates_of_files = {"fedshift/cli/watch.py", "fedshift_survey/drift/months.py", "fedshift/reporting/watch/moment.py"}
+    dates_of_files = {
+        "fedshift/cli/watch.py",
+        "fedshift_survey/drift/months.py",
+        "fedshift/reporting/watch/snapshot.py",
+    }
     records = {"fedshift/cli/site_check.py", "fedshift/inference/dicom_rtstruct.py", "fedshift_bench/cell_run.py"}
     records |= {"fedshift/reporting/trackers.py", "fedshift/federation/site/privacy/ledger.py"}
     records |= {"fedshift/flare/kit_keys.py", "flare_armour/disabled_sites.py"}

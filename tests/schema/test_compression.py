@@ -26,7 +26,7 @@ from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore, fingerprint
 from fedshift.flare.dry_run import dry_run
 from fedshift.methods.method_set import MethodSet
-from fedshift.reporting.leaves import leaves_section
+from fedshift.reporting.transmitted_data import transmitted_data_section
 from fedshift.schema.compression import Packed, WeightsAs, feed_back, pack, packed_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -540,7 +540,7 @@ def test_a_dry_run_shows_what_would_leave(tmp_path: Path) -> None:
     items = {item.name.removeprefix("A/"): item for item in train.items}
     codes = [item for name, item in items.items() if name.startswith("packed/codes/")]
     assert codes and all(item.value.dtype == np.int8 for item in codes)
-    section = leaves_section("fedavg", job)
+    section = transmitted_data_section("fedavg", job)
     network = [item for name, item in items.items() if name.startswith(("packed/", "weights/"))]
     assert f", {sum(item.bytes for item in network)} bytes" in section
     assert "int8" in section

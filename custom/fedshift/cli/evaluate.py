@@ -15,7 +15,7 @@ from fedshift.cli import own_scans
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.display import console
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
-from fedshift.reporting import without_structure
+from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import SCORES
 from fedshift.reporting.report.wording import counted, say
 from fedshift.schema.errors import ConfigError
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         print(said.removesuffix("."))
     means = {name: spread.mean for name, spread in summary.scores.items()}
     evaluation = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
-    for said in without_structure.said_of(evaluation):
+    for said in false_positives.sentences(evaluation):
         print(f"{said}; the other scores are over the cases that have it")
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""

@@ -25,9 +25,9 @@ def show_methods(args: argparse.Namespace) -> int:
     from fedshift.methods import method_set
 
     if args.leaves:
-        from fedshift.reporting.leaves import leaves_page
+        from fedshift.reporting.transmitted_data import transmitted_data_page
 
-        print(leaves_page(), end="")
+        print(transmitted_data_page(), end="")
     elif args.name is not None:
         _show_method(args.name.lower())
     else:
@@ -40,7 +40,7 @@ def show_methods(args: argparse.Namespace) -> int:
 def _show_method(name: str) -> None:
     from fedshift.methods import method_set
     from fedshift.methods.shared import search
-    from fedshift.reporting.leaves import leaves_section, reference_job
+    from fedshift.reporting.transmitted_data import reference_job, transmitted_data_section
     from fedshift.schema.settings import settings
 
     module = method_set.find(name)
@@ -51,7 +51,7 @@ def _show_method(name: str) -> None:
         where = f"    drawn: {drawn[setting.key]}" if setting.key in drawn else ""
         print(f"  {name}.{setting.key} = {setting.default}    {setting.type}{where}")
         print(textwrap.indent(textwrap.fill(setting.meaning, 100), "      "))
-    leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
+    leaves = transmitted_data_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
     print(f"\nWhat leaves a site:\n{leaves}")
 
 

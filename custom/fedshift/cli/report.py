@@ -105,7 +105,7 @@ def report(args: argparse.Namespace) -> int:
 
         def pictures(record: Run | Transfer) -> list[Any]:
             say = partial(print, flush=True)
-            return list(sections(record, folders=folders, most_sites=args.most_sites, tell=say))
+            return list(sections(record, folders=folders, most_sites=args.most_sites, progress=say))
 
     if args.site is not None and args.images:
         raise ConfigError("options-clash", "--site makes a page without images: leave out --images or --site")

@@ -19,7 +19,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
-    from fedshift.reporting.watch.moment import Moment, Source
+    from fedshift.reporting.watch.snapshot import Snapshot, Source
 
 HERE, ASKED = 1.0, 5.0
 """Seconds between two looks at a run on this machine, and between two questions to a federation's server."""
@@ -67,20 +67,20 @@ def show(args: argparse.Namespace) -> int:
 def say(args: argparse.Namespace) -> int:
     source, _ = open_source(args.run, args.job)
     try:
-        moment = source.read()
+        snapshot = source.read()
     finally:
         source.close()
-    if moment.progress is None and moment.problem:
-        raise ConfigError("no-run", moment.problem)
-    print(line(moment))
-    return int(moment.failed)
+    if snapshot.progress is None and snapshot.problem:
+        raise ConfigError("no-run", snapshot.problem)
+    print(line(snapshot))
+    return int(snapshot.failed)
 
 
 def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
     """What to watch, and the seconds between two looks at it."""
     from fedshift.federation.run_lock import was_killed
     from fedshift.flare.workspaces import RunFolders
-    from fedshift.reporting.watch.moment import RunFile
+    from fedshift.reporting.watch.snapshot import RunFile
 
     if not path.is_dir():
         raise ConfigError(
@@ -117,23 +117,23 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
     return RunFile([path, folders.server], where=f"{path}", was_killed=partial(was_killed, path)), HERE
 
 
-def line(moment: Moment) -> str:
-    """A moment in one line, without characters that would make more of it."""
-    progress = moment.progress
+def line(snapshot: Snapshot) -> str:
+    """A snapshot in one line, without characters that would make more of it."""
+    progress = snapshot.progress
     if progress is None:
-        return _in_a_line(f"{moment.where}: {moment.problem or moment.waits_for}")
-    parts = [f"{progress.job or moment.where}: {progress.state}"]
+        return _in_a_line(f"{snapshot.where}: {snapshot.problem or snapshot.waits_for}")
+    parts = [f"{progress.job or snapshot.where}: {progress.state}"]
     if progress.state == "finished":
         parts.append(f"{'PHANTOM ' if progress.phantom else ''}{counted(progress.rounds, 'round')}")
     else:
         parts.append(describe(progress))
-    if not moment.ended and progress.sites_in and progress.awaited:
+    if not snapshot.ended and progress.sites_in and progress.awaited:
         parts.append(f"awaited: {' '.join(progress.awaited)}")
     if progress.best_score is not None:
         parts.append(f"best {progress.best_score:.3f} (round {progress.best_round})")
     if progress.n_refused:
         parts.append(f"{counted(progress.n_refused, 'update')} refused")
-    parts += [said for said in (progress.reason, moment.problem) if said]
+    parts += [said for said in (progress.reason, snapshot.problem) if said]
     return _in_a_line(", ".join(parts))
 
 
@@ -143,21 +143,21 @@ def _in_a_line(text: str) -> str:
 
 def _lines(source: Source, interval: float) -> int:
     """Lines as those of ``fedshift run``, until the run has ended."""
-    moment = source.read()
+    snapshot = source.read()
     problem = ""
-    with make_display(phantom=moment.progress is not None and moment.progress.phantom) as display:
+    with make_display(phantom=snapshot.progress is not None and snapshot.progress.phantom) as display:
         while True:
-            if moment.problem and moment.problem != problem:
-                print(printable(moment.problem), flush=True)
-            problem = moment.problem
-            if moment.progress is not None or not moment.problem:
-                display.show(moment.progress)
-            if moment.ended:
+            if snapshot.problem and snapshot.problem != problem:
+                print(printable(snapshot.problem), flush=True)
+            problem = snapshot.problem
+            if snapshot.progress is not None or not snapshot.problem:
+                display.show(snapshot.progress)
+            if snapshot.ended:
                 break
             time.sleep(interval)
-            moment = source.read()
-    print(line(moment), flush=True)
-    return int(moment.failed)
+            snapshot = source.read()
+    print(line(snapshot), flush=True)
+    return int(snapshot.failed)
 
 
 def _page(source: Source, interval: float, args: argparse.Namespace) -> int:

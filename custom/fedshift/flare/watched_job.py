@@ -14,7 +14,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedshift.flare.stats import progress_in
 from fedshift.reporting.progress import FILE_NAME, Progress
-from fedshift.reporting.watch.moment import Moment
+from fedshift.reporting.watch.snapshot import Snapshot
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import one_line
 
@@ -53,7 +53,7 @@ class WatchedJob:
         self._last: tuple[Progress, float] | None = None
         self._failed: tuple[float, str] | None = None
 
-    def read(self) -> Moment:
+    def read(self) -> Snapshot:
         """Ask the server. If it cannot be asked, the last moment with the reason; it is asked again a little later."""
         if self._failed is None or self._clock() - self._failed[0] >= WAIT:
             try:
@@ -66,9 +66,9 @@ class WatchedJob:
                 self._failed = self._clock(), f"the server cannot be asked: {one_line(error) or type(error).__name__}"
         problem = self._failed[1]
         if self._last is None:
-            return Moment(where=self._where, problem=problem)
+            return Snapshot(where=self._where, problem=problem)
         progress, seen = self._last
-        return Moment.of(progress, where=self._where, news_age=self._clock() - seen, problem=problem)
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen, problem=problem)
 
     def close(self) -> None:
         """Log out."""
@@ -79,23 +79,23 @@ class WatchedJob:
             except Exception as error:  # the server may have gone, and the session with it
                 self._failed = self._clock(), f"logging out failed: {one_line(error)}"
 
-    def _ask(self) -> Moment:
+    def _ask(self) -> Snapshot:
         if self._session is None:
             with redirect_stdout(sys.stderr):  # where it says that it connects
                 self._session = self._connect()
             self._session.set_timeout(ANSWER)
         job = self._job(self._session)
         if job is None:
-            return Moment(where=self._where, waits_for="no job has been submitted")
+            return Snapshot(where=self._where, waits_for="no job has been submitted")
         status, name = str(job.get("status", "")), one_line(job.get("name") or job.get("job_name") or "")
         self._where = f"job {self._job_id} ({name}), as {self._user} sees it"
         if status == RUNNING:
             return self._running(self._session)
         if not status.startswith(FINISHED):
-            return Moment(where=self._where, waits_for=f"the job is {one_line(status).lower()}")
+            return Snapshot(where=self._where, waits_for=f"the job is {one_line(status).lower()}")
         return self._ended(status)
 
-    def _running(self, session: Session) -> Moment:
+    def _running(self, session: Session) -> Snapshot:
         """A job that runs, as far as the server knows: its process may not answer yet, or not any more."""
         waits_for = "the job's first round has not begun"
         try:
@@ -107,9 +107,9 @@ class WatchedJob:
         if progress is not None:
             self._last = progress, self._clock()
         if self._last is None:
-            return Moment(where=self._where, waits_for=waits_for)
+            return Snapshot(where=self._where, waits_for=waits_for)
         progress, seen = self._last
-        return Moment.of(progress, where=self._where, news_age=self._clock() - seen)
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen)
 
     def _job(self, session: Session) -> dict[str, Any] | None:
         """What FLARE says of the job; which one that is may change while none was asked for and it does not run.
@@ -132,13 +132,13 @@ class WatchedJob:
                 "no-run", f"the server knows no job {one_line(self._asked)}: see 'nvflare job list --startup-kit KIT'"
             ) from None
 
-    def _ended(self, status: str) -> Moment:
+    def _ended(self, status: str) -> Snapshot:
         """A job that is over, which FLARE has no statistics of: the last progress that was seen of it."""
         take = "'nvflare job download' takes its results"
         failed = f"FLARE says {one_line(status)}; {take}, whose {FILE_NAME} has the reason"
         if self._last is None:
             how = {COMPLETED: f"the job is over, and {take}", ABORTED: f"the job was aborted; {take}"}
-            return Moment(
+            return Snapshot(
                 where=self._where,
                 waits_for=how.get(status, f"the job failed: {failed}"),
                 ended=True,
@@ -150,4 +150,4 @@ class WatchedJob:
             state, reason = states.get(status, ("failed", failed))
             progress = progress.model_copy(update={"state": state, "reason": reason, "seconds_left": None})
             self._last = progress, seen
-        return Moment.of(progress, where=self._where, news_age=self._clock() - seen)
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen)

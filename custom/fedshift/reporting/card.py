@@ -150,7 +150,7 @@ def record(described: Described) -> dict[str, Any]:
             "sites": list(header.sites),
             "held_out": list(task.held_out),
             "cases": cases_of(described),
-            "samples": {} if results is None else {s: one.model_dump() for s, one in results.data.items()},
+            "samples": {} if results is None else {s: site_data.model_dump() for s, site_data in results.data.items()},
         },
         "intended_use": list(intended_use(described)),
         "limits": [finding.text for finding in limits(described)],
@@ -163,15 +163,15 @@ def record(described: Described) -> dict[str, Any]:
 
 
 def _shift_record(described: Described) -> dict[str, Any]:
-    found = between_sites(described)
+    shift = between_sites(described)
     return (
         {}
-        if found is None
+        if shift is None
         else {
             aspect.key: [
                 {"sites": list(pair), "distance": value, "unit": aspect.unit}
-                for pair in found.pairs
-                if (value := found.between(aspect, *pair)) is not None
+                for pair in shift.pairs
+                if (value := shift.between(aspect, *pair)) is not None
             ]
             for aspect in ASPECTS
         }
@@ -216,8 +216,8 @@ def _of_run(run: Run, tone: Tone) -> Iterator[Finding]:
 
 def between_sites(described: Described) -> ShiftMap | None:
     """How far the training sites are from each other; None if fewer than two have told of their scans."""
-    told = described.fingerprints
-    return shift_map(told) if len(told) > 1 else None
+    fingerprints = described.fingerprints
+    return shift_map(fingerprints) if len(fingerprints) > 1 else None
 
 
 def privacy(described: Described) -> Iterator[tuple[str, str]]:
@@ -239,7 +239,7 @@ def privacy(described: Described) -> Iterator[tuple[str, str]]:
         alone = [
             site
             for site, parts in final.best.evaluations.items()
-            if any(spread.cases for one in parts.values() for spread in one.distributions.values())
+            if any(spread.cases for evaluation in parts.values() for spread in evaluation.distributions.values())
         ]
         yield "Scores of single cases", f"told by {listed(alone)}, without ids" if alone else "told by no site"
     yield "Sites' policies", "noise and refusals of a site's own policy stay there, and are not known here"
@@ -285,23 +285,23 @@ def _summary(described: Described) -> Section:
     run, header = described.run, described.header
     if run is None:
         facts = {"methods": " + ".join(header.job.methods), "task": header.job.task, "round": header.round}
-        found = [finding("result", "card_trained", sites=header.sites, kind=KINDS[header.kind], **facts)]
-        found += [
+        findings = [finding("result", "card_trained", sites=header.sites, kind=KINDS[header.kind], **facts)]
+        findings += [
             finding("result", "card_validation", name=name.removeprefix("val_"), value=value)
             for name, value in header.scores.items()
         ]
     else:
-        found = list(_of_run(run, "result"))
-    found.append(finding("result", "card_amount", **_amount(described)))
-    return Section("summary", "What it is", "In short; the sections below have the numbers.", [Findings(found)])
+        findings = list(_of_run(run, "result"))
+    findings.append(finding("result", "card_amount", **_amount(described)))
+    return Section("summary", "What it is", "In short; the sections below have the numbers.", [Findings(findings)])
 
 
 def cases_of(described: Described) -> dict[str, dict[str, int]]:
     """Cases of each site's splits: as the sites tell in the model file, else as the results have them."""
-    told = {one.site: {str(split): n for split, n in one.cases.items()} for one in described.fingerprints}
     data = {} if described.results is None else described.results.data
-    found = {site: {str(split): n for split, n in one.cases.items()} for site, one in data.items() if one.cases}
-    return {**found, **told}
+    recorded = {site: site_data.cases for site, site_data in data.items() if site_data.cases}
+    reported = {fingerprint.site: fingerprint.cases for fingerprint in described.fingerprints}
+    return {site: {str(split): n for split, n in cases.items()} for site, cases in {**recorded, **reported}.items()}
 
 
 def _amount(described: Described) -> dict[str, int | None]:
@@ -319,8 +319,8 @@ def _amount(described: Described) -> dict[str, int | None]:
 
 def _data(described: Described) -> Section:
     blocks: list[Block] = []
-    told = described.fingerprints
-    if told:
+    fingerprints = described.fingerprints
+    if fingerprints:
         columns = [
             Column("Site", numeric=False),
             *(Column(split, detail="cases") for split in setup.SPLITS),
@@ -329,13 +329,14 @@ def _data(described: Described) -> Section:
             Column("Outlined", numeric=False, detail="median size"),
         ]
         rows: list[Row] = [
-            [one.site, *(f"{one.cases.get(split, 0):,}" for split in setup.SPLITS), *row_of_site(one)] for one in told
+            [known.site, *(f"{known.cases.get(split, 0):,}" for split in setup.SPLITS), *row_of_site(known)]
+            for known in fingerprints
         ]
-        totals = [f"{sum(one.cases.get(split, 0) for one in told):,}" for split in setup.SPLITS]
+        totals = [f"{sum(fingerprint.cases.get(split, 0) for fingerprint in fingerprints):,}" for split in setup.SPLITS]
         blocks.append(Table(columns, rows, [["all sites", *totals, "", "", ""]], caption="Cases, as the sites tell"))
     of_run = None if described.run is None else setup.data(described.run)
     if of_run is not None and described.results is not None:
-        counted_in = all(one.cases for one in described.results.data.values())
+        counted_in = all(site_data.cases for site_data in described.results.data.values())
         caption = "Cases, and the samples that they give" if counted_in else "Samples, as the network sees them"
         blocks += [replace(block, caption=caption) if isinstance(block, Table) else block for block in of_run.blocks]
     if not blocks:
@@ -345,25 +346,25 @@ def _data(described: Described) -> Section:
 
 
 def _shift(described: Described) -> Section:
-    found = between_sites(described)
+    shift = between_sites(described)
     blocks: list[Block] = []
-    if found is not None:
+    if shift is not None:
         rows: list[Row] = []
         for aspect in ASPECTS:
-            largest = found.largest(aspect)
+            largest = shift.largest(aspect)
             if largest is not None:
-                (one, other), distance = largest
+                (first, second), distance = largest
                 shade = min(distance / aspect.large, 1.0)
                 level = aspect.level(distance)
                 rows.append(
-                    [aspect.title, Cell(f"{distance:.2f} {aspect.unit}", level, shade=shade), f"{one}, {other}"]
+                    [aspect.title, Cell(f"{distance:.2f} {aspect.unit}", level, shade=shade), f"{first}, {second}"]
                 )
         columns = [Column("Aspect", numeric=False), Column("Largest distance"), Column("Between", numeric=False)]
         blocks.append(Table(columns, rows))
     results = described.results
     for what, sites in ({} if results is None else results.simulated_sites).items():
         blocks.append(Text(f"Simulated at {listed(sites)}: {what}. Such a shift is made up."))
-    if found is None:
+    if shift is None:
         blocks.append(
             Text(
                 "Distances are not known: the sites have told nothing of their scans. A job with "

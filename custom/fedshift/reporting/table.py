@@ -9,7 +9,7 @@ from statistics import fmean, median
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.reporting import without_structure
+from fedshift.reporting import false_positives
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK
 from fedshift.schema.manifest import Split
@@ -70,8 +70,8 @@ def scores_table(results: Results) -> Table:
     if len(trained) > MAX_ROWS:
         sums = (str(sum(counts(record).get(split, 0) for record in trained.values())) for split in SPLITS)
         table.add_row(f"{len(trained)} sites", "/".join(sums))
-        for name, of in (("worst", min), ("median", median), ("best", max)):
-            table.add_row(name, "", *(_percent(of(column) if column else None) for column in columns))
+        for name, statistic in (("worst", min), ("median", median), ("best", max)):
+            table.add_row(name, "", *(_percent(statistic(column) if column else None) for column in columns))
     table.add_section()
     table.add_row("mean", "", *(_mean(column, len(trained)) for column in columns))
     if results.job.held_out:
@@ -148,12 +148,13 @@ def _notes(results: Results) -> list[str]:
         notes.append("Every site is evaluated with its own personal model.")
     for site, parts in list(final.best.evaluations.items())[:MAX_ROWS]:
         if "test" in parts:
-            notes += [f"{site}: {said}; Dice is over the others." for said in without_structure.said_of(parts["test"])]
-    for site, told in list(final.against_local.items())[:MAX_ROWS]:
-        verdict = "undecided" if told.verdict == "open" else told.verdict
+            notes += [f"{site}: {said}; Dice is over the others." for said in false_positives.sentences(parts["test"])]
+    for site, comparison in list(final.against_local.items())[:MAX_ROWS]:
+        verdict = "undecided" if comparison.verdict == "open" else comparison.verdict
         notes.append(
-            f"{site}: {told.score} {_percent(told.federated)} federated, {_percent(told.local)} trained alone, on the "
-            f"same {told.n} test case{'' if told.n == 1 else 's'}: {verdict}."
+            f"{site}: {comparison.score} {_percent(comparison.federated)} federated, "
+            f"{_percent(comparison.local)} trained alone, on the same "
+            f"{comparison.n} test case{'' if comparison.n == 1 else 's'}: {verdict}."
         )
     if results.job.held_out:
         notes.append(f"Held-out sites did not train: their score is over all their {scored_on(results.data.values())}.")
@@ -168,7 +169,7 @@ def _without_part(results: Results) -> Iterator[str]:
     trained: set[str] = set()
     silent: dict[str, str] = {}
     for record in results.rounds:
-        trained |= {site for site, of in record.sites.items() if of.steps and site not in record.absent}
+        trained |= {site for site, site_round in record.sites.items() if site_round.steps and site not in record.absent}
         silent |= {site: silent.get(site, "no accepted answer in time") for site in record.absent}
         silent |= {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
     for site in [site for site in silent if site not in trained][:MAX_ROWS]:

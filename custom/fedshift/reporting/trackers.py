@@ -137,8 +137,8 @@ class MLflow:
             self._run_id, self._known = note.read_text(encoding="utf-8").strip(), {}
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        existing = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(EXPERIMENT)
         self._run_id = self._client.create_run(experiment, run_name=self._job).info.run_id
         note.write_text(self._run_id + "\n", encoding="utf-8")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedshift.reporting.progress import MOST_POINTS, MOST_REFUSED, Progress, Refused, thinned
 from fedshift.reporting.recent_log import MOST_LINES, LogLine
-from fedshift.reporting.watch.moment import Moment
+from fedshift.reporting.watch.snapshot import Snapshot
 
 SITES = ["BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"]
 
@@ -61,11 +61,11 @@ class StandIn:
         self.progress, self.problem, self.waits_for, self.asked = progress, "", "the run has not begun", 0
         self.age = 3.0
 
-    def read(self) -> Moment:
+    def read(self) -> Snapshot:
         self.asked += 1
         if self.progress is None:
-            return Moment(where="runs/first", waits_for=self.waits_for, problem=self.problem)
-        return Moment.of(self.progress, where="runs/first", news_age=self.age, problem=self.problem)
+            return Snapshot(where="runs/first", waits_for=self.waits_for, problem=self.problem)
+        return Snapshot.from_progress(self.progress, where="runs/first", news_age=self.age, problem=self.problem)
 
     def close(self) -> None:
         pass

@@ -54,9 +54,9 @@ def ask(server: WatchServer, path: str, *, host: str | None = None, method: str 
         connection.close()
 
 
-def test_the_moment_and_the_files_are_there_for_who_has_the_address(server: WatchServer) -> None:
+def test_the_snapshot_and_the_files_are_there_for_who_has_the_address(server: WatchServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    status, content = ask(server, f"/{server.token}/moment.json")
+    status, content = ask(server, f"/{server.token}/snapshot.json")
     assert status == 200 and json.loads(content)["progress"]["round"] == 5
     for name, begins in {"": b"<!DOCTYPE html>", "page.js": b"//", "page.css": b"/*", "style.css": b"/*"}.items():
         status, content = ask(server, f"/{server.token}/{name}")
@@ -68,9 +68,9 @@ def test_the_moment_and_the_files_are_there_for_who_has_the_address(server: Watc
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "//", "/moment.json", "/wrong/moment.json", "/TOKEN", "/TOKENx/", "/TOKEN//", "/TOKEN/server.py"),
+        *("/", "//", "/snapshot.json", "/wrong/snapshot.json", "/TOKEN", "/TOKENx/", "/TOKEN//", "/TOKEN/server.py"),
         *("/TOKEN/../page.js", "/TOKEN/../../../../etc/passwd", "/TOKEN/%2e%2e/page.js", "/TOKEN//etc/passwd"),
-        *("http://127.0.0.1/TOKEN/moment.json", "/%54OKEN/", "/\xe9/"),
+        *("http://127.0.0.1/TOKEN/snapshot.json", "/%54OKEN/", "/\xe9/"),
     ],
 )
 def test_all_else_is_not_found(server: WatchServer, path: str) -> None:
@@ -88,7 +88,7 @@ def test_all_else_is_not_found(server: WatchServer, path: str) -> None:
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1]:80", "x@localhost"]
 )
 def test_a_page_that_gave_this_machine_another_name_gets_nothing(server: WatchServer, host: str) -> None:
-    status, content = ask(server, f"/{server.token}/moment.json", host=host)
+    status, content = ask(server, f"/{server.token}/snapshot.json", host=host)
     assert status == 403 and b"progress" not in content
 
 
@@ -99,7 +99,7 @@ def test_a_tunnel_may_end_at_another_port(server: WatchServer, host: str) -> Non
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_nothing_can_be_written(server: WatchServer, method: str) -> None:
-    assert ask(server, f"/{server.token}/moment.json", method=method)[0] == 501
+    assert ask(server, f"/{server.token}/snapshot.json", method=method)[0] == 501
 
 
 def test_a_port_that_is_taken_is_refused(server: WatchServer) -> None:
@@ -144,7 +144,7 @@ def test_a_week_of_looking_costs_no_memory() -> None:
 
     def look(number: int) -> int:
         source.progress = progress_at(number % 4000 + 1, rounds=5000)
-        return max(len(ask(server, f"/{server.token}/moment.json")[1]) for _ in range(2))
+        return max(len(ask(server, f"/{server.token}/snapshot.json")[1]) for _ in range(2))
 
     process = psutil.Process()
     with serving(source) as server:
@@ -157,7 +157,7 @@ def test_a_week_of_looking_costs_no_memory() -> None:
             for number in rounds:
                 if number % 10 == 0:
                     source.progress = progress_at(number + 1, rounds=5000)
-                raw.request("GET", f"/{server.token}/moment.json")
+                raw.request("GET", f"/{server.token}/snapshot.json")
                 found = max(found, len(raw.getresponse().read()))
             gc.collect()
             return found

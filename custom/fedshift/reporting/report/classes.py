@@ -20,9 +20,9 @@ def confusion(run: Run) -> Section | None:
     if final is None:
         return None
     matrices = {
-        site: found.confusion
+        site: result.confusion
         for site in run.results.data
-        if (found := evaluation(final.best, site, "test")) and found.confusion
+        if (result := evaluation(final.best, site, "test")) and result.confusion
     }
     if not matrices:
         return None
@@ -91,9 +91,9 @@ def calibration(run: Run) -> Section | None:
         return None
     by_site: dict[str, Calibration] = {}
     for site in run.results.data:
-        found = evaluation(final.best, site, "test")
-        if found is not None and found.calibration is not None and any(found.calibration.counts):
-            by_site[site] = found.calibration
+        result = evaluation(final.best, site, "test")
+        if result is not None and result.calibration is not None and any(result.calibration.counts):
+            by_site[site] = result.calibration
     if not by_site:
         return None
     drawn: list[Figure] = []

@@ -14,6 +14,7 @@ from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
+    Block,
     Cell,
     Column,
     Figures,
@@ -21,8 +22,8 @@ from fedshift.reporting.report.section import (
     Row,
     Section,
     Table,
-    Text,
     finding,
+    paragraph,
 )
 from fedshift.reporting.report.wording import listed, short
 
@@ -30,12 +31,6 @@ FEWEST_ROUNDS = 5
 """With fewer rounds no interval is given."""
 MIDDLE = (0.025, 0.975)
 """Quantiles of the rounds between which a site's interval lies."""
-HOW = (
-    "An estimate that the method makes while it trains, from the updates and from what sites tell it; it is not a "
-    "measured gain. The interval holds the middle 95 % of the rounds. Rounds build on each other, so it shows how far "
-    "the estimate moved and is no confidence interval; another seed may give another estimate. Sites are in the job's "
-    "order and are not ranked: sites whose intervals overlap cannot be told apart."
-)
 PLACES = {"above": "above it", "below": "below it", "open": "undecided"}
 
 
@@ -92,7 +87,7 @@ def of_sites(run: Run) -> Section | None:
     return Section(
         "contributions",
         f"What each site contributes, estimated by {listed(list(estimates))}",
-        HOW,
+        paragraph("contributions_how"),
         [*tables, Figures(drawn)],
     )
 
@@ -106,7 +101,8 @@ def of_site(run: Run, site: str) -> list[Section]:
     ]
     if not sentences:
         return []
-    return [Section("estimate", f"What {site} contributes, as estimated", "", [Findings(sentences), Text(HOW)])]
+    blocks: list[Block] = [Findings(sentences), paragraph("contributions_how")]
+    return [Section("estimate", f"What {site} contributes, as estimated", "", blocks)]
 
 
 def _table(method: str, by_site: Mapping[str, Share]) -> Table:

@@ -9,7 +9,7 @@ from statistics import median
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figures, Section, Text
+from fedshift.reporting.report.section import Figures, Section, paragraph
 from fedshift.reporting.report.wording import Metric, metric, ordered, printed
 from fedshift.schema.results import RoundRecord, SiteRound
 
@@ -33,40 +33,38 @@ def over_rounds(run: Run) -> Section | None:
         site_rounds = [site_round for record in records for site_round in record.sites.values()]
         names = {name for site_round in site_rounds for name in (getattr(site_round, part) or {})}
         for name in ordered(name for name in names if not printed(name) or printed(run.results.job.metric)):
-            of = metric(name)
-            values.append((f"{of.title}, {split_name}", f"{part}-{name}", of, _score(part, name)))
+            m = metric(name)
+            values.append((f"{m.title}, {split_name}", f"{part}-{name}", m, _score(part, name)))
     values.append(("Training loss", "loss", _LOSS, lambda site_round: site_round.train_loss))
     with figures.style():
-        for number, (title, _, of, take) in enumerate(values):
-            points = {site: _points(records, site, of, take) for site in sites}
+        for number, (title, _, m, take) in enumerate(values):
+            points = {site: _points(records, site, m, take) for site in sites}
             if len({round_ for line in points.values() for round_, _ in line}) >= MIN_ROUNDS:
-                best = None if of is _LOSS or run.results.final is None else run.results.final.best.round
-                drawn.append(_lines(f"curve-{number}", title, of.unit, points, best))
+                best = None if m is _LOSS or run.results.final is None else run.results.final.best.round
+                drawn.append(_lines(f"curve-{number}", title, m.unit, points, best))
     if not drawn:
         return None
     many = len(sites) > MAX_LINES
     legend = [] if many else figures.legend(sites)
-    notes = ["Each grey line is a site; the thick line is their median."] if many else []
-    if run.results.final is not None:
-        notes.append("The dotted vertical line marks the round of the best model.")
+    marked = run.results.final is not None
     return Section(
         "curves",
         "Scores over rounds",
         "If scores still rise at the right end, more rounds may help. A line far below the others is a site for which "
         "the shared model works badly.",
-        [Figures(drawn, legend), *([Text(" ".join(notes))] if notes else [])],
+        [Figures(drawn, legend), *([paragraph("curve_lines", many=many, marked=marked)] if many or marked else [])],
     )
 
 
 def _points(
-    records: Sequence[RoundRecord], site: str, of: Metric, take: Callable[[SiteRound], float | None]
+    records: Sequence[RoundRecord], site: str, m: Metric, take: Callable[[SiteRound], float | None]
 ) -> list[Point]:
     """A site's rounds and scaled values, without values that are missing, not finite or too large to draw."""
     points: list[Point] = []
     for record in records:
         value = take(record.sites[site]) if site in record.sites else None
         if value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN:
-            points.append((record.round, of.factor * value))
+            points.append((record.round, m.factor * value))
     return points
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, paragraph
 from fedshift.reporting.report.wording import metric, ordered, short
 from fedshift.schema.evaluation import QUANTILES, Distribution
 
@@ -29,8 +29,8 @@ def score_distributions(run: Run) -> Section | None:
     by_metric: dict[str, dict[str, Distribution]] = {}
     graded: set[str] = set()
     for site, part in places:
-        found = final.best.evaluations.get(site, {}).get(part)
-        for name, spread in ({} if found is None else found.distributions).items():
+        result = final.best.evaluations.get(site, {}).get(part)
+        for name, spread in ({} if result is None else result.distributions).items():
             values = spread.cases if spread.cases is not None else spread.quantiles
             drawable = spread.cases is not None or has_box(spread)
             if values is not None and drawable:
@@ -46,28 +46,14 @@ def score_distributions(run: Run) -> Section | None:
             drawn.append(strip(name, dict(list(by_metric[name].items())[:MAX_SITES])))
     spreads = [spread for by_site in by_metric.values() for spread in by_site.values()]
     boxes = any(has_box(spread) for spread in spreads)
-    notes = []
-    if any(spread.cases is None for spread in spreads):
-        notes.append("Sites whose policy withholds scores of single cases have a box only, drawn from their quantiles.")
-    if boxes and not all(has_box(spread) for spread in spreads):
-        notes.append(f"Sites with fewer than {MIN_CASES_FOR_BOX} cases have no box.")
-    more = max(len(by_site) for by_site in by_metric.values()) - MAX_SITES
-    if more > 0:
-        notes.append(f"The first {MAX_SITES} sites are drawn; {more} more are in the table of scores.")
-    return Section(
-        "distributions",
-        "Scores over cases",
-        ("Every dot is a test case. " if any(spread.cases is not None for spread in spreads) else "")
-        + (BOX if boxes else "")
-        + "Unlike a mean, this shows single cases that failed.",
-        [Figures(drawn), *([Text(" ".join(notes))] if notes else [])],
-    )
-
-
-BOX = (
-    "The box spans the middle half of the cases, the line inside is the median, and the whiskers span the "
-    "5th to the 95th percentile. "
-)
+    withheld = any(spread.cases is None for spread in spreads)
+    few = boxes and not all(has_box(spread) for spread in spreads)
+    more = max(max(len(by_site) for by_site in by_metric.values()) - MAX_SITES, 0)
+    limits = {"fewest": MIN_CASES_FOR_BOX, "most": MAX_SITES}
+    notes = paragraph("distribution_notes", withheld=withheld, few=few, more=more, **limits)
+    blocks: list[Block] = [Figures(drawn), *([notes] if notes.text else [])]
+    dots = "test case" if any(spread.cases is not None for spread in spreads) else ""
+    return Section("distributions", "Scores over cases", paragraph("distribution_how", dots=dots, boxes=boxes), blocks)
 
 
 def has_box(spread: Distribution) -> bool:
@@ -79,22 +65,22 @@ def _quantiles(spread: Distribution) -> list[float]:
     """The quantiles in the record, or those computed from the single cases."""
     if spread.quantiles is not None:
         return list(spread.quantiles)
-    found: list[float] = np.quantile(spread.cases or [spread.mean], QUANTILES).tolist()
-    return found
+    quantiles: list[float] = np.quantile(spread.cases or [spread.mean], QUANTILES).tolist()
+    return quantiles
 
 
 def strip(name: str, by_site: dict[str, Distribution]) -> Figure:
     """A score's cases as dots and boxes, a row for each site, or for each of what else the keys are."""
-    of = metric(name)
+    m = metric(name)
     drawn, (axes,) = figures.drawing(height=90 + 30 * len(by_site))
     for row, spread in enumerate(by_site.values()):
         if has_box(spread):
-            low, q1, middle, q3, high = (of.factor * value for value in _quantiles(spread))
+            low, q1, middle, q3, high = (m.factor * value for value in _quantiles(spread))
             axes.plot([low, high], [row, row], color=figures.INK, linewidth=1.2)
             axes.barh(row, q3 - q1, left=q1, height=0.56, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
             axes.plot([middle, middle], [row - 0.28, row + 0.28], color=figures.INK, linewidth=2.4)
         if spread.cases is not None and len(spread.cases) <= MAX_POINTS:
-            cases = np.array([of.factor * value for value in spread.cases])
+            cases = np.array([m.factor * value for value in spread.cases])
             # Deterministic jitter, so that the same record gives the same drawing.
             offset = 0.18 * np.sin(2.4 * np.arange(len(cases)))
             axes.scatter(
@@ -106,14 +92,14 @@ def strip(name: str, by_site: dict[str, Distribution]) -> Figure:
                 linewidths=0,
                 zorder=3,
             )
-    values = [of.factor * v for one in by_site.values() for v in (*_quantiles(one), *(one.cases or ()))]
+    values = [m.factor * v for spread in by_site.values() for v in (*_quantiles(spread), *(spread.cases or ()))]
     margin = 0.04 * (max(values) - min(values)) or 1.0
     axes.set_xlim(min(values) - margin, max(values) + margin)
     axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
     axes.set_ylim(len(by_site) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(of.unit)
-    description = f"{of.title} by case: " + "; ".join(
-        f"{short(site)} median {of.with_unit(_quantiles(spread)[2])}, n {spread.n}" for site, spread in by_site.items()
+    axes.set_xlabel(m.unit)
+    description = f"{m.title} by case: " + "; ".join(
+        f"{short(site)} median {m.with_unit(_quantiles(spread)[2])}, n {spread.n}" for site, spread in by_site.items()
     )
-    return figures.figure(drawn, f"strip-{name}", title=of.title, description=description)
+    return figures.figure(drawn, f"strip-{name}", title=m.title, description=description)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.reporting import figures, without_structure
+from fedshift.reporting import false_positives, figures
 from fedshift.reporting.report import distributions, scores, setup, summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
-    Block,
     Cell,
     Column,
     Facts,
@@ -21,8 +20,8 @@ from fedshift.reporting.report.section import (
     Row,
     Section,
     Table,
-    Text,
     finding,
+    paragraph,
 )
 from fedshift.reporting.report.wording import counted, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
@@ -71,7 +70,7 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
         yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
     for name, sides in record.one_sided.items():
         yield finding("caution", "labelled_class_in_one_mask", name=name, sides=sides, cases=n)
-    for said in without_structure.said_of(_evaluation(record)):
+    for said in false_positives.sentences(_evaluation(record)):
         yield finding("note", "labelled_cases_without", said=said)
     if record.without_spacing:
         yield finding("caution", "labelled_without_spacing", cases=record.without_spacing)
@@ -110,44 +109,48 @@ def _what(record: LabelledScans) -> Section:
 
 
 def _scores(record: LabelledScans) -> Section:
-    told, names = _evaluation(record), _plain(record)
-    rows: list[Row] = [[row, *(scores.score_cell(f"{n}{of}", {}, told) for n in names)] for row, of in _rows(record)]
+    evaluation, names = _evaluation(record), _plain(record)
+    rows: list[Row] = [
+        [row, *(scores.score_cell(f"{name}{ending}", {}, evaluation) for name in names)]
+        for row, ending in _rows(record)
+    ]
     foot: list[Row] = []
     if len(rows) > 1:
-        means = [scores.score_cell(name, {}, told) for name in names]
+        means = [scores.score_cell(name, {}, evaluation) for name in names]
         foot = [[Cell("mean", strong=True), *(replace(cell, strong=True) for cell in means)]]
     columns = [Column("Class", numeric=False), *(Column(metric(name).heading) for name in names)]
-    how = "The mean score over the cases, on each scan's own grid."
-    if any(map(scores.shows_interval, rows)):
-        drawn = "" if record.subjects == len(record.cases) else ", drawn by subjects"
-        how += f" Brackets show the 95 % interval over other cases of the same place (bootstrap{drawn})."
-    else:
-        how += f" There is no interval with fewer than {scores.MIN_CASES_FOR_INTERVAL} subjects."
-    said = "; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in names if metric(name).meaning)
-    blocks: list[Block] = [Table(columns, rows, foot), Text(f"{said}.")]
-    return Section("scores", "Scores", how, blocks)
+    how = paragraph(
+        "labelled_scores_how",
+        brackets=any(map(scores.shows_interval, rows)),
+        by_subjects=record.subjects != len(record.cases),
+        fewest=scores.MIN_CASES_FOR_INTERVAL,
+    )
+    known = [metric(name) for name in names if metric(name).meaning]
+    meanings = paragraph("score_meanings", scores=known, of_classes=False)
+    return Section("scores", "Scores", how, [Table(columns, rows, foot), meanings])
 
 
 def _distributions(record: LabelledScans) -> Section:
     with figures.style():
         drawn = [
             distributions.strip(
-                name, {row: record.scores[key] for row, of in _rows(record) if (key := f"{name}{of}") in record.scores}
+                name,
+                {
+                    row: record.scores[key]
+                    for row, ending in _rows(record)
+                    if (key := f"{name}{ending}") in record.scores
+                },
             )
             for name in _plain(record)
         ]
-    box = distributions.BOX if any(map(distributions.has_box, record.scores.values())) else ""
-    return Section(
-        "distributions",
-        "Scores over cases",
-        f"Every dot is a case. {box}Unlike a mean, this shows single cases that failed.",
-        [Figures(drawn)],
-    )
+    boxes = any(map(distributions.has_box, record.scores.values()))
+    how = paragraph("distribution_how", dots="case", boxes=boxes)
+    return Section("distributions", "Scores over cases", how, [Figures(drawn)])
 
 
 def _each_case(record: LabelledScans) -> Section:
     several = 1 < len(_rows(record)) <= MOST_CLASSES
-    names = [*(f"dice{of}" for _, of in _rows(record) if several), *_plain(record)]
+    names = [*(f"dice{ending}" for _, ending in _rows(record) if several), *_plain(record)]
     names = sorted((name for name in names if name in record.scores), key=lambda name: name != "dice")
     columns = [Column("Case", numeric=False), *(Column(metric(name).heading) for name in names)]
     apart = bool(record.one_sided_cases)
@@ -156,7 +159,7 @@ def _each_case(record: LabelledScans) -> Section:
     dice = values.get("dice", {})
     rows: list[Row] = []
     for case in sorted(record.cases, key=lambda case: dice.get(case, math.inf)):
-        cells: list[Cell | str] = [metric(name).number(of.get(case)) for name, of in values.items()]
+        cells: list[Cell | str] = [metric(name).number(by_case.get(case)) for name, by_case in values.items()]
         sides = record.one_sided_cases.get(case, {})
         cells += [", ".join(f"{name} ({side})" for name, side in sides.items())] if apart else []
         rows.append([case, *cells])
@@ -172,13 +175,13 @@ def _plain(record: LabelledScans) -> list[str]:
 def _rows(record: LabelledScans) -> list[tuple[str, str]]:
     """What a row of classes is called, and how its scores' names end."""
     named = any(" " in name for name in record.scores)
-    found = [(name, f" {name}") for name in record.outlined if named]
-    return found or [(listed(record.classes), "")]
+    rows = [(name, f" {name}") for name in record.outlined if named]
+    return rows or [(listed(record.classes), "")]
 
 
 def _evaluation(record: LabelledScans) -> Evaluation:
     """As of a site of a run."""
-    means = {name: of.mean for name, of in record.scores.items()}
+    means = {name: spread.mean for name, spread in record.scores.items()}
     return Evaluation(scores=means, distributions=record.scores, one_sided=record.one_sided)
 
 

@@ -73,7 +73,7 @@ def chapters(
     """
     if site is not None:
         return _site_chapters(given, site)
-    runs = label_runs([one for one in given if isinstance(one, Run)])
+    runs = label_runs([record for record in given if isinstance(record, Run)])
     made: list[Chapter] = []
     compared = comparison.compare(runs) if len(runs) > 1 else []
     if compared:
@@ -81,30 +81,30 @@ def chapters(
         tasks = listed(list(dict.fromkeys(run.results.job.task for run in runs)))
         made.append(Chapter("comparison", COMPARISON, compared, f"{len(runs)} runs of {tasks} side by side", phantom))
     for run in runs:
-        found = [section for make in _SECTIONS if (section := make(run)) is not None]
-        found += methods.sections(run)
+        sections = [section for make in _SECTIONS if (section := make(run)) is not None]
+        sections += methods.sections(run)
         shown = list(pictures(run)) if pictures is not None else []
-        found += [*shown, repeat.repeat_section(run)]
-        made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
+        sections += [*shown, repeat.repeat_section(run)]
+        made.append(Chapter("run", run.label, sections, _about(run), run.results.is_phantom, bool(shown)))
         made += _pages(run, given, several=len(runs) > 1)
-    for one in given:
-        if isinstance(one, Chapter):
-            made.append(one)
-        if isinstance(one, Transfer):
-            key, title = transfer.heading(one)
-            shown = list(pictures(one)) if pictures is not None else []
-            found = transfer.sections(one, shown)
-            made.append(Chapter(key, title, found, _about(one.run), one.run.results.is_phantom, bool(shown)))
-        if isinstance(one, LabelledScans):
-            made.append(
-                Chapter("evaluation", labelled.TITLE, labelled.sections(one), labelled.about(one), one.is_phantom)
-            )
+    for record in given:
+        if isinstance(record, Chapter):
+            made.append(record)
+        if isinstance(record, Transfer):
+            key, title = transfer.heading(record)
+            shown = list(pictures(record)) if pictures is not None else []
+            sections = transfer.sections(record, shown)
+            made.append(Chapter(key, title, sections, _about(record.run), record.run.results.is_phantom, bool(shown)))
+        if isinstance(record, LabelledScans):
+            scored = labelled.sections(record)
+            made.append(Chapter("evaluation", labelled.TITLE, scored, labelled.about(record), record.is_phantom))
     return with_ids(made)
 
 
 def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
     """A chapter for each site of a run."""
-    left_out = [one.record for one in given if isinstance(one, Transfer) and isinstance(one.record, LeaveOneOut)]
+    transfers = [item for item in given if isinstance(item, Transfer)]
+    left_out = [item.record for item in transfers if isinstance(item.record, LeaveOneOut)]
     if not benefit.has_pages(run, left_out):
         return []
     of_run = f" ({run.label})" if several else ""
@@ -122,23 +122,23 @@ def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Cha
 
 
 def _site_chapters(given: Sequence[ReportInput], site: str) -> list[Chapter]:
-    runs = label_runs([one for one in given if isinstance(one, Run)])
+    runs = label_runs([record for record in given if isinstance(record, Run)])
     sites = list(dict.fromkeys(name for run in runs for name in run.results.data))
     if site not in sites:
         raise ConfigError("unknown-site", f"--site: no run has a site {site!r}{nearest(site, sites)}")
-    found = [
+    pages = [
         chapter
         for run in runs
         for name, chapter in zip(run.results.data, _pages(run, given, several=len(runs) > 1), strict=False)
         if name == site
     ]
-    if not found:
+    if not pages:
         raise ConfigError(
             "no-comparison",
             f"--site: there is nothing to say on {site} alone: make the job with 'fedshift job --with-local', or name "
             "the folder of a leave-one-out of the same job as well",
         )
-    return with_ids(found)
+    return with_ids(pages)
 
 
 def with_ids(made: Sequence[Chapter]) -> list[Chapter]:

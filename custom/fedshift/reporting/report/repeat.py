@@ -9,7 +9,6 @@ from typing import Any
 
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, paragraph
-from fedshift.reporting.report.wording import say
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.manifest import PhantomOptions
@@ -38,7 +37,7 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     lines = [*_phantom_commands(made_with), *lines]
     blocks: list[Block] = [Commands(lines)]
     if None in made_with.values():
-        blocks.append(paragraph("phantom_unknown", sites=_of(made_with, None)))
+        blocks.append(paragraph("phantom_unknown", sites=_sites_made_with(made_with, None)))
     if not is_exact:
         blocks.append(paragraph("reconstructed"))
     elif command != POOLED:
@@ -52,7 +51,7 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     return Section(
         "repeat",
         "How to repeat it",
-        say("same_bits") if results.job.minutes is None else "The weights will be others: " + BY_CLOCK + ".",
+        paragraph("same_bits") if results.job.minutes is None else paragraph("other_bits", why=BY_CLOCK),
         blocks,
     )
 
@@ -62,11 +61,11 @@ def _phantom_commands(made_with: Mapping[str, PhantomOptions | None]) -> list[st
     return [
         shlex.join(["fedshift", "data", "phantom", *([] if options is None else _phantom_options(options, sites))])
         for options in dict.fromkeys(made_with.values())
-        for sites in (_of(made_with, options),)
+        for sites in (_sites_made_with(made_with, options),)
     ]
 
 
-def _of(made_with: Mapping[str, PhantomOptions | None], options: PhantomOptions | None) -> list[str]:
+def _sites_made_with(made_with: Mapping[str, PhantomOptions | None], options: PhantomOptions | None) -> list[str]:
     return [site for site, made in made_with.items() if made == options]
 
 

@@ -184,9 +184,9 @@ def label_runs(runs: Sequence[Run]) -> list[Run]:
     if len(runs) < 2:
         return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
     settings = [_settings(run) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one)
+    keys = dict.fromkeys(key for texts in settings for key in texts)
     for key in sorted(keys, key=lambda key: key == "seed"):  # which comes last
-        labels = _disambiguate(labels, [one.get(key, "") for one in settings])
+        labels = _disambiguate(labels, [texts.get(key, "") for texts in settings])
     for depth in range(_MAX_DEPTH):
         parents = [run.source.parents for run in runs]
         labels = _disambiguate(labels, [folders[depth].name if depth < len(folders) else "" for folders in parents])
@@ -206,21 +206,21 @@ def _disambiguate(labels: list[str], parts: list[str]) -> list[str]:
 def _settings(run: Run) -> dict[str, str]:
     """Settings that may differ between runs of the same methods, as text by key."""
     job = run.results.job
-    found = {"task": job.task, "protocol": job.protocol}
+    texts = {"task": job.task, "protocol": job.protocol}
     for method in job.methods:
-        found |= _flat_settings(f"{method.name}.", method.options)
-    found |= (
+        texts |= _flat_settings(f"{method.name}.", method.options)
+    texts |= (
         _flat_settings("network.", job.network) | _flat_settings("data.", job.data) | {"rounds": f"rounds {job.rounds}"}
     )
     settings = run.settings
-    found[_UNKNOWN] = "" if settings else "settings not recorded"
+    texts[_UNKNOWN] = "" if settings else "settings not recorded"
     elsewhere = {"schedule.rounds", "schedule.precision"}
-    found |= {key: text for key, text in _flat_settings("", settings).items() if key not in elsewhere}
-    found["weights"] = job.initial_weights
-    found["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
-    found["sites"] = f"sites {listed(run.trained)}" if run.trained else ""
-    found["precision"] = job.precision
-    return {**found, "seed": f"seed {job.seed}"}
+    texts |= {key: text for key, text in _flat_settings("", settings).items() if key not in elsewhere}
+    texts["weights"] = job.initial_weights
+    texts["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
+    texts["sites"] = f"sites {listed(run.trained)}" if run.trained else ""
+    texts["precision"] = job.precision
+    return {**texts, "seed": f"seed {job.seed}"}
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -229,24 +229,24 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     Runs whose settings are not known do not count.
     """
     known = [run for run in runs if run.settings]
-    own = tuple(f"{method.name}." for run in known for method in run.results.job.methods)
-    told = [_settings(run) for run in known]
+    prefixes = tuple(f"{method.name}." for run in known for method in run.results.job.methods)
+    settings = [_settings(run) for run in known]
     return [
         key
-        for key in dict.fromkeys(key for one in told for key in one)
-        if key != "seed" and not key.startswith(own) and len({one.get(key, "") for one in told}) > 1
+        for key in dict.fromkeys(key for texts in settings for key in texts)
+        if key != "seed" and not key.startswith(prefixes) and len({texts.get(key, "") for texts in settings}) > 1
     ]
 
 
 def _flat_settings(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Nested options as text, with dotted keys."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            found |= _flat_settings(f"{prefix}{key}.", value)
+            texts |= _flat_settings(f"{prefix}{key}.", value)
         else:
-            found[f"{prefix}{key}"] = f"{prefix}{key} {'none' if value is None else short(str(value))}"
-    return found
+            texts[f"{prefix}{key}"] = f"{prefix}{key} {'none' if value is None else short(str(value))}"
+    return texts
 
 
 def evaluation(scores: FinalScores, site: str, part: str) -> Evaluation | None:
@@ -261,8 +261,8 @@ def personal_evaluation(results: Results, site: str) -> Evaluation | None:
 
 def distribution(scores: FinalScores, site: str, part: str, metric: str) -> Distribution | None:
     """The distribution of a score over the cases of a part, if the record has it."""
-    found = evaluation(scores, site, part)
-    return None if found is None else found.distributions.get(metric)
+    result = evaluation(scores, site, part)
+    return None if result is None else result.distributions.get(metric)
 
 
 def guess_mean(run: Run, sites: Sequence[str], part: str, metric: str) -> float | None:
@@ -281,23 +281,23 @@ def _find_results(folder: Path) -> Path:
     """
     if (folder / FILE_NAME).is_file():
         return folder / FILE_NAME
-    found = []
+    sources = []
     for place, folders, files in os.walk(folder):
         if len(Path(place).relative_to(folder).parts) >= _MAX_DEPTH:
             folders.clear()
         if FILE_NAME in files:
-            found.append(Path(place) / FILE_NAME)
-    if not found:
+            sources.append(Path(place) / FILE_NAME)
+    if not sources:
         raise ConfigError(
             "no-run", f"there is no {FILE_NAME} in {folder}: name the folder of a run, or the server's job folder"
         )
-    if len(found) > 1:
-        first, second = sorted(found)[:2]
+    if len(sources) > 1:
+        first, second = sorted(sources)[:2]
         raise ConfigError(
             "several-runs",
             f"{folder} contains several runs ({first.parent}, {second.parent}, …): name the folder of one",
         )
-    return found[0]
+    return sources[0]
 
 
 def model_file(path: Path) -> ModelFile:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from fedshift.reporting import without_structure
+from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
+from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, paragraph
 from fedshift.reporting.report.summary import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
@@ -18,10 +18,6 @@ from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 MIN_CASES_FOR_INTERVAL = 5
 """With fewer cases no interval is shown, because the bootstrap interval would be too narrow."""
 PRINTED_HEADING = "Only to compare with papers"
-PRINTED_NOTE = (
-    "Papers print another Dice: the mean of background and foreground over single slices that show the organ. It is "
-    "usually higher than Dice for the same masks. Compare it with papers' tables only, and do not quote it as Dice."
-)
 
 
 def per_site(run: Run) -> Section | None:
@@ -40,33 +36,20 @@ def per_site(run: Run) -> Section | None:
     if norms is not None:
         tables.append(norms)
     blocks: list[Block] = [*tables]
-    known = [name for name in names if metric(name).meaning and not printed(name)]
+    known = [metric(name) for name in names if metric(name).meaning and not printed(name)]
     if known:
-        said = "; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."
-        if any(" " in name for name in plain):
-            said += " Columns with a class's name are of that class alone."
-        blocks.append(Text(said))
+        blocks.append(paragraph("score_meanings", scores=known, of_classes=any(" " in name for name in plain)))
     unknown = sites_without_voxel_sizes(run)
     if unknown and (of_size := scores_of_voxel_size(run)):
-        blocks.append(
-            Text(
-                f"{listed(of_size)} at {listed(unknown)}: computed as if voxels were of 1 x 1 x 1 mm, as their sizes "
-                "are unknown there."
-            )
-        )
+        blocks.append(paragraph("placeholder_voxel_size", scores=of_size, sites=unknown))
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
-        blocks.append(Text("This record has no scores of single cases, so there are no intervals."))
+        blocks.append(paragraph("no_single_cases"))
     if run.has_guess:
-        blocks.append(Text(f"{GUESS_NOTE} It is the mean over sites, and what a model must be above."))
+        blocks.append(paragraph("image_free_guess", note=GUESS_NOTE))
     if papers:
-        blocks += [Heading(PRINTED_HEADING), Text(PRINTED_NOTE), *papers]
-    how = f"The mean score of each site's test {run.counted}."
-    if any(_brackets(table) for table in [*tables, *papers]):
-        how += (
-            " Brackets show the 95 % interval of a site's mean over other cases of that site (bootstrap); with fewer "
-            f"than {MIN_CASES_FOR_INTERVAL} cases there is none. The interval of the mean over sites treats the sites "
-            "as fixed."
-        )
+        blocks += [Heading(PRINTED_HEADING), paragraph("papers_only"), *papers]
+    brackets = any(_brackets(table) for table in [*tables, *papers])
+    how = paragraph("scores_how", counted=run.counted, brackets=brackets, fewest=MIN_CASES_FOR_INTERVAL)
     return Section("scores", "Scores of every site", how, blocks)
 
 
@@ -119,16 +102,16 @@ def _best(run: Run, scores: FinalScores, names: Sequence[str]) -> Table:
     return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
 
 
-def _mean_cell(of: Metric, values: Sequence[float], n_sites: int) -> Cell:
+def _mean_cell(m: Metric, values: Sequence[float], n_sites: int) -> Cell:
     """The mean over the sites that have a value, and how many these are if not all."""
     some = f"of {len(values)} sites" if 0 < len(values) < n_sites else ""
-    return Cell(of.number(fmean(values) if values else None), some, strong=True)
+    return Cell(m.number(fmean(values) if values else None), some, strong=True)
 
 
 def _cases(run: Run, site: str, result: Evaluation | None) -> Cell:
     """How many test cases a site has, and how many of them lack a class."""
     counts = {} if result is None else {name: spread.n for name, spread in result.distributions.items()}
-    without = counts.get(without_structure.SCORE, 0)
+    without = counts.get(false_positives.SCORE, 0)
     n = run.results.data[site].cases.get("test") if without else max(counts.values(), default=None)
     return Cell("–" if n is None else f"{n:,}", f"{without:,} without" if without else "")
 
@@ -160,7 +143,7 @@ def score_cell(name: str, metrics: Metrics, result: Evaluation | None) -> Cell:
 def _others(run: Run) -> Table:
     final, name = run.results.final, run.results.job.metric
     assert final is not None
-    of = metric(name)
+    m = metric(name)
     shown = [
         ("validation", f"best model (round {final.best.round})", final.best, "val"),
         ("test", f"best model (round {final.best.round})", final.best, "test"),
@@ -176,23 +159,23 @@ def _others(run: Run) -> Table:
             score_cell(name, scores.sites.get(site, {}).get(part, {}), evaluation(scores, site, part))
             for _, _, scores, part in shown
         ]
-        found = [scores.sites.get(site, {}).get(part, {}).get(name) for _, _, scores, part in shown]
+        scored = [scores.sites.get(site, {}).get(part, {}).get(name) for _, _, scores, part in shown]
         if final.personal:
             cells.append(score_cell(name, final.personal.get(site, {}), personal_evaluation(run.results, site)))
-            found.append(final.personal.get(site, {}).get(name))
-        for column, value in zip(values, found, strict=True):
+            scored.append(final.personal.get(site, {}).get(name))
+        for column, value in zip(values, scored, strict=True):
             if value is not None and math.isfinite(value):
                 column.append(value)
         rows.append([site, *cells])
-    means = [_mean_cell(of, column, len(rows)) for column in values]
+    means = [_mean_cell(m, column, len(rows)) for column in values]
     foot: list[Row] = [[Cell("mean", strong=True), *means]] if len(rows) > 1 else []
-    return Table(columns, rows, foot, caption=f"{of.heading}: best and last model side by side")
+    return Table(columns, rows, foot, caption=f"{m.heading}: best and last model side by side")
 
 
 def _held_out(run: Run) -> Table:
     final, job = run.results.final, run.results.job
     assert final is not None
-    of = metric(job.metric)
+    m = metric(job.metric)
     shown = [
         (which, scores, part)
         for which, scores in (("best", final.best), ("last", final.last))
@@ -213,8 +196,8 @@ def _held_out(run: Run) -> Table:
     trained_before = job.trained_before(job.held_out)
     lineage = f"; {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
     guess = guess_mean(run, job.held_out, "all", job.metric)
-    foot: list[Row] = [] if guess is None else [[GUESS, Cell(of.number(guess)), "", "", ""]]
-    return Table(columns, rows, foot, caption=f"{of.heading} at sites that did not train in this run{lineage}")
+    foot: list[Row] = [] if guess is None else [[GUESS, Cell(m.number(guess)), "", "", ""]]
+    return Table(columns, rows, foot, caption=f"{m.heading} at sites that did not train in this run{lineage}")
 
 
 def _gradient_norms(run: Run) -> Table | None:

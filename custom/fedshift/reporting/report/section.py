@@ -174,8 +174,13 @@ class Section:
 
     id: str
     title: str
-    how: str
+    how: str | Text
     blocks: Sequence[Block]
+
+    @property
+    def guide(self) -> Text:
+        """``how`` as a paragraph."""
+        return self.how if isinstance(self.how, Text) else Text(self.how)
 
 
 @dataclass(frozen=True)

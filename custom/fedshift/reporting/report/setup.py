@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Cell, Column, Facts, Row, Section, Table, Text
+from fedshift.reporting.report.section import Cell, Column, Facts, Row, Section, Table, paragraph
 from fedshift.schema.manifest import Split
 from fedshift.schema.results import DataRecord, Results
 
@@ -62,7 +62,7 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
         "setup",
         "What was run",
         "All settings that affect the results; method options include the defaults.",
-        [Facts(facts), *([Text(f"Without the model file: {run.fault}.")] if run.fault else [])],
+        [Facts(facts), *([paragraph("without_model_file", fault=run.fault)] if run.fault else [])],
     )
 
 
@@ -98,11 +98,10 @@ def data(run: Run, *, role: str = "trains") -> Section | None:
     return Section(
         "data",
         "Data",
-        _how(samples, counted=counted)
-        + " Runs with the same manifest fingerprint and split of a site used the same data there.",
+        paragraph("data_how", samples=samples, counted=counted),
         [
             Table(columns, rows, [["all sites", "", "", *totals, "", ""]]),
-            Text("Splits: " + "; ".join(_RULES.get(rule, rule) for rule in rules) + "."),
+            paragraph("split_rules", rules=[_RULES.get(rule, rule) for rule in rules]),
         ],
     )
 
@@ -112,14 +111,6 @@ def _samples(results: Results) -> str:
     if all(record.kind == "images" for record in results.data.values()):
         return "pictures"
     return "patches" if "patch" in results.job.data else "slices"
-
-
-def _how(samples: str, *, counted: bool) -> str:
-    if samples == "pictures":
-        return "Pictures of each site in each split."
-    if counted:
-        return f"Cases of each site in each split: a case is a patient's scan. Below, the {samples} that they give."
-    return f"Numbers of {samples} of each site in each split, not of patients, which this record does not have."
 
 
 def _count(record: DataRecord, split: Split, samples: str) -> Cell:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import fmean
 
-from fedshift.reporting import without_structure
+from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import needs_voxel_size
 from fedshift.reporting.report.runs import Run, distribution, evaluation, guess_mean
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone, finding
@@ -213,7 +213,7 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
         yield finding("caution", "no_foreground", volumes=sum(empty.values()), sites=list(empty))
     yield from _classes_in_one_mask(at_sites)
     for site, result in at_sites.items():
-        for said in without_structure.said_of(result):
+        for said in false_positives.sentences(result):
             yield finding("note", "cases_without", site=site, said=said)
     uncalibrated = [
         f"{site} ({metric('accuracy').with_unit(c.ece)})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Block, Column, Row, Section, Table, Text
+from fedshift.reporting.report.section import Block, Column, Row, Section, Table, paragraph
 from fedshift.reporting.report.summary import all_records
-from fedshift.reporting.report.wording import counted, seconds, size
+from fedshift.reporting.report.wording import seconds, size
 
 MAX_FAULTS = 200
 
@@ -54,10 +54,13 @@ def cost(run: Run) -> Section | None:
         "on the machine and its other load.",
         [
             Table(columns, rows),
-            Text(
-                f"In total {size(total_up)} were sent to the server and {size(total_down)} to the sites; "
-                f"{counted(len(records), 'round')} took {seconds(total_seconds)}, "
-                f"{seconds(total_seconds / len(records))} each on average."
+            paragraph(
+                "traffic_total",
+                up=size(total_up),
+                down=size(total_down),
+                rounds=len(records),
+                took=seconds(total_seconds),
+                each=seconds(total_seconds / len(records)),
             ),
         ],
     )
@@ -77,7 +80,7 @@ def faults(run: Run) -> Section | None:
     columns = [Column(text, numeric=False) for text in ("When", "Site", "Fault", "Key", "Reason")]
     blocks: list[Block] = [Table(columns, rows[:MAX_FAULTS])]
     if len(rows) > MAX_FAULTS:
-        blocks.append(Text(f"{len(rows) - MAX_FAULTS} more are in results.json."))
+        blocks.append(paragraph("more_faults", more=len(rows) - MAX_FAULTS))
     return Section(
         "faults",
         "Faults",

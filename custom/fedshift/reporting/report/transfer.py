@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedshift.reporting.report import curves, repeat, scores, setup, summary, traffic
 from fedshift.reporting.report.runs import Transfer
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text, finding
+from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, finding, paragraph
 from fedshift.reporting.report.wording import metric, ordered, printed, short
 from fedshift.reporting.table import counting, counts, scored_on
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
@@ -55,36 +55,36 @@ def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]
 def cross_site(record: CrossSite) -> Section:
     """A coloured table: rows are training sites, columns are test sites."""
     name = record.job.metric
-    of = metric(name)
+    m = metric(name)
     values = [row[name] for by_site in record.scores.values() for row in by_site.values() if name in row]
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
 
-    def cell(metrics: Metrics, *, own: bool) -> Cell:
+    def cell(metrics: Metrics, *, at_home: bool) -> Cell:
         value = metrics.get(name)
         shade = None
         if value is not None and math.isfinite(value):
             shade = (value - low) / (high - low) if high > low else 1.0
-            shade = shade if of.higher_is_better else 1 - shade
-        return Cell(of.number(value), strong=own, shade=shade)
+            shade = shade if m.higher_is_better else 1 - shade
+        return Cell(m.number(value), strong=at_home, shade=shade)
 
     rows: list[Row] = [
-        [trained, *(cell(row.get(tested, {}), own=trained == tested) for tested in record.data)]
+        [trained, *(cell(row.get(tested, {}), at_home=trained == tested) for tested in record.data)]
         for trained, row in record.scores.items()
     ]
     columns = [
         Column("Trained at", numeric=False),
         *(Column(short(site, 16), detail="tested here") for site in record.data),
     ]
-    own, elsewhere = (of.with_unit(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
+    at_home, elsewhere = (m.with_unit(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
     return Section(
         "cross-site",
         "Every site's own model at every site",
         "Stronger colour is better. A row with colour in only one cell is a model that works only at its own site: the "
         "effect of feature shift.",
         [
-            Table(columns, rows, caption=f"Test {of.heading}; bold: own site"),
-            Text(f"Mean at the own site {own}, elsewhere {elsewhere}."),
+            Table(columns, rows, caption=f"Test {m.heading}; bold: own site"),
+            paragraph("own_and_elsewhere", own=at_home, elsewhere=elsewhere),
         ],
     )
 
@@ -100,9 +100,9 @@ def leave_one_out(record: LeaveOneOut) -> Section:
     blocks: list[Block] = []
     intervals = False
     for name in [*(name for name in names if not printed(name)), *filter(printed, names)]:
-        of = metric(name)
+        m = metric(name)
         if printed(name):
-            blocks += [Heading(scores.PRINTED_HEADING), Text(scores.PRINTED_NOTE)]
+            blocks += [Heading(scores.PRINTED_HEADING), paragraph("papers_only")]
         rows: list[Row] = []
         for site, site_record in record.sites.items():
             cells = [
@@ -113,18 +113,11 @@ def leave_one_out(record: LeaveOneOut) -> Section:
             intervals = intervals or scores.shows_interval(cells)
             rows.append([site, f"{sum(counts(site_record.data).values()):,}", *cells])
         means = [mean.get(part, {}).get(name) for mean in (record.mean["best"], record.mean["last"]) for part in _PARTS]
-        foot: Row = [Cell("mean", strong=True), "", *(Cell(of.number(value), strong=True) for value in means)]
-        blocks.append(Table(columns, rows, [foot], caption=of.heading))
+        foot: Row = [Cell("mean", strong=True), "", *(Cell(m.number(value), strong=True) for value in means)]
+        blocks.append(Table(columns, rows, [foot], caption=m.heading))
     return Section(
         "leave-one-out",
         "Every site held out in turn",
-        "What a hospital outside the federation can expect: each site is evaluated with a model that only the other "
-        "sites trained."
-        + (
-            " Brackets show the 95 % interval over other cases of the same site (bootstrap), for at least "
-            f"{scores.MIN_CASES_FOR_INTERVAL} cases."
-            if intervals
-            else ""
-        ),
+        paragraph("held_out_how", brackets=intervals, fewest=scores.MIN_CASES_FOR_INTERVAL),
         blocks,
     )

@@ -1,4 +1,4 @@
-// Asks for the run's moment again and again and shows it. All text goes in as text, never as markup.
+// Asks for the run's snapshot again and again and shows it. All text goes in as text, never as markup.
 "use strict";
 
 const SHOWN = 2000, HIDDEN = 15000, PATIENCE = 60000, SILENT = 1800;  // ms between looks and for an answer; s without news
@@ -110,26 +110,26 @@ function trouble(word, text) {
   say("trouble-word", word); say("trouble-text", text);
 }
 
-function show(moment) {
-  const progress = moment.progress;
-  say("where", moment.where);
+function show(snapshot) {
+  const progress = snapshot.progress;
+  say("where", snapshot.where);
   document.documentElement.classList.toggle("waiting", !progress);
   if (!progress) {
-    say("place", moment.problem ? "The run cannot be seen just now"
-      : moment.ended ? `Over: ${moment.waits_for}` : `Waiting: ${moment.waits_for}`);
-    say("state", moment.ended ? "over" : "waiting");
+    say("place", snapshot.problem ? "The run cannot be seen just now"
+      : snapshot.ended ? `Over: ${snapshot.waits_for}` : `Waiting: ${snapshot.waits_for}`);
+    say("state", snapshot.ended ? "over" : "waiting");
     at("state").className = "state";
     at("phantom").toggleAttribute("hidden", true);
-    say("job", moment.where);
-    trouble("NO ACCESS", moment.problem);
+    say("job", snapshot.where);
+    trouble("NO ACCESS", snapshot.problem);
     document.title = "fedshift watch";
     return;
   }
   const running = progress.state === "running";
-  if (moment.problem) trouble("NO NEWS", moment.problem);
+  if (snapshot.problem) trouble("NO NEWS", snapshot.problem);
   else if (progress.reason) trouble(STATES[progress.state].toUpperCase(), progress.reason);
-  else if (running && moment.news_age > Math.max(SILENT, 3 * (progress.seconds_per_round || 0)))
-    trouble("SILENT", `No news for ${duration(moment.news_age)}. Sites may be slow, or the run's process may have gone.`);
+  else if (running && snapshot.news_age > Math.max(SILENT, 3 * (progress.seconds_per_round || 0)))
+    trouble("SILENT", `No news for ${duration(snapshot.news_age)}. Sites may be slow, or the run's process may have gone.`);
   else trouble("", "");
   say("job", progress.job || "A run");
   at("phantom").toggleAttribute("hidden", !progress.phantom);
@@ -137,8 +137,8 @@ function show(moment) {
   at("state").className = `state ${STATES[progress.state]}`;
   say("place", running ? place(progress) : progress.state === "finished" ? `Finished after ${progress.rounds} rounds`
     : `${progress.state === "failed" ? "Failed" : "Stopped"} in: ${place(progress)}`);
-  at("share").value = moment.share;
-  at("share").textContent = `${Math.round(100 * moment.share)} %`;
+  at("share").value = snapshot.share;
+  at("share").textContent = `${Math.round(100 * snapshot.share)} %`;
   say("left", !running ? "–" : progress.seconds_left === null ? "known after round 1" : `about ${duration(progress.seconds_left)}`);
   say("n-in", `${progress.sites_in.length} of ${progress.sites.length}`);
   say("latest-label", `Mean validation ${progress.metric}`);
@@ -163,7 +163,7 @@ function show(moment) {
     const kind = KINDS[line.level] || line.level.toLowerCase();
     return row(cell("td", new Date(1000 * line.time).toLocaleTimeString([], {hour12: false})), cell("td", kind, "", kind), cell("td", line.text, "wide"));
   });
-  const percent = running ? `${Math.round(100 * moment.share)} % · ` : `${STATES[progress.state]} · `;
+  const percent = running ? `${Math.round(100 * snapshot.share)} % · ` : `${STATES[progress.state]} · `;
   document.title = `${progress.phantom ? "PHANTOM: " : ""}${percent}${progress.job || "run"} · fedshift watch`;
 }
 
@@ -171,7 +171,7 @@ let timer = 0;
 async function look() {
   clearTimeout(timer);
   try {
-    const answer = await fetch("moment.json", {cache: "no-store", signal: AbortSignal.timeout(PATIENCE)});
+    const answer = await fetch("snapshot.json", {cache: "no-store", signal: AbortSignal.timeout(PATIENCE)});
     if (!answer.ok) throw new Error(String(answer.status));
     show(await answer.json());
   } catch (error) {

@@ -1,4 +1,4 @@
-"""The page on localhost: a fixed set of files, and the run's moment as JSON.
+"""The page on localhost: a fixed set of files, and the run's snapshot as JSON.
 
 It listens on 127.0.0.1 only, changes nothing, and answers only those who know the token in its address. The name in a
 request's Host header must be one of this machine's, as a page elsewhere could have its own name lead here.
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.reporting import report
-from fedshift.reporting.watch.moment import Source
+from fedshift.reporting.watch.snapshot import Source
 from fedshift.schema.errors import ConfigError
 
 HERE, REPORT = Path(__file__).parent, Path(report.__file__).parent
 ADDRESS = "127.0.0.1"
 NAMES = frozenset({ADDRESS, "localhost"})
-MOMENT = "moment.json"
+SNAPSHOT = "snapshot.json"
 FILES = {
     "": ("text/html; charset=utf-8", HERE / "page.html"),
     "page.js": ("text/javascript; charset=utf-8", HERE / "page.js"),
@@ -56,7 +56,7 @@ class Reader:
         self._read: tuple[float, bytes] | None = None
 
     def latest(self) -> bytes:
-        """The moment as JSON, not older than the interval."""
+        """The snapshot as JSON, not older than the interval."""
         with self._lock:
             if self._read is None or self._clock() - self._read[0] >= self._interval:
                 content = self._source.read().model_dump_json(by_alias=True).encode()
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fedshift", ""
 
     def do_GET(self) -> None:
-        """Send a file or the moment."""
+        """Send a file or the snapshot."""
         self._answer(body=True)
 
     def do_HEAD(self) -> None:
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"open the address that fedshift watch has printed\n")
         before, token, name = [*self.path.partition("?")[0].split("/", 2), "-", "-"][:3]
         known = not before and hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode())
-        if known and name == MOMENT:
+        if known and name == SNAPSHOT:
             self._send(HTTPStatus.OK, "application/json", self.server.reader.latest(), body=body)
         elif known and name in self.server.files:
             self._send(HTTPStatus.OK, *self.server.files[name], body=body)

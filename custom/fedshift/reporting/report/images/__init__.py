@@ -17,7 +17,7 @@ def sections(
     *,
     folders: Mapping[str, Path] | None = None,
     most_sites: int,
-    tell: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Section]:
     """Cases, intensities and features of the first ``most_sites`` sites; of a cross-site record its models' features.
 
@@ -25,24 +25,24 @@ def sections(
         given: a run with its model file, or a cross-site record that was made with ``--keep-models``; none of others.
         folders: of the sites that are to be shown; None looks for all of them, as a simulated run does.
         most_sites: how many sites at most.
-        tell: called with what is being done.
+        progress: called with what is being done.
 
     Raises:
         ConfigError: a run has no model file, or a site's folder is not that of the run.
         DataError: a site's data cannot be found or used.
     """
-    seen = partial(look, folders=folders, most_sites=most_sites, tell=tell)
+    seen = partial(look, folders=folders, most_sites=most_sites, progress=progress)
     if isinstance(given, Run):
         looked = seen(given)
         for make in (cases.section, intensities.section, features.section):
-            tell(f"{given.label}: {make.__module__.rpartition('.')[2]}")
+            progress(f"{given.label}: {make.__module__.rpartition('.')[2]}")
             yield make(looked)
         return
-    own = own_models(given)
-    if not own:
+    models = own_models(given)
+    if not models:
         return
-    tell("features of own models")
-    yield features.of_own_models(seen(given.run, own=own))
+    progress("features of own models")
+    yield features.of_own_models(seen(given.run, models=models))
     if given.run.model is not None and set(given.run.model.personal) != given.run.model.weights.keys():
-        tell("features of the best aggregate")
+        progress("features of the best aggregate")
         yield features.section(seen(given.run))

@@ -11,8 +11,8 @@ from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images import outlines
 from fedshift.reporting.report.images.models import Looked, Shows
-from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text
-from fedshift.reporting.report.wording import listed, metric, short
+from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text, paragraph
+from fedshift.reporting.report.wording import metric, short
 from fedshift.schema.manifest import Manifest
 from fedshift.tasks.evaluation.overlap import dice
 
@@ -27,13 +27,7 @@ def section(looked: Sequence[Looked]) -> Section:
     blocks: list[Block] = []
     bare = [site.site for site in looked if not site.complete]
     if bare:
-        blocks.append(
-            Text(
-                f"Without the parts that {listed(bare)} keep for themselves, which are not here: the model does worse "
-                "than "
-                "in the tables."
-            )
-        )
+        blocks.append(paragraph("without_own_parts", sites=bare))
     shown = looked[0].shows if looked else "pictures"
     if shown != "pictures":
         blocks.append(Figures([], outlines.legend(looked[0].job.task.classes[1:])))
@@ -61,11 +55,7 @@ def _not_outlined(site: Looked) -> list[Text]:
     """What a site's masks lack."""
     foreground, annotated = site.job.task.classes[1:], site.data.manifest.annotated
     missing = [] if annotated is None else [name for name in foreground if name not in annotated]
-    if not missing:
-        return []
-    return [
-        Text(f"The masks of {site.site} do not outline {listed(missing)}, which is not scored and has no reference.")
-    ]
+    return [paragraph("not_outlined", site=site.site, classes=missing)] if missing else []
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, paragraph
 
 MOST_OF_A_SITE = 150
 FEWEST = 8
@@ -47,7 +47,7 @@ def _drawn(looked: Sequence[Looked], *, key: str = "") -> list[Block]:
     features = np.concatenate([site.features[index] for site, index in zip(looked, picked, strict=True)])
     owner = np.concatenate([[site.site] * len(index) for site, index in zip(looked, picked, strict=True)])
     if len(features) < FEWEST:
-        return [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
+        return [paragraph("few_to_arrange", fewest=FEWEST)]
     points = _arranged(features)
     with figures.style():
         by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
@@ -70,12 +70,12 @@ def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarra
             words += [_amount(100 * float(share)) for share in labels.reshape(len(labels), -1).mean(1)]
         else:
             words += [site.job.task.classes[label] for label in labels]
-    found = np.array(words)
-    names, counts = np.unique(found, return_counts=True)
+    groups = np.array(words)
+    names, counts = np.unique(groups, return_counts=True)
     if len(names) > MOST_CLASSES:
         common = names[np.argsort(-counts, kind="stable")[: MOST_CLASSES - 1]]
-        found = np.where(np.isin(found, common), found, OTHERS)
-    return found
+        groups = np.where(np.isin(groups, common), groups, OTHERS)
+    return groups
 
 
 def _amount(percent: float) -> str:

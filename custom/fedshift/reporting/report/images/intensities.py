@@ -9,7 +9,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, paragraph
 from fedshift.reporting.report.wording import short
 
 BINS = 60
@@ -29,7 +29,7 @@ def section(looked: Sequence[Looked]) -> Section:
             drawn.append(_lines("after", title, [site.after for site in looked], looked))
     blocks: list[Block] = [Figures(drawn, figures.legend([site.site for site in looked]))]
     if not changed:
-        blocks.append(Text("The network gets the images so: no method of this run changes them."))
+        blocks.append(paragraph("images_unchanged"))
     return Section(
         "intensities",
         "Intensities of the sites' test images",

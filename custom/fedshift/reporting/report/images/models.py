@@ -83,10 +83,10 @@ def look(
     *,
     folders: Mapping[str, Path] | None,
     most_sites: int,
-    tell: Callable[[str], None],
-    own: Mapping[str, ModelFile] | None = None,
+    progress: Callable[[str], None],
+    models: Mapping[str, ModelFile] | None = None,
 ) -> list[Looked]:
-    """See `fedshift.reporting.report.images.sections`; with ``own`` each site that has one is passed by it."""
+    """See `fedshift.reporting.report.images.sections`; with ``models`` each site that has its own is passed by it."""
     if run.model is None:
         reason = run.fault or f"there is no model file beside {run.source}"
         raise ConfigError("no-model", f"--images needs the run's best model, and {reason}")
@@ -98,31 +98,31 @@ def look(
             "unknown-site",
             f"--site-data: {', '.join(unknown)} is no site of job {job.name}: {', '.join(job.task.everyone)}",
         )
-    chosen = [site for site in job.task.everyone if site in given and (own is None or site in own)][:most_sites]
+    chosen = [site for site in job.task.everyone if site in given and (models is None or site in models)][:most_sites]
     for site in chosen:
         read_manifest(given[site])
-        told = run.results.data.get(site)
-        if told is not None and manifest_sha256(given[site]) != told.manifest_sha256:
+        record = run.results.data.get(site)
+        if record is not None and manifest_sha256(given[site]) != record.manifest_sha256:
             raise ConfigError(
                 "other-data",
                 f"{given[site]} is not what {site} had in this run (another manifest): name its folder with "
                 f"--site-data {site}=DIR",
             )
-    of = f"{run.label}: " if run.label else ""
+    label = f"{run.label}: " if run.label else ""
     looked = []
-    beside: Site | None = None
+    previous: Site | None = None
     with tempfile.TemporaryDirectory() as nothing:
         for site in chosen:
-            tell(f"{of}{'the best' if own is None else 'its own'} model at {site}")
-            model = run.model if own is None else own[site]
-            kept = _state(run.source, site) if own is None else None
+            progress(f"{label}{'the best' if models is None else 'its own'} model at {site}")
+            model = run.model if models is None else models[site]
+            kept = _state(run.source, site) if models is None else None
             state = Path(nothing) if kept is None else kept
-            network = None if beside is None else beside.job_network
-            beside = Site(job, site, given[site], SiteOptions(state, job_network=network))
+            network = None if previous is None else previous.job_network
+            previous = Site(job, site, given[site], SiteOptions(state, job_network=network))
             data = build_task(job).open(given[site], site)
             part: Subset = "test" if data.count("test") else "all"
             complete = kept is not None or not model.personal
-            looked.append(_pass(beside, run, model, data, given[site], part, complete=complete))
+            looked.append(_pass(previous, run, model, data, given[site], part, complete=complete))
     return looked
 
 
@@ -158,8 +158,8 @@ def _pass(
             handle.remove()
     before = [sample for images in data.eval_images(part) for sample in _before(task, images, windows=seen.windows)]
     final = run.results.final
-    told = None if final is None else final.best.evaluations.get(at.name, {}).get(part)
-    spread = None if told is None else told.distributions.get(run.results.job.metric)
+    result = None if final is None else final.best.evaluations.get(at.name, {}).get(part)
+    spread = None if result is None else result.distributions.get(run.results.job.metric)
     return Looked(
         at.name,
         model.job,
@@ -188,8 +188,8 @@ class _Seen:
     def batches(self, probabilities: Iterator[Tensor]) -> Iterator[Tensor]:
         """The same; what was seen until each of them is of its samples."""
         for probability in probabilities:
-            found = np.concatenate(self._passes)
-            self.features.append(found.mean(0, keepdims=True) if self.windows else found)
+            features = np.concatenate(self._passes)
+            self.features.append(features.mean(0, keepdims=True) if self.windows else features)
             self._passes.clear()
             yield probability
 
@@ -218,14 +218,14 @@ def _before(task: Task, images: Tensor, *, windows: bool) -> list[np.ndarray]:
     """What the network would get if methods changed nothing: for volumes the same windows in the same order."""
     if not windows:
         return [_some(images, PIXELS)]
-    found: list[np.ndarray] = []
+    samples: list[np.ndarray] = []
 
     def keep(x: Tensor) -> Tensor:
-        found.append(_some(x, PIXELS_OF_A_PASS))
+        samples.append(_some(x, PIXELS_OF_A_PASS))
         return x[:, :1]
 
     task.logits(keep, images, final=True)
-    return found
+    return samples
 
 
 def _some(x: Tensor, most: int) -> np.ndarray:

@@ -72,11 +72,11 @@ def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site:
                 axes.set_title(plane.name, fontsize=9, pad=3)
         if shown.sequences:
             panels[row * len(shown.planes)].set_ylabel(short(shown.sequences[row], 16), fontsize=9)
-    of = "" if len(classes) < 2 else f" of {listed([f'{n} {name}' for n, name in enumerate(classes, start=1)])}"
+    named = "" if len(classes) < 2 else f" of {listed([f'{n} {name}' for n, name in enumerate(classes, start=1)])}"
     on = f" on {listed(list(shown.sequences))}" if shown.sequences else ""
     planes = ", ".join(plane.name for plane in shown.planes)
     who = "by the model (solid) and of the reference (dashed)"
-    described = f"{short(site)}, {title}: {planes}{on}, with the outlines{of} {who}"
+    described = f"{short(site)}, {title}: {planes}{on}, with the outlines{named} {who}"
     return figures.figure(drawn, key, title=title, description=described)
 
 
@@ -85,9 +85,9 @@ def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> Non
     axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="none", aspect=plane.aspect)
     numbers = np.union1d(plane.predicted, plane.reference)
     numbers = numbers[numbers > 0]
-    for mask, line, one in ((plane.predicted, "-", MODEL), (plane.reference, "--", REFERENCE)):
+    for mask, line, colour in ((plane.predicted, "-", MODEL), (plane.reference, "--", REFERENCE)):
         for number in numbers.tolist():
-            outline(axes, mask == number, class_colour(number) if several else one, line)
+            outline(axes, mask == number, class_colour(number) if several else colour, line)
     for side, x, y, horizontal, vertical in (
         (plane.sides[0], 0.02, 0.5, "left", "center"),
         (plane.sides[1], 0.5, 0.98, "center", "top"),
@@ -112,8 +112,8 @@ def _numbers(axes: Axes, plane: Plane, numbers: Sequence[int]) -> None:
     everything = np.argwhere((plane.predicted > 0) | (plane.reference > 0))
     middle = everything.mean(0) * stretch
     for number in numbers:
-        of = plane.reference == number if (plane.reference == number).any() else plane.predicted == number
-        places = np.argwhere(of) * stretch
+        mask = plane.reference == number if (plane.reference == number).any() else plane.predicted == number
+        places = np.argwhere(mask) * stretch
         away = places.mean(0) - middle
         length = float(np.hypot(*away))
         away = away / length if length > 1 else np.array([-1.0, 0.0])

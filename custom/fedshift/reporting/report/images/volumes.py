@@ -72,8 +72,8 @@ def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities
         predicted = task.on_scan(as_volume(batch, dims), case.shape)
         reference = data.reference(number)
         images = read_images(folder, data.manifest, case)[:SEQUENCES]
-        found = dice_by_class(predicted, reference, len(data.manifest.classes))
-        each = {name: float(found[data.manifest.classes.index(name) - 1]) for name in outlined}
+        by_class = dice_by_class(predicted, reference, len(data.manifest.classes))
+        each = {name: float(by_class[data.manifest.classes.index(name) - 1]) for name in outlined}
         scores = {name: score for name, score in each.items() if not np.isnan(score)}
         shown = _planes(images, predicted, reference, case.spacing, across=dims == len(NAMES))
         yield Volume(number, scores, shown, data.manifest.sequences[:SEQUENCES])
@@ -141,9 +141,9 @@ def _window(inside: np.ndarray, spacing: Sequence[float]) -> list[slice]:
         ends.append((int(there[0]), int(there[-1]) + 1))
     widest = max((end - start) * side for (start, end), side in zip(ends, spacing, strict=True))
     length = max(widest * (1 + 2 * MARGIN), SMALLEST_MM)
-    found = []
+    window = []
     for (start, end), side, size in zip(ends, spacing, inside.shape, strict=True):
         voxels = min(round(length / side), size)
         first = min(max((start + end - voxels) // 2, 0), size - voxels)
-        found.append(slice(first, first + voxels))
-    return found
+        window.append(slice(first, first + voxels))
+    return window

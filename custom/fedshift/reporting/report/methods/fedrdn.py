@@ -37,8 +37,8 @@ def section(run: Run, arrays: Arrays) -> Section | None:
     channels = means.shape[1]
     columns = [Column("Site", numeric=False)]
     for channel in range(channels):
-        told = f"channel {channel + 1}" if channels > 1 else ""
-        columns += [Column("Mean", detail=told), Column("Deviation", detail=told)]
+        detail = f"channel {channel + 1}" if channels > 1 else ""
+        columns += [Column("Mean", detail=detail), Column("Deviation", detail=detail)]
     rows: list[Row] = [
         [name, *(f"{value:.4g}" for pair in zip(mean, std, strict=True) for value in pair)]
         for name, mean, std in zip(names, means, stds, strict=True)

@@ -1,4 +1,4 @@
-"""What someone who watches a run sees at one moment, and where it is read."""
+"""A run at one moment, as someone who watches it sees it, and where it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = 5.0
 """Seconds without news after which it is looked whether a run's process is still there."""
 
 
-class Moment(BaseModel):
+class Snapshot(BaseModel):
     """A run at one moment. All of it is bounded: by the number of sites, and by the limits of ``progress.json``.
 
     ``progress`` is None before the run has begun. ``news_age``: seconds since the last news of it. ``waits_for``: what
@@ -37,8 +37,8 @@ class Moment(BaseModel):
     failed: bool = False
 
     @classmethod
-    def of(cls, progress: Progress, *, where: str, news_age: float, problem: str = "") -> Moment:
-        """The moment that a progress is of; the time left is less by the age of the news."""
+    def from_progress(cls, progress: Progress, *, where: str, news_age: float, problem: str = "") -> Snapshot:
+        """The snapshot of this progress; the time left is less by the age of the news."""
         ended, left = progress.state != "running", progress.seconds_left
         if left is not None and not ended:
             progress = progress.model_copy(update={"seconds_left": max(left - news_age, 0.0)})
@@ -54,9 +54,9 @@ class Moment(BaseModel):
 
 
 class Source(Protocol):
-    """Where a run's moments come from. It is read by one thread at a time, and never raises when it is read."""
+    """Where a run's snapshots come from. It is read by one thread at a time, and never raises when it is read."""
 
-    def read(self) -> Moment:
+    def read(self) -> Snapshot:
         """The run as it is now."""
         ...
 
@@ -87,30 +87,30 @@ class RunFile:
         self._folders, self._where, self._clock, self._was_killed = tuple(folders), where, clock, was_killed
         self._known: tuple[tuple[Path, int, int], Progress] | None = None
 
-    def read(self) -> Moment:
+    def read(self) -> Snapshot:
         """The run as its file has it; the file is parsed only when it is another than before."""
-        found = []
+        files = []
         for folder in self._folders:
             try:
                 seen = (folder / FILE_NAME).stat()
             except OSError:  # not there yet, or just being replaced
                 continue
-            found.append((seen.st_mtime, (folder, seen.st_mtime_ns, seen.st_size)))
-        if not found:
-            return Moment(where=self._where, waits_for="the run has not begun")
-        changed, mark = max(found)
+            files.append((seen.st_mtime, (folder, seen.st_mtime_ns, seen.st_size)))
+        if not files:
+            return Snapshot(where=self._where, waits_for="the run has not begun")
+        changed, mark = max(files)
         if self._known is None or self._known[0] != mark:
             try:
                 progress = read_progress(mark[0])
             except (ConfigError, OSError) as error:
-                return Moment(where=self._where, problem=str(error))
+                return Snapshot(where=self._where, problem=str(error))
             if progress is None:
-                return Moment(where=self._where, waits_for="the run has not begun")
+                return Snapshot(where=self._where, waits_for="the run has not begun")
             self._known = mark, progress
         progress, news_age = self._known[1], max(self._clock() - changed, 0.0)
         if progress.state == "running" and news_age > QUIET and self._was_killed():
             progress = progress.model_copy(update={"state": "failed", "reason": KILLED, "seconds_left": None})
-        return Moment.of(progress, where=self._where, news_age=news_age)
+        return Snapshot.from_progress(progress, where=self._where, news_age=news_age)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -14,8 +14,8 @@ from volumesites import blob_job, make_volume_site
 from fedshift.data.check import check
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.survey_answer import answer
+from fedshift.reporting.false_positives import sentences
 from fedshift.reporting.table import scores_table
-from fedshift.reporting.without_structure import said_of
 from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
@@ -73,7 +73,7 @@ def test_false_positives_are_millilitres_on_the_scans_own_grid(options: tuple[st
     assert told.scores["false_positives"] == pytest.approx(slices * 16 * 3.0 / 2000)
     assert told.distributions["dice right"].cases == [1.0] and told.distributions["dice left"].n == 1
     assert told.one_sided is not None and told.one_sided["left"].invented == 1
-    left, right = said_of(told)
+    left, right = sentences(told)
     assert left.startswith("left: 1") and f"{slices * 0.048:.2f} ml" in left
     assert right.startswith("right: 1") and "0.00 ml" in right
 

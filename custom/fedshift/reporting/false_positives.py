@@ -9,17 +9,17 @@ from fedshift.schema.evaluation import Evaluation
 SCORE = "false_positives"
 
 
-def said_of(told: Evaluation) -> Iterator[str]:
+def sentences(evaluation: Evaluation) -> Iterator[str]:
     """``tumour: 3 cases without it, false positives in 1 of them, 0.40 ml on average``, of each such class.
 
     With a single class its name is left out where no mask has it alone, as the scores do not name it.
     """
-    for key, spread in told.distributions.items():
+    for key, spread in evaluation.distributions.items():
         score, _, name = key.partition(" ")
-        several = any(other.startswith(f"{SCORE} ") for other in told.distributions)
+        several = any(other.startswith(f"{SCORE} ") for other in evaluation.distributions)
         if score != SCORE or (several and not name):
             continue
-        apart = told.one_sided or {}
+        apart = evaluation.one_sided or {}
         name = name or next(iter(apart), "")
         invented = apart[name].invented if name in apart else 0
         cases = f"{spread.n} case{'' if spread.n == 1 else 's'} without"

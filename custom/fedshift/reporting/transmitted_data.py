@@ -189,14 +189,14 @@ DIGITS_JOB = {
 """The job for methods that do not work with segmentation: FRAug's network for digits, ten classes."""
 
 
-def leaves_page() -> str:
+def transmitted_data_page() -> str:
     """The generated part of the page in Markdown: what leaves with every job, in a survey, and with each method."""
     parts = ["## Every job\n", "| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
     parts += [f"| {' | '.join(row)} |" for row in ROWS_OF_EVERY_JOB]
     parts += ["", COMPRESSION_NOTE, "\n## A survey\n", SURVEY_NOTE, ""]
     parts += ["| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
     parts += [f"| {name} | {' | '.join(row)} |" for name, row in ROWS_OF_A_SURVEY.items()]
-    parts += [leaves_section(name, reference_job(name)) for name in method_set.available()]
+    parts += [transmitted_data_section(name, reference_job(name)) for name in method_set.available()]
     return "\n".join(parts) + "\n"
 
 
@@ -211,7 +211,7 @@ def reference_job(name: str) -> JobSpec:
     return JobSpec.parse({**DIGITS_JOB, "methods": methods}, where="digits")
 
 
-def leaves_section(name: str, job: JobSpec) -> str:
+def transmitted_data_section(name: str, job: JobSpec) -> str:
     """The section for one method, with the shapes that its arrays have in ``job``."""
     methods = MethodSet(job, build_task(job).network())
     if methods.pooled is not None and methods.pooled.name == name:
