@@ -244,10 +244,9 @@ class Share:
             self.running -= 1
             return None
 
-    def pause(self) -> float:
-        """Seconds to wait before the next frame is worked on."""
+    def pause(self, now: float) -> float:
+        """Seconds to wait, from ``now`` on, before the next frame is worked on."""
         with self.lock:
-            now = time.monotonic()
             self.allowed = min(BURST, self.allowed + (now - self.since) * RATE) - 1
             self.since = now
             return max(-self.allowed / RATE, 0.0)
@@ -261,7 +260,7 @@ def _work(manager: Any, share: Share, sfm_conn: Any, frame: Any) -> None:
     following: tuple[Any, Any] | None = (sfm_conn, frame)
     while following is not None:
         try:
-            pause = share.pause()
+            pause = share.pause(time.monotonic())
             if pause and not manager.stopped:
                 time.sleep(pause)
             manager.process_frame_task(*following)

@@ -329,7 +329,7 @@ def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(s
 
 def test_a_party_that_was_silent_is_worked_on_at_once(sharing: Sharing) -> None:
     share = connections.Share()
-    assert not any(share.pause() for _ in range(BURST))
-    assert share.pause() > 0
-    share.since -= BURST / RATE  # so long ago
-    assert not any(share.pause() for _ in range(BURST - 1))
+    assert not any(share.pause(1000.0) for _ in range(BURST))
+    assert share.pause(1000.0) == pytest.approx(1 / RATE)
+    later = 1000.0 + (BURST + 1) / RATE
+    assert not any(share.pause(later) for _ in range(BURST)) and share.pause(later) > 0
