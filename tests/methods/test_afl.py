@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, Samples, Sent, make_context, server_context, small_image_job
+from conftest import GOLDEN, Samples, Sent, make_context, make_image_site, server_context, small_image_job
 from torch import nn
 from torch.nn import functional
 
@@ -170,3 +170,27 @@ def test_the_worst_off_site_is_better_off_than_with_fedavg(seed: int) -> None:
     fair, averaged = (losses_after(100, seed=seed, eta=eta) for eta in (0.1, 0.0))
     assert fair.max() < 0.5 * averaged.max()
     assert fair.max() < 1.2 * 0.5 * 1.5**2, "close to the minimum possible: half-way between the extreme optima"
+
+
+@pytest.mark.parametrize("case", [c for c in TABLE["lambda_update"] if c["lambda_min"] == 0])
+def test_a_step_of_lambda_is_exact(case: dict[str, list[float] | float]) -> None:
+    new = afl.next_weights(np.array(case["lambda"]), np.array(case["losses"]), eta=case["eta"], lowest=0)
+    np.testing.assert_allclose(new, case["exact_new_lambda"], rtol=1e-10, atol=1e-12)
+
+
+def test_the_worst_sites_images_are_recognised_better(tmp_path: Path) -> None:
+    """Site C is small and its contrast is inverted."""
+    shifts = {"A": (1.0, 0.0, 96), "B": (0.9, 5.0, 96), "C": (-0.8, 250.0, 48)}
+    data = {
+        s: make_image_site(tmp_path / "data", s, seed=3, images=n, gain=g, offset=o) for s, (g, o, n) in shifts.items()
+    }
+    options = ["network.name=mnist_cnn", "network.options.size=16", "data.mean=[0.4]", "data.std=[0.2]"]
+    options += ["schedule.rounds=16", "optimizer.lr=0.03"]
+
+    def worst(names: str, *more: str) -> float:
+        results = run_in_process(small_image_job(names, *options, *more, seed=3), data, tmp_path / names).results
+        assert results.final is not None
+        sites = results.final.last.sites.values()
+        return min((splits["val"]["accuracy"] + splits["test"]["accuracy"]) / 2 for splits in sites)
+
+    assert worst("afl", "afl.eta=0.2") > worst("fedavg") + 0.15

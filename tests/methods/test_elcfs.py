@@ -306,3 +306,15 @@ def test_the_model_serves_a_dark_site_that_took_no_part(tmp_path: Path) -> None:
             assert final is not None
             accuracies.append(final.last.held_out["C"]["all"]["accuracy"])
     assert np.mean(told["elcfs"]) > np.mean(told["fedavg"]) + 0.05, told
+
+
+def test_the_order_of_the_gradient_makes_a_difference() -> None:
+    torch.manual_seed(0)
+    net, y = Line().double(), torch.ones(2, 12, 12, dtype=torch.int64)
+    x, t = torch.rand(2, 2, 1, 12, 12).double()
+    gradients = []
+    for order in ("first", "second"):
+        weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
+        config = elcfs.Config(inner_lr=0.5, contrast=0, order=order)
+        gradients.append(torch.autograd.grad(objective(net, x, t, y, config, weights), weights)[0])
+    assert not torch.allclose(*gradients, rtol=1e-2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_image_job
-from torch import nn
+from conftest import Samples, golden, make_context, small_image_job
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.methods import base, fedirm
@@ -98,3 +99,33 @@ def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
 def test_it_trusts_the_feature_that_tells_the_same_at_every_site(agreements: tuple[float, float]) -> None:
     assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg uses the feature that is stronger in training"
     assert accuracy_elsewhere(100.0, agreements) > 0.6
+
+
+def test_warm_up_counts_steps_over_rounds_and_forgets_the_optimisers_state_once() -> None:
+    net, config = TwoLayers(), fedirm.Config(weight=50, warmup=3)
+    batch = base.Batch(torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2]))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    zero = torch.zeros((), dtype=torch.float64)
+    state: dict[str, Tensor] = {}
+    seen = []
+    for round_ in (1, 2):
+        ctx = make_context("fedirm", net, optimizer=optimizer, round=round_)
+        ctx.state.update(state)
+        client = fedirm.Client(config)  # a new client for every round
+        for _ in range(2):
+            for replay in (False, True):  # a second pass, like FedSAM's
+                ctx.run.replay = replay
+                optimizer.zero_grad()
+                logits = net(batch.x)
+                added = client.loss(batch, logits, zero, ctx)
+                penalty = fedirm.scalar_penalty(logits, batch.y, functional.cross_entropy)
+                added.backward()
+            fresh = not optimizer.state
+            seen.append((round(added.item() / penalty.item(), 9), fresh))
+            optimizer.step()
+            ctx.run.step += 1
+        assert client.end(Samples(np.zeros((1, 1))), ctx) == {}
+        state = dict(ctx.state)
+    # (weight / its divisor is 1 before and after); Adam's moments are empty at the first and at the fourth step.
+    assert seen == [(1.0, True), (1.0, False), (1.0, False), (1.0, True)]
+    assert state["steps"].item() == 4

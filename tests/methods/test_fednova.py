@@ -121,3 +121,14 @@ def test_with_fedprox_the_server_moves_along_the_sites_mean_gradient() -> None:
         "w"
     ]
     assert np.abs(plain - got).max() > 0.01, "the a_i of plain SGD are others"
+
+
+def test_a_variance_that_the_moves_would_turn_negative_is_averaged() -> None:
+    old = {"w": np.float32([1]), "bn.running_var": np.float32([0.1])}
+    sent = [
+        Sent("A", {"w": np.float32([1]), "bn.running_var": np.float32([1.0])}, 1, n_steps=100),
+        Sent("B", {"w": np.float32([0]), "bn.running_var": np.float32([0.05])}, 1, n_steps=1),
+    ]
+    out = fednova.Server(fednova.Config()).combine(old, sent, server_context("w"))
+    assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same coefficients would make the variance negative"
+    assert out["bn.running_var"] == pytest.approx(0.525)

@@ -289,3 +289,9 @@ def test_prototypes_that_cannot_be_of_two_images_are_refused(
     arrays["prototypes"][row] = 1
     fault = fedproto.Server(fedproto.Config(weights=weights)).fault(arrays, 8)
     assert fault is not None and fault[0] == key
+
+
+def test_soft_labels_are_pulled_to_their_largest_class() -> None:
+    soft = torch.tensor([[0.2, 0.7, 0.1], [0.9, 0.1, 0.0]])
+    assert fedproto.classes_of(soft).tolist() == [1, 0]
+    assert fedproto.classes_of(torch.tensor([2, 0])).tolist() == [2, 0]

@@ -12,7 +12,7 @@ from conftest import Samples, make_context, make_image_site, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.methods import fedsgd
+from fedshift.methods import base, fedsgd
 from fedshift.tasks.kinds import build_task
 
 from .made import final_weights
@@ -98,3 +98,22 @@ def test_images_are_learned(three_image_sites: dict[str, Path], tmp_path: Path) 
         for record in run_in_process(job, three_image_sites, tmp_path).results.rounds
     ]
     assert np.mean(losses[-1]) < 0.5 * np.mean(losses[0])
+
+
+def test_gradients_of_later_rounds_do_not_contain_earlier_ones() -> None:
+    """A new client for every round does not keep the first round's sum."""
+    net = nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    moves = []
+    for _ in range(2):
+        with torch.no_grad():
+            net.weight.zero_()
+            net.bias.zero_()
+        ctx: base.Context = make_context("fedsgd", net)
+        ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        client = fedsgd.Client(fedsgd.Config())
+        client.step(closure_of(net, x, y), ctx)
+        ctx.run.step = 1
+        client.end(Samples(x, y), ctx)
+        moves.append(net.weight.detach().clone())
+    assert torch.equal(moves[0], moves[1]) and moves[0].abs().max() > 0

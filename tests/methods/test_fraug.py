@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -560,3 +560,50 @@ def test_the_protocols_with_the_codes_augmentation(task: str, flip: float | None
     )
     with pytest.raises(ConfigError):
         resolve(task, "fraug+fedrdn", protocol="fraug_augmented")
+
+
+def test_bfloat16_features_give_float32_state_and_finite_losses() -> None:
+    client, ctx, net = started(fraug.Config())
+    plain = net.forward
+    net.forward = lambda x: torch.autocast("cpu", torch.bfloat16)(plain)(x)  # type: ignore[method-assign]
+    net.bn = nn.Identity()  # type: ignore[assignment]
+    seen = embeddings(net)
+    losses = local_training(client, ctx, some_batches(3))
+    assert seen[-1].dtype == torch.bfloat16 and np.isfinite(losses).all()
+    sent = client.end(Samples(np.zeros((1, 1))), ctx)
+    assert {a.dtype for a in sent.values()} == {np.dtype(np.float32)}
+
+
+def accuracy(run: Coordinator) -> float:
+    """Mean accuracy over sites and held-out images of the last model, with each site's personal parts."""
+    final = run.results.final
+    assert final is not None
+    return float(np.mean([splits[s]["accuracy"] for splits in final.last.sites.values() for s in ("val", "test")]))
+
+
+def test_no_accuracy_is_lost_against_fedbn(learned: tuple[Coordinator, dict[str, Path]], tmp_path: Path) -> None:
+    """Of six seeds: −.06 to +.19, .03 more in the mean."""
+    run, data = learned
+    fedbn = run_in_process(shifted_job("fedbn"), data, tmp_path)
+    assert accuracy(run) > accuracy(fedbn) - 0.08
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_the_generators_loss_falls(variant: Literal["paper", "released"]) -> None:
+    """For one classifier, RTNet and noise."""
+    config = fraug.Config(variant=variant, latent=5, alpha=0.1, schedule=False, lr_rtnet=1e-9)
+    client, ctx, net = started(config)
+    (x, y), *_ = some_batches(1)
+    local_training(client, ctx, iter([(x, y)]), lr=0.0)
+    before, *_ = parts(client, ctx, net)
+    local_training(client, ctx, iter([(x, y)] * 60), lr=0.0)
+    after, m, _ = parts(client, ctx, net)
+    u, labels = net.eval().features(x), functional.one_hot(y, 3).float()
+    z = (torch.randn if variant == "paper" else torch.rand)((8, 5), generator=torch.Generator().manual_seed(0))
+
+    def loss(g: Mlp) -> float:
+        made = g.train()(z, labels)
+        made = u + m.eval()(made) if variant == "paper" else made
+        return (functional.cross_entropy(net.head(made), y) - 0.1 * mmd(made, u)).item()
+
+    assert loss(after) < loss(before) - 0.1

@@ -28,6 +28,8 @@ ON_SLICES = [
     *(f"harmofl harmofl.variant={variant}" for variant in ("paper", "released")),
     *(f"fedmix+fedsam+mixup loss=dice {precision}" for precision in (HALF, FULL)),
     "fedfa+fedwon",
+    "fedirm fedirm.warmup=1",
+    f"fedrobust {HALF}",
     "fedprox fedprox.variant=released",
     *(f"fedfa+mixstyle {precision}" for precision in (HALF, FULL)),
     *(

@@ -244,3 +244,13 @@ def test_the_full_gradient_does_not_depend_on_how_a_site_is_sorted() -> None:
     found = scaffold.mean_gradient(ctx, InMemory(x, y))
     for (name, _), wanted in zip(net.named_parameters(), whole, strict=True):
         assert (found[name] - wanted).norm() < 0.2 * wanted.norm(), name
+
+
+def test_the_full_gradient_is_that_of_the_mean_loss() -> None:
+    net = nn.Linear(3, 3)
+    x, y = torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 1, 1])
+    ctx = make_context("scaffold", net)
+    gradient = scaffold.mean_gradient(ctx, Samples(x[:6], y[:6]))
+    ctx.run.objective(net(x[:6]), y[:6]).backward()
+    assert net.weight.grad is not None
+    torch.testing.assert_close(gradient["weight"], net.weight.grad)
