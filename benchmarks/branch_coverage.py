@@ -4,8 +4,8 @@
     python -m benchmarks.branch_coverage --checkout OTHER --out benchmarks/results/tests/before.json -- --dist loadfile
 
 What follows ``--`` goes to pytest, which runs in three processes. ``--checkout`` is another clone of this repository
-whose tests are measured with the packages of this Python. Counted are the lines and branches of ``fedshift`` and
-``data_prep`` that the tests reach in their own processes, not those reached in processes that tests start.
+whose tests are measured with the packages of this Python. Counted are the lines and branches of ``custom/`` and
+``data_prep/`` that the tests reach in their own processes, not those reached in processes that tests start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURE = ("-n", "3", "--cov=fedshift", "--cov=data_prep", "--cov-branch", "--cov-report=")
+MEASURE = ("-n", "3", "--cov=custom", "--cov=data_prep", "--cov-branch", "--cov-report=")
 
 
 def measure(checkout: Path, options: list[str]) -> dict[str, Any]:
