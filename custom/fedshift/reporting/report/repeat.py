@@ -25,16 +25,16 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     otherwise ``job``, followed by ``run``.
     """
     results = run.results
+    made_with = {site: record.phantom for site, record in results.data.items() if record.kind == "phantom"}
+    lines = _phantom_commands(made_with)
     job = None if run.model is None else _without_shares(run.model.job)
     methods, options, is_exact = _command_arguments(job, results.job, list(run.trained))
     command = command or (POOLED if _is_pooled(results.job) else JOB)
     what = [results.job.task, "--methods", methods] if command == CROSS_SITE else [methods, results.job.task]
-    lines = [shlex.join(["fedshift", command, *what, *options])]
+    lines.append(shlex.join(["fedshift", command, *what, *options]))
     if command == JOB:
         name = job.name if job is not None else results.job.name
         lines.append(shlex.join(["fedshift", "run", f"jobs/{name}"]))
-    made_with = {site: record.phantom for site, record in results.data.items() if record.kind == "phantom"}
-    lines = [*_phantom_commands(made_with), *lines]
     blocks: list[Block] = [Commands(lines)]
     if None in made_with.values():
         blocks.append(paragraph("phantom_unknown", sites=_sites_made_with(made_with, None)))
@@ -86,7 +86,10 @@ def _without_shares(job: JobSpec) -> JobSpec:
 
 
 def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
-    """A command's methods and arguments, and whether they were verified to make exactly the same job."""
+    """A command's methods and arguments, and whether they were verified to make exactly the same job.
+
+    What jobs are refused for is not asked again: the server refused it when the run started.
+    """
     from fedshift.federation.resolve import resolve
 
     methods = "+".join(_short_methods([method.name for method in record.methods]))
@@ -95,7 +98,7 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
     arguments: list[str] = []
     trained = list(job.task.sites) if job is not None else sites
     held_out = list(job.task.held_out) if job is not None else record.held_out
-    chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed}
+    chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed, "checked": False}
     options: list[str] = []
     is_exact = False
     try:
