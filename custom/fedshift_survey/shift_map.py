@@ -72,7 +72,7 @@ def _summary(suggested: Sequence[Suggestion]) -> Section:
         "What it suggests",
         "Read with care: which family of methods was made for such a shift, not which will win. Distances come from "
         "sums over each site's cases; no case's numbers left a site.",
-        [Findings([Finding(suggestion.tone, suggestion.text) for suggestion in suggested])],
+        [Findings([Finding(suggestion.tone, Text(suggestion.text)) for suggestion in suggested])],
     )
 
 

@@ -34,7 +34,7 @@ from fedshift.reporting.report.section import (
     paragraph,
 )
 from fedshift.reporting.report.summary import VERDICTS
-from fedshift.reporting.report.wording import Metric, counted, metric, say, short
+from fedshift.reporting.report.wording import Metric, counted, metric, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
@@ -130,7 +130,7 @@ def all_sites(run: Run) -> Section | None:
     return Section(
         "against-local",
         "Federated against trained alone",
-        say("all_sites_how"),
+        paragraph("all_sites_how"),
         [Table(columns, rows, caption=f"Test {m.heading}"), _limits(run)],
     )
 

@@ -51,7 +51,7 @@ def score_distributions(run: Run) -> Section | None:
     more = max(max(len(by_site) for by_site in by_metric.values()) - MAX_SITES, 0)
     limits = {"fewest": MIN_CASES_FOR_BOX, "most": MAX_SITES}
     notes = paragraph("distribution_notes", withheld=withheld, few=few, more=more, **limits)
-    blocks: list[Block] = [Figures(drawn), *([notes] if notes.text else [])]
+    blocks: list[Block] = [Figures(drawn), *([notes] if withheld or few or more else [])]
     dots = "test case" if any(spread.cases is not None for spread in spreads) else ""
     return Section("distributions", "Scores over cases", paragraph("distribution_how", dots=dots, boxes=boxes), blocks)
 

@@ -94,7 +94,7 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
 
     methods = "+".join(_short_methods([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol
-    settings = _known_settings(job, record)
+    settings = _flatten(_known_settings(job, record))
     arguments: list[str] = []
     trained = list(job.task.sites) if job is not None else sites
     held_out = list(job.task.held_out) if job is not None else record.held_out
@@ -109,13 +109,13 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
         if trained != list(base.task.sites):
             chosen["sites"] = trained
             base = resolve(record.task, methods, **chosen)
-        options = _differences(_settings(base), settings)
+        options = _differences(_flatten(_settings(base)), settings)
         name = job.name if job is not None else record.name
         made = resolve(record.task, methods, options=options, name=name, **chosen)
         is_exact = job is not None and made.dump() == job.dump()
     except (ConfigError, TypeError, ValueError):
         # The task is a user's own file or comes from another version: use the settings in the record.
-        options = options or [f"{path}={_value(value)}" for path, value in _flatten(settings).items()]
+        options = options or [f"{path}={_value(value)}" for path, value in settings.items()]
     if protocol is not None:
         arguments += ["--protocol", protocol]
     for key in ("held_out", "sites"):
@@ -180,10 +180,9 @@ def _settings(job: JobSpec) -> dict[str, Any]:
     return {**kept, **parts, **job.methods}
 
 
-def _differences(base: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """``path=value`` for every setting that differs from its default in ``base``."""
-    defaults, actual = _flatten(base), _flatten(settings)
-    changed = {path: value for path, value in actual.items() if path not in defaults or defaults[path] != value}
+def _differences(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """``path=value`` for every setting that differs from its default."""
+    changed = {path: value for path, value in settings.items() if path not in defaults or defaults[path] != value}
     return [f"{path}={_value(changed[path])}" for path in sorted(changed)]
 
 
