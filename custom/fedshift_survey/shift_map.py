@@ -260,8 +260,7 @@ def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str
     if not densities:
         return None
     title = place if sequence == "image" else f"{sequence}, {place}"
-    with figures.style():
-        drawn, (axes,) = figures.drawing(height=200)
+    with figures.drawing(height=200) as (drawn, (axes,)):
         for number_, density in densities.items():
             axes.plot(
                 MIDDLES,
