@@ -96,9 +96,8 @@ def calibration(run: Run) -> Section | None:
             by_site[site] = result.calibration
     if not by_site:
         return None
-    drawn: list[Figure] = []
-    for number, (site, record) in enumerate(list(by_site.items())[:MAX_SITES]):
-        drawn.append(_reliability(f"reliability-{number}", site, record))
+    shown = list(by_site.items())[:MAX_SITES]
+    drawn = [_reliability(f"reliability-{number}", site, record) for number, (site, record) in enumerate(shown)]
     rows = [
         [site, metric("accuracy").number(record.ece), f"{sum(record.counts):,}"] for site, record in by_site.items()
     ]

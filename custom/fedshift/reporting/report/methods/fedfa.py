@@ -25,11 +25,8 @@ def section(run: Run, arrays: Arrays) -> Section | None:
             layers[match.group(1)][int(match.group(2))] = values
     if not any(layers.values()):
         return None
-    drawn: list[Figure] = []
+    drawn = [_boxes(what, dict(sorted(by_layer.items()))) for what, by_layer in layers.items() if by_layer]
     rows = []
-    for what, by_layer in layers.items():
-        if by_layer:
-            drawn.append(_boxes(what, dict(sorted(by_layer.items()))))
     for layer in sorted({*layers["mean"], *layers["std"]}):
         cells = [f"stage {layer}", str(len(layers["mean"].get(layer, layers["std"].get(layer, []))))]
         for what in ("mean", "std"):
