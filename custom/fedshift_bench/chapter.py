@@ -49,10 +49,10 @@ def _summary(comparison: Comparison) -> Section:
     claims = claims_sentence(comparison)
     n_done = f"{len(comparison.done)} of {len(comparison.cells)} cells are done."
     failed = [cell for cell in comparison.cells if cell.state == "failed"]
-    findings = [Finding("result", claims)] if claims else []
-    findings += [Finding("result", f"{' '.join(comparison.what.split())} {n_done}")]
-    findings += [Finding("caution", note) for note in notes(comparison)]
-    findings += [Finding("caution", f"{cell.name} failed: {cell.reason}.") for cell in failed]
+    findings = [Finding("result", Text(claims))] if claims else []
+    findings += [Finding("result", Text(f"{' '.join(comparison.what.split())} {n_done}"))]
+    findings += [Finding("caution", Text(note)) for note in notes(comparison)]
+    findings += [Finding("caution", Text(f"{cell.name} failed: {cell.reason}.")) for cell in failed]
     how = "Read this first; the tables below contain the numbers."
     return Section("summary", "Summary", how, [Findings(findings)])
 

@@ -129,8 +129,7 @@ def curves_svg(comparison: Comparison) -> str | None:
     width = columns * _WIDTH + 10 + 7 * min(max(map(len, shown)), 40)
     title = _title(comparison, columns * _WIDTH)
     height = max(panel_rows * _HEIGHT, len(shown) * _LEGEND_LINE) + 16 * title.count("\n") + 30
-    with figures.style():
-        drawn, axes = figures.drawing(width, height, rows=panel_rows, columns=columns)
+    with figures.drawing(width, height, rows=panel_rows, columns=columns) as (drawn, axes):
         for place, (block, lines) in zip(axes, panels, strict=False):
             _panel(place, comparison, block, {rows.index(row): drawn for row, drawn in lines.items()})
         for place in axes[len(panels) :]:

@@ -311,8 +311,7 @@ def rank_svg(board: Leaderboard, title: str) -> str:
     half, last = (len(board.rows) + 1) // 2, max(len(board.rows), 2)
     bars, margin = len(board.groups) * BAR, 0.45 * (last - 1)
     height = TOP + 30 + bars + half * LINE + 20
-    with figures.style():
-        drawn, (axes,) = figures.drawing(WIDTH, height)
+    with figures.drawing(WIDTH, height) as (drawn, (axes,)):
         axes.set_axis_off()
         axes.grid(visible=False)
         axes.set_xlim(1 - margin, last + margin)

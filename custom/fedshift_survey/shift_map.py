@@ -72,7 +72,7 @@ def _summary(suggested: Sequence[Suggestion]) -> Section:
         "What it suggests",
         "Read with care: which family of methods was made for such a shift, not which will win. Distances come from "
         "sums over each site's cases; no case's numbers left a site.",
-        [Findings([Finding(suggestion.tone, suggestion.text) for suggestion in suggested])],
+        [Findings([Finding(suggestion.tone, Text(suggestion.text)) for suggestion in suggested])],
     )
 
 
@@ -260,8 +260,7 @@ def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str
     if not densities:
         return None
     title = place if sequence == "image" else f"{sequence}, {place}"
-    with figures.style():
-        drawn, (axes,) = figures.drawing(height=200)
+    with figures.drawing(height=200) as (drawn, (axes,)):
         for number_, density in densities.items():
             axes.plot(
                 MIDDLES,

@@ -40,7 +40,7 @@ def train(name: str, *words: str, methods: str = "fedavg") -> Results:
 def sentences(results: Results) -> str:
     (block,) = summary(Run(Path("results.json"), results)).blocks
     assert isinstance(block, Findings)
-    return "\n".join(finding.text for finding in block.findings)
+    return "\n".join(finding.sentence.text for finding in block.findings)
 
 
 def test_a_site_that_trained_the_starting_weights_is_not_called_new(

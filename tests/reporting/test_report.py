@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import small_job
 from errors import raises
 from rich.console import Console
@@ -30,7 +31,7 @@ from fedshift.schema.evaluation import OneSided
 from fedshift.schema.job import BY_CLOCK
 from fedshift.schema.manifest import PhantomOptions, manifest_sha256
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
-from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
+from fedshift.schema.results import BEST, MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.tasks.device import processor
 from reporting.reports import HOSTILE, Page, evaluated, html_of, page_of, record, scan_sites, written
 
@@ -676,9 +677,13 @@ def _raw(results: Results, folder: Path) -> Path:
 
 def test_a_model_file_that_cannot_be_read_leaves_a_report_without_it(run: Path, tmp_path: Path) -> None:
     folder = written(read_results(run), tmp_path)
-    (folder / "best_global_model.pt").write_bytes(b"not a model")
+    content = torch.load(run / BEST, weights_only=True)
+    next(iter(content["weights"].values())).fill_(torch.nan)
+    torch.save(content, folder / BEST)
+    assert f"{BEST}: encoder1" in page_of(folder).passages["without_model_file"]
+    (folder / BEST).write_bytes(b"not a model")
     page = page_of(folder)
-    assert "best_global_model.pt cannot be read" in page.passages["without_model_file"]
+    assert f"{BEST} cannot be read" in page.passages["without_model_file"]
     assert str(tmp_path) not in page.text, "a report travels"
     assert "fedrdn" not in page.sections and "scores" in page.sections
 

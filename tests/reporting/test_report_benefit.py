@@ -50,7 +50,7 @@ def results() -> Results:
 
 def answered(site: str, comparison: LocalComparison) -> str:
     """The answer, with plain spaces."""
-    return answer(site, comparison).text.replace("\u00a0", " ")
+    return answer(site, comparison).sentence.text.replace("\u00a0", " ")
 
 
 def test_a_better_model_is_said_to_be_better_with_interval_and_p(results: Results) -> None:

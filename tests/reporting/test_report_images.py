@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import small_image_job, small_job
+from errors import raises
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
@@ -18,7 +20,7 @@ from fedshift.federation.protocols import cross_site
 from fedshift.reporting.report.images.models import look
 from fedshift.reporting.report.runs import Run, Transfer, own_models, read
 from fedshift.schema.job import JobSpec
-from fedshift.schema.results import read_results
+from fedshift.schema.results import BEST, read_results
 from reporting.reports import Page, image_sites, scan_sites
 
 NOTICE = "must not leave the site"
@@ -162,6 +164,17 @@ def test_other_data_than_the_run_had_are_refused(
     error = capsys.readouterr().err
     assert f"[{code}]" in error and name in error
     assert not (tmp_path / "r").exists()
+
+
+def test_a_model_that_does_not_fit_its_network_is_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "pictures", tmp_path / "run")
+    content = torch.load(tmp_path / "run" / BEST, weights_only=True)
+    content["weights"].popitem()
+    torch.save(content, tmp_path / "run" / BEST)
+    run = read(tmp_path / "run")
+    assert isinstance(run, Run)
+    with raises("file-damaged", naming=BEST):
+        look(run, folders=None, most_sites=1, progress=lambda line: None)
 
 
 def test_looking_changes_nothing_of_the_run(root: Path, tmp_path: Path, with_images: Callable[[str], str]) -> None:

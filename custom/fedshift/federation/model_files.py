@@ -121,10 +121,22 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
-    """Read a model that `write_model_file` wrote; nothing in it is run.
+    """Read a model that `write_model_file` wrote.
 
     Raises:
-        ConfigError: not there, truncated, of another make or a newer version, or not the network of its own job.
+        ConfigError: as `read_with_header`, or it does not fit the network of its own job.
+    """
+    header, content = read_with_header(path)
+    if not header.encrypted:
+        _check_fits(header.job, content["weights"], where=str(path))
+    return content
+
+
+def read_with_header(path: Path) -> tuple[Header, dict[str, Any]]:
+    """The header and all of a model file, which is compared with no network; nothing in it is run.
+
+    Raises:
+        ConfigError: not there, truncated, of another make or a newer version, or its weights are not finite.
     """
     if not path.is_file():
         problem = "is a folder, not a model file" if path.is_dir() else "does not exist"
@@ -143,9 +155,12 @@ def read_model_file(path: Path) -> dict[str, Any]:
     weights, arrays = (content.get(part) for part in ARRAYS)
     if not _named_tensors(weights) or not isinstance(arrays, dict) or not all(map(_named_tensors, arrays.values())):
         raise ConfigError("file-damaged", f"{path} does not hold arrays by name: copy it again from the server")
-    if not header.encrypted:
-        _check_fits(header.job, content["weights"], where=str(path))
-    return content
+    odd = [key for key, value in content["weights"].items() if not torch.isfinite(value).all()]
+    if odd and not header.encrypted:
+        raise ConfigError(
+            "file-damaged", f"{path}: {odd[0]} has numbers that are not finite: copy it again from the server"
+        )
+    return header, content
 
 
 def did_you_mean(folder: Path, name: str = "best_global_model.pt") -> str:
@@ -155,7 +170,7 @@ def did_you_mean(folder: Path, name: str = "best_global_model.pt") -> str:
 
 
 def header_of(content: dict[str, Any], *, where: str) -> Header:
-    """The header of what `read_model_file` reads; ConfigError if something in it is missing or has no place there."""
+    """The header of what `read_model_file` returns; ConfigError if something in it is missing or has no place there."""
     return Header.parse({key: value for key, value in content.items() if key not in ARRAYS}, where=where)
 
 
@@ -178,7 +193,7 @@ def _fault(key: str, value: Tensor | None, wanted: Tensor | None) -> str:
         return f"{key} is missing" if value is None else f"{key} has no place in the network"
     if value.shape != wanted.shape or value.dtype != wanted.dtype:
         return f"{key} is {_described(value)}, the network's {_described(wanted)}"
-    return "" if torch.isfinite(value).all() else f"{key} has numbers that are not finite"
+    return ""
 
 
 def _described(tensor: Tensor) -> str:

@@ -49,6 +49,7 @@ def resolve(
     seed: int = 0,
     name: str | None = None,
     weights: WeightsSpec | None = None,
+    checked: bool = True,
 ) -> JobSpec:
     """A job from names.
 
@@ -62,6 +63,8 @@ def resolve(
         seed: the seed of the whole job.
         name: the job's name; by default methods and task joined by ``_``.
         weights: the file to start from; in place of one that the task names.
+        checked: whether to refuse what the task's network, the methods or the federation cannot do together. For a job
+            that has been trained, which was checked then, its settings alone are enough.
 
     Raises:
         ConfigError: any name, key or value that does not fit.
@@ -119,18 +122,20 @@ def resolve(
         "evaluation": EvaluationSpec.parse(apart["evaluation"], where=f"{where}: evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
-    # Check what depends on the network, the task's kind or a method now, not when the sites start.
-    built = build_task(job)
-    methods = MethodSet(job, _network(built, spec))
-    methods.check()
-    refusals.check(methods)
-    refusals.check_idle(job, named)
-    _refuse_idle(methods, named)
+    if checked:
+        _check(job, named)
     return job
 
 
-def _refuse_idle(methods: MethodSet, named: Collection[tuple[str, str]]) -> None:
-    """Refuse options in ``named`` that change nothing. Those of a protocol are for all jobs that it is used for."""
+def _check(job: JobSpec, named: Collection[tuple[str, str]]) -> None:
+    """Refuse what depends on the network, the task's kind or a method now, not when the sites start.
+
+    Also options in ``named`` that change nothing. Those of a protocol are for all jobs that it is used for.
+    """
+    methods = MethodSet(job, _network(build_task(job), job.task))
+    methods.check()
+    refusals.check(methods)
+    refusals.check_idle(job, named)
     configs = {method.name: method.config for method in methods}
     for (method, option), why in methods.idle.items():
         default = type(configs[method]).model_fields[option].default

@@ -153,7 +153,7 @@ def record(described: Described) -> dict[str, Any]:
             "samples": {} if results is None else {s: site_data.model_dump() for s, site_data in results.data.items()},
         },
         "intended_use": list(intended_use(described)),
-        "limits": [finding.text for finding in limits(described)],
+        "limits": [finding.sentence.text for finding in limits(described)],
         "scores": {} if final is None else final.best.model_dump(mode="json"),
         "validation_scores": header.scores,
         "shift": _shift_record(described),
@@ -195,7 +195,7 @@ def limits(described: Described) -> Iterator[Finding]:
     """Where it ends: what follows from its data, its methods and its scores."""
     header, run = described.header, described.run
     if described.is_phantom:
-        yield Finding("caution", PHANTOM)
+        yield Finding("caution", Text(PHANTOM))
     yield finding("caution", "card_sites", sites=header.sites, held_out=header.job.task.held_out)
     if header.personal:
         yield finding("caution", "card_personal", arrays=len(header.personal))
@@ -204,7 +204,7 @@ def limits(described: Described) -> Iterator[Finding]:
         return
     if run.results.final is not None and run.results.final.best.round != header.round:
         yield finding("caution", "card_other_round", best=run.results.final.best.round, round=header.round)
-    yield from (caution for caution in _of_run(run, "caution") if caution.text != PHANTOM)
+    yield from (caution for caution in _of_run(run, "caution") if caution.sentence.text != PHANTOM)
 
 
 def _of_run(run: Run, tone: Tone) -> Iterator[Finding]:

@@ -96,9 +96,15 @@ def dashes(number: int) -> str:
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Apply the report's Matplotlib settings, and silence warnings about glyphs that Matplotlib's fonts lack."""
+def drawing(
+    width: float = WIDTH, height: float = 240, *, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Drawing, list[Axes]]]:
+    """A figure with ``rows`` x ``columns`` axes, to be drawn and converted within; width and height in CSS pixels.
+
+    Matplotlib has the report's settings there, and does not warn of glyphs that its fonts lack.
+    """
     import matplotlib as mpl
+    from matplotlib.figure import Figure as Drawing
 
     log = logging.getLogger("matplotlib")
     level = log.level
@@ -106,27 +112,18 @@ def style() -> Iterator[None]:
     try:
         with mpl.rc_context(_STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            yield
+            drawn = Drawing(figsize=(width / 72, height / 72), layout="constrained")
+            drawn.patch.set_visible(False)
+            grid = drawn.subplots(rows, columns, squeeze=False)
+            for axes in grid.flat:
+                axes.patch.set_visible(False)
+            yield drawn, list(grid.flat)
     finally:
         log.setLevel(level)
 
 
-def drawing(
-    width: float = WIDTH, height: float = 240, *, rows: int = 1, columns: int = 1
-) -> tuple[Drawing, list[Axes]]:
-    """Create a figure with ``rows`` x ``columns`` axes; width and height in CSS pixels. Call it within `style`."""
-    from matplotlib.figure import Figure as Drawing
-
-    drawn = Drawing(figsize=(width / 72, height / 72), layout="constrained")
-    drawn.patch.set_visible(False)
-    grid = drawn.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.patch.set_visible(False)
-    return drawn, list(grid.flat)
-
-
 def figure(drawn: Drawing, key: str, *, title: str, description: str, legend: Sequence[LegendEntry] = ()) -> Figure:
-    """Convert a Matplotlib figure to a report figure; ``key`` is unique in its chapter. Call it within `style`."""
+    """Convert a Matplotlib figure to a report figure; ``key`` is unique in its chapter. Call it within `drawing`."""
     return Figure(title, markup(drawn, key, description), description, legend)
 
 
@@ -156,7 +153,7 @@ def markup(drawn: Drawing, key: str, description: str) -> Markup:
 
 
 def standalone(drawn: Drawing, key: str, description: str) -> str:
-    """The figure as a stand-alone SVG file in the page's light colour scheme. Call it within `style`."""
+    """The figure as a stand-alone SVG file in the page's light colour scheme. Call it within `drawing`."""
     light = _light_colours()
     svg = str(markup(drawn, key, description)).replace(ID_PLACEHOLDER, "")
     svg = re.sub(r"var\(--([\w-]+)\)", lambda match: light[match.group(1)], svg)

@@ -34,7 +34,7 @@ from fedshift.reporting.report.section import (
     paragraph,
 )
 from fedshift.reporting.report.summary import VERDICTS
-from fedshift.reporting.report.wording import Metric, counted, metric, say, short
+from fedshift.reporting.report.wording import Metric, counted, metric, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
@@ -130,7 +130,7 @@ def all_sites(run: Run) -> Section | None:
     return Section(
         "against-local",
         "Federated against trained alone",
-        say("all_sites_how"),
+        paragraph("all_sites_how"),
         [Table(columns, rows, caption=f"Test {m.heading}"), _limits(run)],
     )
 
@@ -199,78 +199,77 @@ def _cautions(run: Run, site: str) -> Iterator[Finding]:
 def _figures(result: LocalComparison, site: str) -> list[Figure]:
     m = metric(result.score)
     drawn = []
-    with figures.style():
-        if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
-            drawn.append(_lines(result, m, site))
-        if result.interval is not None:
-            drawn.append(_differences(result, m, site))
+    if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
+        drawn.append(_lines(result, m, site))
+    if result.interval is not None:
+        drawn.append(_differences(result, m, site))
     return drawn
 
 
 def _lines(result: LocalComparison, m: Metric, site: str) -> Figure:
     """Each case as two points joined by a line."""
-    drawn, (axes,) = figures.drawing(height=300)
-    assert result.cases is not None
-    names = (
-        f"federated higher ({sum(a > b for a, b in result.cases)})",
-        f"not higher ({sum(a <= b for a, b in result.cases)})",
-    )
-    for federated, local in result.cases:
-        series = 0 if federated > local else 1
-        axes.plot(
-            [0, 1],
-            [m.factor * local, m.factor * federated],
-            color=figures.colour(series),
-            marker=figures.marker(series),
-            linestyle=figures.dashes(series),
-            linewidth=1.2,
-            markersize=5,
+    with figures.drawing(height=300) as (drawn, (axes,)):
+        assert result.cases is not None
+        names = (
+            f"federated higher ({sum(a > b for a, b in result.cases)})",
+            f"not higher ({sum(a <= b for a, b in result.cases)})",
         )
-    means = [m.factor * result.local, m.factor * result.federated]
-    axes.plot([0, 1], means, color=figures.INK, linewidth=3, marker="_", markersize=16, markeredgewidth=3, zorder=5)
-    axes.set_xticks([0, 1], [ALONE, FEDERATED])
-    axes.set_xlim(-0.25, 1.25)
-    axes.grid(visible=False, axis="x")
-    axes.set_ylabel(m.heading)
-    description = (
-        f"{m.title} of each test case of {short(site)}, {ALONE} and {FEDERATED}: {names[0]}, {names[1]}; means "
-        f"{m.with_unit(result.local)} and {m.with_unit(result.federated)}"
-    )
-    title = f"{m.title}, case by case; thick line: mean"
-    return figures.figure(drawn, "pairs", title=title, description=description, legend=figures.legend(names))
+        for federated, local in result.cases:
+            series = 0 if federated > local else 1
+            axes.plot(
+                [0, 1],
+                [m.factor * local, m.factor * federated],
+                color=figures.colour(series),
+                marker=figures.marker(series),
+                linestyle=figures.dashes(series),
+                linewidth=1.2,
+                markersize=5,
+            )
+        means = [m.factor * result.local, m.factor * result.federated]
+        axes.plot([0, 1], means, color=figures.INK, linewidth=3, marker="_", markersize=16, markeredgewidth=3, zorder=5)
+        axes.set_xticks([0, 1], [ALONE, FEDERATED])
+        axes.set_xlim(-0.25, 1.25)
+        axes.grid(visible=False, axis="x")
+        axes.set_ylabel(m.heading)
+        description = (
+            f"{m.title} of each test case of {short(site)}, {ALONE} and {FEDERATED}: {names[0]}, {names[1]}; means "
+            f"{m.with_unit(result.local)} and {m.with_unit(result.federated)}"
+        )
+        title = f"{m.title}, case by case; thick line: mean"
+        return figures.figure(drawn, "pairs", title=title, description=description, legend=figures.legend(names))
 
 
 def _differences(result: LocalComparison, m: Metric, site: str) -> Figure:
     """The mean difference with its interval, above the differences of cases or their quantiles."""
-    drawn, (axes,) = figures.drawing(height=150)
-    assert result.interval is not None
-    axes.axvline(0, color=figures.INK, linewidth=1)
-    low, high = (m.factor * bound for bound in result.interval)
-    axes.plot([low, high], [0, 0], color=figures.colour(0), linewidth=5, solid_capstyle="butt")
-    axes.plot([m.factor * result.difference], [0], color=figures.INK, marker="D", markersize=7, zorder=4)
-    below = "quantiles (5 to 95 %)"
-    if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
-        values = np.array([m.factor * (a - b) for a, b in result.cases])
-        offset = 1 + 0.12 * np.sin(2.4 * np.arange(len(values)))
-        for series, chosen in enumerate((values > 0, values <= 0)):
-            colour, marker = figures.colour(series), figures.marker(series)
-            axes.scatter(values[chosen], offset[chosen], s=20, linewidths=0, color=colour, marker=marker)
-        below = "single cases"
-    elif result.quantiles is not None:
-        five, q1, middle, q3, last = (m.factor * value for value in result.quantiles)
-        axes.plot([five, last], [1, 1], color=figures.INK, linewidth=1.2)
-        axes.barh(1, q3 - q1, left=q1, height=0.4, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
-        axes.plot([middle, middle], [0.8, 1.2], color=figures.INK, linewidth=2.4)
-    axes.set_yticks([0, 1], ["mean, 95 %", below])
-    axes.set_ylim(1.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"federated minus alone, points of {m.word}")
-    description = (
-        f"Difference of {m.title} at {short(site)}, federated minus alone: mean {m.difference(result.difference)} "
-        f"points, 95 % interval {m.points_interval(result.interval)}"
-    )
-    title = "Difference; right of 0 the federated model is better"
-    return figures.figure(drawn, "differences", title=title, description=description)
+    with figures.drawing(height=150) as (drawn, (axes,)):
+        assert result.interval is not None
+        axes.axvline(0, color=figures.INK, linewidth=1)
+        low, high = (m.factor * bound for bound in result.interval)
+        axes.plot([low, high], [0, 0], color=figures.colour(0), linewidth=5, solid_capstyle="butt")
+        axes.plot([m.factor * result.difference], [0], color=figures.INK, marker="D", markersize=7, zorder=4)
+        below = "quantiles (5 to 95 %)"
+        if result.cases is not None and result.test != "mcnemar" and len(result.cases) <= MAX_LINES:
+            values = np.array([m.factor * (a - b) for a, b in result.cases])
+            offset = 1 + 0.12 * np.sin(2.4 * np.arange(len(values)))
+            for series, chosen in enumerate((values > 0, values <= 0)):
+                colour, marker = figures.colour(series), figures.marker(series)
+                axes.scatter(values[chosen], offset[chosen], s=20, linewidths=0, color=colour, marker=marker)
+            below = "single cases"
+        elif result.quantiles is not None:
+            five, q1, middle, q3, last = (m.factor * value for value in result.quantiles)
+            axes.plot([five, last], [1, 1], color=figures.INK, linewidth=1.2)
+            axes.barh(1, q3 - q1, left=q1, height=0.4, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
+            axes.plot([middle, middle], [0.8, 1.2], color=figures.INK, linewidth=2.4)
+        axes.set_yticks([0, 1], ["mean, 95 %", below])
+        axes.set_ylim(1.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"federated minus alone, points of {m.word}")
+        description = (
+            f"Difference of {m.title} at {short(site)}, federated minus alone: mean {m.difference(result.difference)} "
+            f"points, 95 % interval {m.points_interval(result.interval)}"
+        )
+        title = "Difference; right of 0 the federated model is better"
+        return figures.figure(drawn, "differences", title=title, description=description)
 
 
 def _numbers(result: LocalComparison) -> Facts:

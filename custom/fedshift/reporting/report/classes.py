@@ -96,10 +96,8 @@ def calibration(run: Run) -> Section | None:
             by_site[site] = result.calibration
     if not by_site:
         return None
-    drawn: list[Figure] = []
-    with figures.style():
-        for number, (site, record) in enumerate(list(by_site.items())[:MAX_SITES]):
-            drawn.append(_reliability(f"reliability-{number}", site, record))
+    shown = list(by_site.items())[:MAX_SITES]
+    drawn = [_reliability(f"reliability-{number}", site, record) for number, (site, record) in enumerate(shown)]
     rows = [
         [site, metric("accuracy").number(record.ece), f"{sum(record.counts):,}"] for site, record in by_site.items()
     ]
@@ -119,20 +117,20 @@ def calibration(run: Run) -> Section | None:
 
 
 def _reliability(key: str, site: str, record: Calibration) -> Figure:
-    drawn, (axes,) = figures.drawing(width=300, height=250)
-    filled = [number for number in range(BINS) if record.counts[number]]
-    share = [100 * record.right[number] / record.counts[number] for number in filled]
-    centre = [100 * (number + 0.5) / BINS for number in filled]
-    axes.bar(centre, share, width=88 / BINS, color=figures.colour(0), alpha=0.75)
-    axes.plot([0, 100], [0, 100], color=figures.INK, linestyle="--", linewidth=1.2)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("predicted probability (%)")
-    axes.set_ylabel("correct (%)")
-    ece = metric("accuracy").with_unit(record.ece)
-    return figures.figure(
-        drawn,
-        key,
-        title=f"{site}: ECE {ece}",
-        description=f"Reliability diagram of {short(site)}, expected calibration error {ece}",
-    )
+    with figures.drawing(width=300, height=250) as (drawn, (axes,)):
+        filled = [number for number in range(BINS) if record.counts[number]]
+        share = [100 * record.right[number] / record.counts[number] for number in filled]
+        centre = [100 * (number + 0.5) / BINS for number in filled]
+        axes.bar(centre, share, width=88 / BINS, color=figures.colour(0), alpha=0.75)
+        axes.plot([0, 100], [0, 100], color=figures.INK, linestyle="--", linewidth=1.2)
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("predicted probability (%)")
+        axes.set_ylabel("correct (%)")
+        ece = metric("accuracy").with_unit(record.ece)
+        return figures.figure(
+            drawn,
+            key,
+            title=f"{site}: ECE {ece}",
+            description=f"Reliability diagram of {short(site)}, expected calibration error {ece}",
+        )

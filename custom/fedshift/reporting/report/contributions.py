@@ -82,8 +82,7 @@ def of_sites(run: Run) -> Section | None:
     if not estimates:
         return None
     tables = [_table(name, by_site) for name, by_site in estimates.items()]
-    with figures.style():
-        drawn = [_figure(name, by_site) for name, by_site in estimates.items()]
+    drawn = [_figure(name, by_site) for name, by_site in estimates.items()]
     return Section(
         "contributions",
         f"What each site contributes, estimated by {listed(list(estimates))}",
@@ -123,25 +122,25 @@ def _table(method: str, by_site: Mapping[str, Share]) -> Table:
 
 
 def _figure(method: str, by_site: Mapping[str, Share]) -> Figure:
-    drawn, (axes,) = figures.drawing(height=70 + 26 * len(by_site))
-    colour = figures.colour(0)
-    for place, share in enumerate(by_site.values()):
-        if share.bounds is not None:
-            axes.plot([100 * bound for bound in share.bounds], [place, place], color=colour, linewidth=4)
-        axes.plot([100 * share.mean], [place], color=figures.INK, marker="D", markersize=6, zorder=4)
-        axes.plot([100 * share.equal] * 2, [place - 0.4, place + 0.4], color=figures.FAINT, linewidth=1.5)
-    axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
-    axes.set_ylim(len(by_site) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("estimated share of the rounds' models, %")
-    named = "; ".join(f"{site} {_percent(share.mean)} %" for site, share in by_site.items())
-    return figures.figure(
-        drawn,
-        f"contributions-{method}",
-        title=f"{method}: mean and middle 95 % of rounds; upright lines: an equal share",
-        description=f"Contributions estimated by {method}: {named}",
-    )
+    with figures.drawing(height=70 + 26 * len(by_site)) as (drawn, (axes,)):
+        colour = figures.colour(0)
+        for place, share in enumerate(by_site.values()):
+            if share.bounds is not None:
+                axes.plot([100 * bound for bound in share.bounds], [place, place], color=colour, linewidth=4)
+            axes.plot([100 * share.mean], [place], color=figures.INK, marker="D", markersize=6, zorder=4)
+            axes.plot([100 * share.equal] * 2, [place - 0.4, place + 0.4], color=figures.FAINT, linewidth=1.5)
+        axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
+        axes.set_ylim(len(by_site) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("estimated share of the rounds' models, %")
+        named = "; ".join(f"{site} {_percent(share.mean)} %" for site, share in by_site.items())
+        return figures.figure(
+            drawn,
+            f"contributions-{method}",
+            title=f"{method}: mean and middle 95 % of rounds; upright lines: an equal share",
+            description=f"Contributions estimated by {method}: {named}",
+        )
 
 
 def _percent(value: float) -> str:

@@ -36,12 +36,11 @@ def over_rounds(run: Run) -> Section | None:
             m = metric(name)
             values.append((f"{m.title}, {split_name}", f"{part}-{name}", m, _score(part, name)))
     values.append(("Training loss", "loss", _LOSS, lambda site_round: site_round.train_loss))
-    with figures.style():
-        for number, (title, _, m, take) in enumerate(values):
-            points = {site: _points(records, site, m, take) for site in sites}
-            if len({round_ for line in points.values() for round_, _ in line}) >= MIN_ROUNDS:
-                best = None if m is _LOSS or run.results.final is None else run.results.final.best.round
-                drawn.append(_lines(f"curve-{number}", title, m.unit, points, best))
+    for number, (title, _, m, take) in enumerate(values):
+        points = {site: _points(records, site, m, take) for site in sites}
+        if len({round_ for line in points.values() for round_, _ in line}) >= MIN_ROUNDS:
+            best = None if m is _LOSS or run.results.final is None else run.results.final.best.round
+            drawn.append(_lines(f"curve-{number}", title, m.unit, points, best))
     if not drawn:
         return None
     many = len(sites) > MAX_LINES
@@ -78,34 +77,34 @@ def _score(part: str, name: str) -> Callable[[SiteRound], float | None]:
 
 
 def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best: int | None) -> Figure:
-    drawn, (axes,) = figures.drawing(height=230)
-    many = len(points) > MAX_LINES
-    for number, line in enumerate(points.values()):
-        if not line:
-            continue
-        x, y = zip(*line, strict=True)
+    with figures.drawing(height=230) as (drawn, (axes,)):
+        many = len(points) > MAX_LINES
+        for number, line in enumerate(points.values()):
+            if not line:
+                continue
+            x, y = zip(*line, strict=True)
+            if many:
+                axes.plot(x, y, color=figures.FAINT, alpha=0.35, linewidth=0.8)
+            else:
+                axes.plot(
+                    x,
+                    y,
+                    color=figures.colour(number),
+                    linestyle=figures.dashes(number),
+                    marker=figures.marker(number),
+                    markevery=max(len(x) // 8, 1),
+                )
         if many:
-            axes.plot(x, y, color=figures.FAINT, alpha=0.35, linewidth=0.8)
-        else:
-            axes.plot(
-                x,
-                y,
-                color=figures.colour(number),
-                linestyle=figures.dashes(number),
-                marker=figures.marker(number),
-                markevery=max(len(x) // 8, 1),
-            )
-    if many:
-        rounds = sorted({x for line in points.values() for x, _ in line})
-        middle = [median(y for line in points.values() for x, y in line if x == round_) for round_ in rounds]
-        axes.plot(rounds, middle, color=figures.colour(0), linewidth=2.4)
-    if best is not None:
-        axes.axvline(best, color=figures.FAINT, linestyle=":", linewidth=1.4)
-    figures.integer_ticks(axes, [x for line in points.values() for x, _ in line])
-    axes.set_xlabel("round")
-    axes.set_ylabel(unit)
-    ends = [line[-1][1] for line in points.values() if line]
-    description = (
-        f"{title} by round for {len(points)} sites; at the end between {min(ends):.3g} and {max(ends):.3g} {unit}"
-    )
-    return figures.figure(drawn, key, title=title, description=description)
+            rounds = sorted({x for line in points.values() for x, _ in line})
+            middle = [median(y for line in points.values() for x, y in line if x == round_) for round_ in rounds]
+            axes.plot(rounds, middle, color=figures.colour(0), linewidth=2.4)
+        if best is not None:
+            axes.axvline(best, color=figures.FAINT, linestyle=":", linewidth=1.4)
+        figures.integer_ticks(axes, [x for line in points.values() for x, _ in line])
+        axes.set_xlabel("round")
+        axes.set_ylabel(unit)
+        ends = [line[-1][1] for line in points.values() if line]
+        description = (
+            f"{title} by round for {len(points)} sites; at the end between {min(ends):.3g} and {max(ends):.3g} {unit}"
+        )
+        return figures.figure(drawn, key, title=title, description=description)

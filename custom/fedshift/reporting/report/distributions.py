@@ -40,10 +40,7 @@ def score_distributions(run: Run) -> Section | None:
     by_metric = {name: by_site for name, by_site in by_metric.items() if name in graded}
     if not by_metric:
         return None
-    drawn: list[Figure] = []
-    with figures.style():
-        for name in ordered(by_metric):
-            drawn.append(strip(name, dict(list(by_metric[name].items())[:MAX_SITES])))
+    drawn = [strip(name, dict(list(by_metric[name].items())[:MAX_SITES])) for name in ordered(by_metric)]
     spreads = [spread for by_site in by_metric.values() for spread in by_site.values()]
     boxes = any(has_box(spread) for spread in spreads)
     withheld = any(spread.cases is None for spread in spreads)
@@ -51,7 +48,7 @@ def score_distributions(run: Run) -> Section | None:
     more = max(max(len(by_site) for by_site in by_metric.values()) - MAX_SITES, 0)
     limits = {"fewest": MIN_CASES_FOR_BOX, "most": MAX_SITES}
     notes = paragraph("distribution_notes", withheld=withheld, few=few, more=more, **limits)
-    blocks: list[Block] = [Figures(drawn), *([notes] if notes.text else [])]
+    blocks: list[Block] = [Figures(drawn), *([notes] if withheld or few or more else [])]
     dots = "test case" if any(spread.cases is not None for spread in spreads) else ""
     return Section("distributions", "Scores over cases", paragraph("distribution_how", dots=dots, boxes=boxes), blocks)
 
@@ -72,34 +69,35 @@ def _quantiles(spread: Distribution) -> list[float]:
 def strip(name: str, by_site: dict[str, Distribution]) -> Figure:
     """A score's cases as dots and boxes, a row for each site, or for each of what else the keys are."""
     m = metric(name)
-    drawn, (axes,) = figures.drawing(height=90 + 30 * len(by_site))
-    for row, spread in enumerate(by_site.values()):
-        if has_box(spread):
-            low, q1, middle, q3, high = (m.factor * value for value in _quantiles(spread))
-            axes.plot([low, high], [row, row], color=figures.INK, linewidth=1.2)
-            axes.barh(row, q3 - q1, left=q1, height=0.56, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
-            axes.plot([middle, middle], [row - 0.28, row + 0.28], color=figures.INK, linewidth=2.4)
-        if spread.cases is not None and len(spread.cases) <= MAX_POINTS:
-            cases = np.array([m.factor * value for value in spread.cases])
-            # Deterministic jitter, so that the same record gives the same drawing.
-            offset = 0.18 * np.sin(2.4 * np.arange(len(cases)))
-            axes.scatter(
-                cases,
-                row + offset,
-                s=16 if has_box(spread) else 30,
-                color=figures.colour(row),
-                alpha=0.85,
-                linewidths=0,
-                zorder=3,
-            )
-    values = [m.factor * v for spread in by_site.values() for v in (*_quantiles(spread), *(spread.cases or ()))]
-    margin = 0.04 * (max(values) - min(values)) or 1.0
-    axes.set_xlim(min(values) - margin, max(values) + margin)
-    axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
-    axes.set_ylim(len(by_site) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(m.unit)
-    description = f"{m.title} by case: " + "; ".join(
-        f"{short(site)} median {m.with_unit(_quantiles(spread)[2])}, n {spread.n}" for site, spread in by_site.items()
-    )
-    return figures.figure(drawn, f"strip-{name}", title=m.title, description=description)
+    with figures.drawing(height=90 + 30 * len(by_site)) as (drawn, (axes,)):
+        for row, spread in enumerate(by_site.values()):
+            if has_box(spread):
+                low, q1, middle, q3, high = (m.factor * value for value in _quantiles(spread))
+                axes.plot([low, high], [row, row], color=figures.INK, linewidth=1.2)
+                axes.barh(row, q3 - q1, left=q1, height=0.56, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
+                axes.plot([middle, middle], [row - 0.28, row + 0.28], color=figures.INK, linewidth=2.4)
+            if spread.cases is not None and len(spread.cases) <= MAX_POINTS:
+                cases = np.array([m.factor * value for value in spread.cases])
+                # Deterministic jitter, so that the same record gives the same drawing.
+                offset = 0.18 * np.sin(2.4 * np.arange(len(cases)))
+                axes.scatter(
+                    cases,
+                    row + offset,
+                    s=16 if has_box(spread) else 30,
+                    color=figures.colour(row),
+                    alpha=0.85,
+                    linewidths=0,
+                    zorder=3,
+                )
+        values = [m.factor * v for spread in by_site.values() for v in (*_quantiles(spread), *(spread.cases or ()))]
+        margin = 0.04 * (max(values) - min(values)) or 1.0
+        axes.set_xlim(min(values) - margin, max(values) + margin)
+        axes.set_yticks(range(len(by_site)), [short(site, 16) for site in by_site])
+        axes.set_ylim(len(by_site) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(m.unit)
+        description = f"{m.title} by case: " + "; ".join(
+            f"{short(site)} median {m.with_unit(_quantiles(spread)[2])}, n {spread.n}"
+            for site, spread in by_site.items()
+        )
+        return figures.figure(drawn, f"strip-{name}", title=m.title, description=description)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.reporting import false_positives, figures
+from fedshift.reporting import false_positives
 from fedshift.reporting.report import distributions, scores, setup, summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
@@ -131,18 +131,13 @@ def _scores(record: LabelledScans) -> Section:
 
 
 def _distributions(record: LabelledScans) -> Section:
-    with figures.style():
-        drawn = [
-            distributions.strip(
-                name,
-                {
-                    row: record.scores[key]
-                    for row, ending in _rows(record)
-                    if (key := f"{name}{ending}") in record.scores
-                },
-            )
-            for name in _plain(record)
-        ]
+    drawn = [
+        distributions.strip(
+            name,
+            {row: record.scores[key] for row, ending in _rows(record) if (key := f"{name}{ending}") in record.scores},
+        )
+        for name in _plain(record)
+    ]
     boxes = any(map(distributions.has_box, record.scores.values()))
     how = paragraph("distribution_how", dots="case", boxes=boxes)
     return Section("distributions", "Scores over cases", how, [Figures(drawn)])

@@ -71,9 +71,11 @@ def chapters(
     Raises:
         ConfigError: there is no page of ``site``.
     """
-    if site is not None:
-        return _site_chapters(given, site)
     runs = label_runs([record for record in given if isinstance(record, Run)])
+    return with_ids(_all_chapters(runs, given, pictures) if site is None else _site_chapters(runs, given, site))
+
+
+def _all_chapters(runs: Sequence[Run], given: Sequence[ReportInput], pictures: Pictures | None) -> list[Chapter]:
     made: list[Chapter] = []
     compared = comparison.compare(runs) if len(runs) > 1 else []
     if compared:
@@ -98,7 +100,7 @@ def chapters(
         if isinstance(record, LabelledScans):
             scored = labelled.sections(record)
             made.append(Chapter("evaluation", labelled.TITLE, scored, labelled.about(record), record.is_phantom))
-    return with_ids(made)
+    return made
 
 
 def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
@@ -121,8 +123,7 @@ def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Cha
     ]
 
 
-def _site_chapters(given: Sequence[ReportInput], site: str) -> list[Chapter]:
-    runs = label_runs([record for record in given if isinstance(record, Run)])
+def _site_chapters(runs: Sequence[Run], given: Sequence[ReportInput], site: str) -> list[Chapter]:
     sites = list(dict.fromkeys(name for run in runs for name in run.results.data))
     if site not in sites:
         raise ConfigError("unknown-site", f"--site: no run has a site {site!r}{nearest(site, sites)}")
@@ -138,7 +139,7 @@ def _site_chapters(given: Sequence[ReportInput], site: str) -> list[Chapter]:
             f"--site: there is nothing to say on {site} alone: make the job with 'fedshift job --with-local', or name "
             "the folder of a leave-one-out of the same job as well",
         )
-    return with_ids(pages)
+    return pages
 
 
 def with_ids(made: Sequence[Chapter]) -> list[Chapter]:

@@ -25,16 +25,16 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     otherwise ``job``, followed by ``run``.
     """
     results = run.results
+    made_with = {site: record.phantom for site, record in results.data.items() if record.kind == "phantom"}
+    lines = _phantom_commands(made_with)
     job = None if run.model is None else _without_shares(run.model.job)
     methods, options, is_exact = _command_arguments(job, results.job, list(run.trained))
     command = command or (POOLED if _is_pooled(results.job) else JOB)
     what = [results.job.task, "--methods", methods] if command == CROSS_SITE else [methods, results.job.task]
-    lines = [shlex.join(["fedshift", command, *what, *options])]
+    lines.append(shlex.join(["fedshift", command, *what, *options]))
     if command == JOB:
         name = job.name if job is not None else results.job.name
         lines.append(shlex.join(["fedshift", "run", f"jobs/{name}"]))
-    made_with = {site: record.phantom for site, record in results.data.items() if record.kind == "phantom"}
-    lines = [*_phantom_commands(made_with), *lines]
     blocks: list[Block] = [Commands(lines)]
     if None in made_with.values():
         blocks.append(paragraph("phantom_unknown", sites=_sites_made_with(made_with, None)))
@@ -86,16 +86,19 @@ def _without_shares(job: JobSpec) -> JobSpec:
 
 
 def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
-    """A command's methods and arguments, and whether they were verified to make exactly the same job."""
+    """A command's methods and arguments, and whether they were verified to make exactly the same job.
+
+    What jobs are refused for is not asked again: the server refused it when the run started.
+    """
     from fedshift.federation.resolve import resolve
 
     methods = "+".join(_short_methods([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol
-    settings = _known_settings(job, record)
+    settings = _flatten(_known_settings(job, record))
     arguments: list[str] = []
     trained = list(job.task.sites) if job is not None else sites
     held_out = list(job.task.held_out) if job is not None else record.held_out
-    chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed}
+    chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed, "checked": False}
     options: list[str] = []
     is_exact = False
     try:
@@ -106,13 +109,13 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
         if trained != list(base.task.sites):
             chosen["sites"] = trained
             base = resolve(record.task, methods, **chosen)
-        options = _differences(_settings(base), settings)
+        options = _differences(_flatten(_settings(base)), settings)
         name = job.name if job is not None else record.name
         made = resolve(record.task, methods, options=options, name=name, **chosen)
         is_exact = job is not None and made.dump() == job.dump()
     except (ConfigError, TypeError, ValueError):
         # The task is a user's own file or comes from another version: use the settings in the record.
-        options = options or [f"{path}={_value(value)}" for path, value in _flatten(settings).items()]
+        options = options or [f"{path}={_value(value)}" for path, value in settings.items()]
     if protocol is not None:
         arguments += ["--protocol", protocol]
     for key in ("held_out", "sites"):
@@ -177,10 +180,9 @@ def _settings(job: JobSpec) -> dict[str, Any]:
     return {**kept, **parts, **job.methods}
 
 
-def _differences(base: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """``path=value`` for every setting that differs from its default in ``base``."""
-    defaults, actual = _flatten(base), _flatten(settings)
-    changed = {path: value for path, value in actual.items() if path not in defaults or defaults[path] != value}
+def _differences(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """``path=value`` for every setting that differs from its default."""
+    changed = {path: value for path, value in settings.items() if path not in defaults or defaults[path] != value}
     return [f"{path}={_value(changed[path])}" for path in sorted(changed)]
 
 

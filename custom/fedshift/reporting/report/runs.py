@@ -29,7 +29,7 @@ from fedshift.schema.results import (
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
-    from fedshift.schema.messages import MethodArrays, Weights
+    from fedshift.schema.messages import MethodArrays
 
 _UNKNOWN = "unknown"
 _MAX_DEPTH = 5
@@ -38,7 +38,7 @@ _MAX_DEPTH = 5
 
 @dataclass(frozen=True)
 class ModelFile:
-    """The best model's file: the job, the weights, and the methods' own arrays."""
+    """What a report tells of the best model's file: the job, and the methods' own arrays."""
 
     path: Path
     job: JobSpec
@@ -46,8 +46,9 @@ class ModelFile:
     sites: tuple[str, ...]
     """The sites whose arrays of the statistics round are stacked in ``arrays``, in order."""
     personal: tuple[str, ...]
-    """Keys of ``weights`` that are personal, different at every site."""
-    weights: Weights
+    """Keys of its weights that are personal, different at every site."""
+    is_shared: bool
+    """Whether any of its weights is not personal."""
     arrays: MethodArrays
 
 
@@ -301,15 +302,14 @@ def _find_results(folder: Path) -> Path:
 
 
 def model_file(path: Path) -> ModelFile:
-    """Read a model file.
+    """Read a model file, without building its network.
 
     Raises:
         ConfigError: it cannot be read, or is encrypted.
     """
-    from fedshift.federation.model_files import header_of, read_model_file
+    from fedshift.federation.model_files import read_with_header
 
-    content = read_model_file(path)
-    header = header_of(content, where=str(path))
+    header, content = read_with_header(path)
     if header.encrypted:
         raise ConfigError("encrypted", f"{path} is encrypted: its arrays can be read only at a site")
     return ModelFile(
@@ -318,6 +318,6 @@ def model_file(path: Path) -> ModelFile:
         header.round,
         header.statistics,
         header.personal,
-        {key: value.numpy() for key, value in content["weights"].items()},
+        set(header.personal) != content["weights"].keys(),
         {name: {key: value.numpy() for key, value in arrays.items()} for name, arrays in content["methods"].items()},
     )

@@ -95,23 +95,36 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A sentence of the summary: plain, or the one that ``sentences.j2`` calls ``key`` with these facts."""
+class Text:
+    """A paragraph: plain, or the one that ``sentences.j2`` calls ``key`` with these facts."""
 
-    tone: Tone
     plain: str = ""
     key: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    kind = "text"
+
     @property
     def text(self) -> str:
-        """The sentence."""
         return say(self.key, **self.facts) if self.key else self.plain
+
+
+def paragraph(key: str, **facts: Any) -> Text:
+    """A paragraph of ``sentences.j2``."""
+    return Text(key=key, facts=facts)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence of the summary."""
+
+    tone: Tone
+    sentence: Text
 
 
 def finding(tone: Tone, key: str, **facts: Any) -> Finding:
     """A sentence of ``sentences.j2``."""
-    return Finding(tone, key=key, facts=facts)
+    return Finding(tone, paragraph(key, **facts))
 
 
 @dataclass(frozen=True)
@@ -139,21 +152,6 @@ class Commands:
     lines: Sequence[str]
 
     kind = "commands"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph; ``key`` is its name in ``sentences.j2``, if it is from there."""
-
-    text: str
-    key: str = ""
-
-    kind = "text"
-
-
-def paragraph(key: str, **facts: Any) -> Text:
-    """A paragraph of ``sentences.j2``."""
-    return Text(say(key, **facts), key)
 
 
 @dataclass(frozen=True)

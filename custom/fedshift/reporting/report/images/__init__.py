@@ -43,6 +43,6 @@ def sections(
         return
     progress("features of own models")
     yield features.of_own_models(seen(given.run, models=models))
-    if given.run.model is not None and set(given.run.model.personal) != given.run.model.weights.keys():
+    if given.run.model is not None and given.run.model.is_shared:
         progress("features of the best aggregate")
         yield features.section(seen(given.run))

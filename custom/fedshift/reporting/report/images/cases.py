@@ -31,12 +31,11 @@ def section(looked: Sequence[Looked]) -> Section:
     shown = looked[0].shows if looked else "pictures"
     if shown != "pictures":
         blocks.append(Figures([], outlines.legend(looked[0].job.task.classes[1:])))
-    with figures.style():
-        for number, site in enumerate(looked):
-            drawn = _DRAWN[shown](site, number)
-            if drawn:
-                blocks += [Heading(site.site), *_not_outlined(site)]
-                blocks.append(Figures(drawn, size="small" if shown == "pictures" else "half"))
+    for number, site in enumerate(looked):
+        drawn = _DRAWN[shown](site, number)
+        if drawn:
+            blocks += [Heading(site.site), *_not_outlined(site)]
+            blocks.append(Figures(drawn, size="small" if shown == "pictures" else "half"))
     return Section("cases", "Worst, median and best cases", _HOW[shown], blocks)
 
 
@@ -126,14 +125,14 @@ def _neighbours(site: Looked, chosen: np.ndarray, reference: np.ndarray, key: st
     middle = images[:, images.shape[1] // 2]
     low, high = float(middle.min()), float(middle.max())
     window = _around((site.predicted[shown] | reference[shown]).any(0))
-    drawn, panels = figures.drawing(width=390, height=132, columns=len(shown))
-    for axes, image, place in zip(panels, middle, shown, strict=True):
-        outlines.bare(axes)
-        axes.imshow(image[window], cmap="gray", vmin=low, vmax=high, interpolation="none")
-        for mask, colour, line in ((reference, outlines.REFERENCE, "--"), (site.predicted, outlines.MODEL, "-")):
-            outlines.outline(axes, mask[place][window], colour, line)
-    described = f"{short(site.site)}, {title}: three neighbouring slices with the contours of model and reference"
-    return figures.figure(drawn, key, title=title, description=described)
+    with figures.drawing(width=390, height=132, columns=len(shown)) as (drawn, panels):
+        for axes, image, place in zip(panels, middle, shown, strict=True):
+            outlines.bare(axes)
+            axes.imshow(image[window], cmap="gray", vmin=low, vmax=high, interpolation="none")
+            for mask, colour, line in ((reference, outlines.REFERENCE, "--"), (site.predicted, outlines.MODEL, "-")):
+                outlines.outline(axes, mask[place][window], colour, line)
+        described = f"{short(site.site)}, {title}: three neighbouring slices with the contours of model and reference"
+        return figures.figure(drawn, key, title=title, description=described)
 
 
 def _around(mask: np.ndarray) -> tuple[slice, slice]:
@@ -161,12 +160,14 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
         said = f"recognised ({sure} sure)" if right else f"taken for {names[taken]} ({sure} sure)"
         name = _identity(site.data.manifest, int(site.members[picked.place]))
         title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}{name}"
-        canvas, (axes,) = figures.drawing(width=170, height=170)
-        outlines.bare(axes)
-        low, high = float(image.min()), float(image.max())
-        shown = np.moveaxis((image - low) / max(high - low, 1e-6), 0, -1)
-        axes.imshow(shown[..., 0] if shown.shape[-1] != 3 else shown, cmap="gray", interpolation="none")
-        drawn.append(figures.figure(canvas, f"case-{number}-{picked.word}", title=title, description=short(title, 200)))
+        with figures.drawing(width=170, height=170) as (canvas, (axes,)):
+            outlines.bare(axes)
+            low, high = float(image.min()), float(image.max())
+            shown = np.moveaxis((image - low) / max(high - low, 1e-6), 0, -1)
+            axes.imshow(shown[..., 0] if shown.shape[-1] != 3 else shown, cmap="gray", interpolation="none")
+            drawn.append(
+                figures.figure(canvas, f"case-{number}-{picked.word}", title=title, description=short(title, 200))
+            )
     return drawn
 
 

@@ -49,15 +49,14 @@ def _drawn(looked: Sequence[Looked], *, key: str = "") -> list[Block]:
     if len(features) < FEWEST:
         return [paragraph("few_to_arrange", fewest=FEWEST)]
     points = _arranged(features)
-    with figures.style():
-        by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
-        if looked[0].shows == "volumes":  # a volume has all classes
-            return [Figures([by_site])]
-        groups = _groups(looked, picked)
-        names = list(dict.fromkeys(groups))
-        order = sorted(names, key=lambda name: (name == OTHERS, name))
-        title = "By foreground on the slice" if looked[0].shows == "slices" else "By class"
-        by_group = _scatter(f"{key}group", title, points, groups, order)
+    by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
+    if looked[0].shows == "volumes":  # a volume has all classes
+        return [Figures([by_site])]
+    groups = _groups(looked, picked)
+    names = list(dict.fromkeys(groups))
+    order = sorted(names, key=lambda name: (name == OTHERS, name))
+    title = "By foreground on the slice" if looked[0].shows == "slices" else "By class"
+    by_group = _scatter(f"{key}group", title, points, groups, order)
     return [Figures([by_site, by_group])]
 
 
@@ -98,16 +97,16 @@ def _arranged(features: np.ndarray) -> np.ndarray:
 
 
 def _scatter(key: str, title: str, points: np.ndarray, words: np.ndarray, order: Sequence[str]) -> Figure:
-    drawn, (axes,) = figures.drawing(height=320)
-    for number, word in enumerate(order):
-        x, y = points[words == word].T
-        colour = figures.FAINT if word == OTHERS else figures.colour(number)
-        axes.scatter(x, y, s=16, color=colour, marker=figures.marker(number), alpha=0.75, linewidths=0)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    shown = figures.legend([word.partition(": ")[2] or word for word in order], lines=False)
-    described = f"{len(points)} test samples arranged by their features, coloured {title.lower()}"
-    return figures.figure(drawn, f"features-{key}", title=title, description=described, legend=shown)
+    with figures.drawing(height=320) as (drawn, (axes,)):
+        for number, word in enumerate(order):
+            x, y = points[words == word].T
+            colour = figures.FAINT if word == OTHERS else figures.colour(number)
+            axes.scatter(x, y, s=16, color=colour, marker=figures.marker(number), alpha=0.75, linewidths=0)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        shown = figures.legend([word.partition(": ")[2] or word for word in order], lines=False)
+        described = f"{len(points)} test samples arranged by their features, coloured {title.lower()}"
+        return figures.figure(drawn, f"features-{key}", title=title, description=described, legend=shown)

@@ -20,13 +20,12 @@ def section(looked: Sequence[Looked]) -> Section:
     changed = any(
         len(site.before) != len(site.after) or not np.allclose(site.before, site.after, atol=1e-2) for site in looked
     )
-    with figures.style():
-        patches = any(site.shows == "volumes" for site in looked)
-        title = "As the task prepares the images" if patches else "As the images are"
-        drawn = [_lines("before", title, [site.before for site in looked], looked)]
-        if changed:
-            title = "As the network gets them"
-            drawn.append(_lines("after", title, [site.after for site in looked], looked))
+    patches = any(site.shows == "volumes" for site in looked)
+    title = "As the task prepares the images" if patches else "As the images are"
+    drawn = [_lines("before", title, [site.before for site in looked], looked)]
+    if changed:
+        title = "As the network gets them"
+        drawn.append(_lines("after", title, [site.after for site in looked], looked))
     blocks: list[Block] = [Figures(drawn, figures.legend([site.site for site in looked]))]
     if not changed:
         blocks.append(paragraph("images_unchanged"))
@@ -44,26 +43,26 @@ def _lines(key: str, title: str, values: Sequence[np.ndarray], looked: Sequence[
     together = np.concatenate(values)
     low, high = np.quantile(together, (0.002, 0.998))
     edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
-    drawn, (axes,) = figures.drawing(height=230)
-    for number, sample in enumerate(values):
-        counts, _ = np.histogram(sample, edges)
-        share = 100 * np.where(counts, counts, np.nan) / max(len(sample), 1)
-        axes.plot(
-            (edges[1:] + edges[:-1]) / 2,
-            share,
-            color=figures.colour(number),
-            linestyle=figures.dashes(number),
-            marker=figures.marker(number),
-            markevery=(3 * number % 10, 10),
+    with figures.drawing(height=230) as (drawn, (axes,)):
+        for number, sample in enumerate(values):
+            counts, _ = np.histogram(sample, edges)
+            share = 100 * np.where(counts, counts, np.nan) / max(len(sample), 1)
+            axes.plot(
+                (edges[1:] + edges[:-1]) / 2,
+                share,
+                color=figures.colour(number),
+                linestyle=figures.dashes(number),
+                marker=figures.marker(number),
+                markevery=(3 * number % 10, 10),
+            )
+        # Background makes a peak that would flatten all the rest.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("intensity")
+        axes.set_ylabel("share of pixels (%)")
+        described = "; ".join(
+            f"{short(site.site)} mean {sample.mean():.3g}" for site, sample in zip(looked, values, strict=True)
         )
-    # Background makes a peak that would flatten all the rest.
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("intensity")
-    axes.set_ylabel("share of pixels (%)")
-    described = "; ".join(
-        f"{short(site.site)} mean {sample.mean():.3g}" for site, sample in zip(looked, values, strict=True)
-    )
-    return figures.figure(
-        drawn, f"intensities-{key}", title=title, description=f"Histograms of intensities: {described}"
-    )
+        return figures.figure(
+            drawn, f"intensities-{key}", title=title, description=f"Histograms of intensities: {described}"
+        )

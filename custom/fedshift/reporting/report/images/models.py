@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import SITE_STATE
+from fedshift.federation.model_files import read_model
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.reporting.report.images.volumes import Volume, volumes
 from fedshift.reporting.report.runs import ModelFile, Run
@@ -138,7 +139,8 @@ def _state(source: Path, site: str) -> Path | None:
 def _pass(
     at: Site, run: Run, model: ModelFile, data: SiteData, folder: Path, part: Subset, *, complete: bool
 ) -> Looked:
-    broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=model.weights, arrays=model.arrays)
+    weights, arrays = read_model(model.path, round_=model.round)
+    broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=weights, arrays=arrays)
     task, seen = build_task(model.job), _Seen(isinstance(data, Patches))
     handles = [seen.hook_features(at.network)]  # the first: stages are found by a trial pass
     handles.append(at.network.register_forward_pre_hook(seen.input))

@@ -54,7 +54,7 @@ def _swatch(content: str, *, label: str = "") -> Markup:
 
 
 def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site: str) -> Figure:
-    """Planes side by side, a row for each sequence. Call it within `figures.style`.
+    """Planes side by side, a row for each sequence.
 
     Args:
         shown: the case.
@@ -64,20 +64,20 @@ def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site:
         site: its name.
     """
     rows = len(shown.planes[0].images)
-    drawn, panels = figures.drawing(width=390, height=PANEL * rows + 16, rows=rows, columns=len(shown.planes))
-    for row in range(rows):
-        for plane, axes in zip(shown.planes, panels[row * len(shown.planes) :], strict=False):
-            _panel(axes, plane, plane.images[row], several=len(classes) > 1)
-            if row == 0:
-                axes.set_title(plane.name, fontsize=9, pad=3)
-        if shown.sequences:
-            panels[row * len(shown.planes)].set_ylabel(short(shown.sequences[row], 16), fontsize=9)
-    named = "" if len(classes) < 2 else f" of {listed([f'{n} {name}' for n, name in enumerate(classes, start=1)])}"
-    on = f" on {listed(list(shown.sequences))}" if shown.sequences else ""
-    planes = ", ".join(plane.name for plane in shown.planes)
-    who = "by the model (solid) and of the reference (dashed)"
-    described = f"{short(site)}, {title}: {planes}{on}, with the outlines{named} {who}"
-    return figures.figure(drawn, key, title=title, description=described)
+    with figures.drawing(width=390, height=PANEL * rows + 16, rows=rows, columns=len(shown.planes)) as (drawn, panels):
+        for row in range(rows):
+            for plane, axes in zip(shown.planes, panels[row * len(shown.planes) :], strict=False):
+                _panel(axes, plane, plane.images[row], several=len(classes) > 1)
+                if row == 0:
+                    axes.set_title(plane.name, fontsize=9, pad=3)
+            if shown.sequences:
+                panels[row * len(shown.planes)].set_ylabel(short(shown.sequences[row], 16), fontsize=9)
+        named = "" if len(classes) < 2 else f" of {listed([f'{n} {name}' for n, name in enumerate(classes, start=1)])}"
+        on = f" on {listed(list(shown.sequences))}" if shown.sequences else ""
+        planes = ", ".join(plane.name for plane in shown.planes)
+        who = "by the model (solid) and of the reference (dashed)"
+        described = f"{short(site)}, {title}: {planes}{on}, with the outlines{named} {who}"
+        return figures.figure(drawn, key, title=title, description=described)
 
 
 def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> None:

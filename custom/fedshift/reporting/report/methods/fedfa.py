@@ -25,12 +25,8 @@ def section(run: Run, arrays: Arrays) -> Section | None:
             layers[match.group(1)][int(match.group(2))] = values
     if not any(layers.values()):
         return None
-    drawn: list[Figure] = []
+    drawn = [_boxes(what, dict(sorted(by_layer.items()))) for what, by_layer in layers.items() if by_layer]
     rows = []
-    with figures.style():
-        for what, by_layer in layers.items():
-            if by_layer:
-                drawn.append(_boxes(what, dict(sorted(by_layer.items()))))
     for layer in sorted({*layers["mean"], *layers["std"]}):
         cells = [f"stage {layer}", str(len(layers["mean"].get(layer, layers["std"].get(layer, []))))]
         for what in ("mean", "std"):
@@ -61,22 +57,22 @@ def section(run: Run, arrays: Arrays) -> Section | None:
 
 
 def _boxes(what: str, by_layer: dict[int, np.ndarray]) -> Figure:
-    drawn, (axes,) = figures.drawing(height=230)
-    axes.boxplot(
-        list(by_layer.values()),
-        whis=(0, 100),
-        widths=0.55,
-        patch_artist=True,
-        boxprops={"facecolor": figures.GRID, "edgecolor": figures.INK, "linewidth": 1.1},
-        medianprops={"color": figures.colour(0), "linewidth": 2.4},
-        whiskerprops={"color": figures.INK},
-        capprops={"color": figures.INK},
-    )
-    axes.set_xticks(range(1, len(by_layer) + 1), [str(layer) for layer in by_layer])
-    axes.axhline(1, color=figures.FAINT, linestyle="--", linewidth=1)
-    axes.set_xlabel("stage of the network")
-    axes.set_ylabel("γ")
-    described = "; ".join(f"stage {layer} from {v.min():.2f} to {v.max():.2f}" for layer, v in by_layer.items())
-    return figures.figure(
-        drawn, f"fedfa-{what}", title=_TITLES[what], description=f"γ of {what}s by stage: {described}"
-    )
+    with figures.drawing(height=230) as (drawn, (axes,)):
+        axes.boxplot(
+            list(by_layer.values()),
+            whis=(0, 100),
+            widths=0.55,
+            patch_artist=True,
+            boxprops={"facecolor": figures.GRID, "edgecolor": figures.INK, "linewidth": 1.1},
+            medianprops={"color": figures.colour(0), "linewidth": 2.4},
+            whiskerprops={"color": figures.INK},
+            capprops={"color": figures.INK},
+        )
+        axes.set_xticks(range(1, len(by_layer) + 1), [str(layer) for layer in by_layer])
+        axes.axhline(1, color=figures.FAINT, linestyle="--", linewidth=1)
+        axes.set_xlabel("stage of the network")
+        axes.set_ylabel("γ")
+        described = "; ".join(f"stage {layer} from {v.min():.2f} to {v.max():.2f}" for layer, v in by_layer.items())
+        return figures.figure(
+            drawn, f"fedfa-{what}", title=_TITLES[what], description=f"γ of {what}s by stage: {described}"
+        )

@@ -19,8 +19,7 @@ def section(run: Run, arrays: Arrays) -> Section | None:
     if not (np.isfinite(means).all() and np.isfinite(stds).all()):
         return None
     names = _names(run, len(means))
-    with figures.style():
-        drawn, (axes,) = figures.drawing(height=260)
+    with figures.drawing(height=260) as (drawn, (axes,)):
         for number, (mean, std) in enumerate(zip(means, stds, strict=True)):
             axes.scatter(mean, std, color=figures.colour(number), marker=figures.marker(number), s=44)
         axes.set_xlabel("mean")
