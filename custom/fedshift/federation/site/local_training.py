@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import count, islice
-from typing import Any
+from itertools import count, islice, starmap
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.data.draws import sample_seeds
 from fedshift.data.samples import Samples
 from fedshift.federation.site.checkpoint import Loop
 from fedshift.methods.base import Batch, Run
@@ -26,12 +29,12 @@ from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.losses import main
+from fedshift.tasks.machine import own_cores
 from fedshift.tasks.precision import autocast
 
 log = logging.getLogger("fedshift")
 
-AUGMENTATION = "augmentation"
-"""The generator of the task's own augmentation, among those of the round."""
+Made = TypeVar("Made")
 
 
 def optimizer_of_round(
@@ -94,17 +97,45 @@ def train(
 
 
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts."""
-    order, augmentation = (generator(run.seed, run.site, run.round, name) for name in ("order", AUGMENTATION))
-    augmentation = run.generators.setdefault(AUGMENTATION, augmentation)
+    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts.
 
-    def indices() -> Iterator[np.ndarray]:
+    Where a core is free, or a GPU trains, the next batch is made by another thread while the present one trains.
+    """
+    order = generator(run.seed, run.site, run.round, "order")
+    seed = derive_seed(run.seed, run.site, run.round, "samples")
+
+    def epochs() -> Iterator[tuple[int, np.ndarray]]:
         for number in count():
-            run.epoch = number
-            yield from data.epoch(batch_size=schedule.batch_size, order=order, drop_last=schedule.drop_last)
+            each = data.epoch(batch_size=schedule.batch_size, order=order, drop_last=schedule.drop_last)
+            yield from ((number, index) for index in each)
 
-    for index in islice(indices(), run.step, planned_steps(data, schedule)):
-        yield data.train_batch(index, augmentation=augmentation)
+    def planned() -> Iterator[tuple[int, np.ndarray, Tensor]]:
+        place = 0
+        for step, (number, index) in enumerate(islice(epochs(), planned_steps(data, schedule))):
+            if step >= run.step:
+                yield number, index, sample_seeds(seed, torch.arange(place, place + len(index)))
+            place += len(index)
+
+    def make(number: int, index: np.ndarray, seeds: Tensor) -> tuple[int, tuple[Tensor, Tensor]]:
+        return number, data.train_batch(index, seeds=seeds)
+
+    has_free_core = own_cores() > torch.get_num_threads() or run.device.type == "cuda"
+    made = ahead(make, planned()) if has_free_core and data.in_threads else starmap(make, planned())
+    for number, batch in made:
+        run.epoch = number
+        yield batch
+
+
+def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:
+    """What ``make`` gives for each call, in order, the next one in a thread while the last is used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+        coming: deque[Future[Made]] = deque()
+        for call in calls:
+            coming.append(thread.submit(make, *call))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def planned_steps(data: Samples, schedule: ScheduleSpec) -> int:
