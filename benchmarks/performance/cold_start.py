@@ -1,4 +1,4 @@
-"""Processor and wall seconds of a command from a cold start: ``--help``, ``methods``, and ``predict`` of one small scan.
+"""Seconds of a command from a cold start: ``--help``, ``methods``, and ``predict`` of one small scan.
 
     python -m benchmarks.performance.cold_start --against CHECKOUT
 
