@@ -191,6 +191,16 @@ def preparation() -> str:
     return table(["", "CPU seconds"], rows)
 
 
+def cold_start() -> str:
+    """A command from its start to its end, beside another build."""
+    found = measured("cold_start")
+    rows = [
+        (name, *(spread(builds[build], 2) for build in found["commits"]), spread(found["ratio"][name], 2))
+        for name, builds in found["processor_seconds"].items()
+    ]
+    return table(["", "processor seconds", "of the build before", "ratio"], rows)
+
+
 def many_rounds() -> str:
     """Seconds and memory over hundreds of rounds."""
     rows = [

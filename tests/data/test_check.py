@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -25,6 +24,7 @@ from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data, main
+from fedshift.cli.arguments import Parser
 from fedshift.data.blocks import write_hashes
 from fedshift.data.check import check
 from fedshift.data.scan_file import Finding
@@ -603,9 +603,9 @@ def test_a_subject_in_several_splits(tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    data.add_parsers(parser.add_subparsers())
-    args = parser.parse_args(["data", *(str(argument) for argument in arguments)])
+    parser = Parser()
+    data.add_arguments(parser)
+    args = parser.parse_args([str(argument) for argument in arguments])
     return int(args.func(args))
 
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from fedshift.data.case_check import odd_size
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import read_scan, read_volumes, volumes_in
+from fedshift.data.scans import odd_size, read_scan, read_volumes, volumes_in
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 
 if sys.version_info >= (3, 14):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from data_prep import volumes
 from data_prep.own_scans import prepare_own
 from data_prep.phantom import make_phantom
 from fedshift.cli import data
+from fedshift.cli.arguments import Parser
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
 from fedshift.data.prepared import read_images, read_labels
@@ -670,12 +670,12 @@ def test_a_sequence_without_a_name_is_named_later(hospital: Path) -> None:
 
 
 def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    data.add_parsers(parser.add_subparsers())
+    parser = Parser()
+    data.add_arguments(parser)
 
     def run(line: str) -> int:
         args = parser.parse_args(
-            f"data prepare own --dataset prostate --site clinic --out {hospital / 'out'} {line}".split()
+            f"prepare own --dataset prostate --site clinic --out {hospital / 'out'} {line}".split()
         )
         return int(args.func(args))
 

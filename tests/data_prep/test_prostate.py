@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from scanfiles import prepare_prostate, volume, write_liu, write_pair
 
 from data_prep.prostate import PROMISE12_SITES, plan_volumes
 from fedshift.cli import data
+from fedshift.cli.arguments import Parser
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
 from fedshift.schema.errors import DataError
@@ -202,10 +202,10 @@ def test_header_of_mask_wrong(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
-    parser = argparse.ArgumentParser()
-    data.add_parsers(parser.add_subparsers())
+    parser = Parser()
+    data.add_arguments(parser)
     raw = write_liu(tmp_path / "raw")
-    args = parser.parse_args(f"data prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
+    args = parser.parse_args(f"prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
     assert args.func(args) == 0
     assert "HK: 3 case(s) (1 train, 1 val, 1 test) in " in capsys.readouterr().out
     for site in ("HK", "BMC"):

@@ -33,6 +33,7 @@ from scanfiles import other_sequence, volume, write_described, write_dicom, zone
 from data_prep.pacs import PACS
 from fedshift import cli
 from fedshift.cli import _parser
+from fedshift.cli.arguments import Parser
 from fedshift.federation.in_process import run_in_process
 from fedshift.tasks import networks
 
@@ -563,8 +564,9 @@ def test_every_command_is_in_the_reference(site: Path) -> None:
     assert "--in-process" in page and "--skip-damaged" in page and str(Path.home()) not in page
 
 
-def progs(parser: argparse.ArgumentParser) -> Iterator[str]:
+def progs(parser: Parser) -> Iterator[str]:
     """Of a command and those below it."""
+    parser.complete()
     yield parser.prog
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from pkgutil import resolve_name
 
 import fedshift
-from fedshift.cli import data, evaluate, export, job, methods, predict, protocols, report, run, site, watch
 from fedshift.cli.arguments import Parser, check_paths, chosen_device, phantom_data
-from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.identity import parts_of_satellites
-from fedshift.schema.names import printable
 
-COMMANDS: tuple[Callable[[argparse._SubParsersAction[Parser]], None], ...] = (
-    data.add_parsers,
-    job.add_parsers,
-    run.add_run,
-    watch.add_parsers,
-    run.add_pooled,
-    protocols.add_leave_one_out,
-    protocols.add_cross_site,
-    report.add_report,
-    evaluate.add_parsers,
-    predict.add_parsers,
-    report.add_card,
-    export.add_parsers,
-    site.add_parsers,
-    methods.add_methods,
-    methods.add_tasks,
+COMMANDS = (
+    ("data", "data:add_arguments", "prepare and check a site's images"),
+    ("job", "job:add_arguments", "write a job folder for FLARE from a task and its methods"),
+    ("run", "run:add_run", "run a job folder in FLARE's simulator, sites side by side"),
+    ("watch", "watch:add_watch", "a run on a screen while it goes on"),
+    ("status", "watch:add_status", "a run in one line; the exit code is 1 if it failed or was stopped"),
+    ("pooled", "run:add_pooled", "train a centralised reference on all sites' images, in one process"),
+    ("leave-one-out", "protocols:add_leave_one_out", "every site in turn is held out and the others train"),
+    ("cross-site", "protocols:add_cross_site", "score every site's own model at every site (simulation only)"),
+    ("report", "report:add_report", "write the results of runs, comparisons and evaluations as one HTML file"),
+    ("evaluate", "evaluate:add_arguments", "score a segmentation model on scans with masks"),
+    ("predict", "predict:add_arguments", "masks of scans, or classes of pictures, with a trained model"),
+    (
+        "card",
+        "report:add_card",
+        "write a model card: what a model was trained on, its use and limits, scores, privacy, versions",
+    ),
+    ("export", "export:add_arguments", "write a model as a MONAI bundle, ONNX or torch.export file"),
+    ("site", "site:add_arguments", "set up, check and try out the kit of a site, or of the server"),
+    (
+        "methods",
+        "methods:add_methods",
+        "list the methods, or show one's paper, formula, options and what leaves a site",
+    ),
+    ("tasks", "methods:add_tasks", "list the tasks with their sites and protocols"),
 )
-"""Each adds a command of the core, in the order of ``--help``."""
+"""Of the core: name, what adds its arguments (imported when the command is named), and help, in the order of
+``--help``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +65,9 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
+    from fedshift.data.locate import settle_root  # brings pydantic and numpy, which --help does not need
+    from fedshift.schema.names import printable
+
     try:
         check_paths(args)
         settle_root()
@@ -88,6 +99,10 @@ def _unusable(error: OSError) -> str:
     return f"{error.filename} cannot be used ({reason}): name another place, or see to its disk and its permissions"
 
 
+def _add_arguments(place: str, parser: Parser) -> None:
+    resolve_name(f"{__name__}.{place}")(parser)
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="fedshift",
@@ -96,6 +111,8 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fedshift {fedshift.__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (*COMMANDS, *(module.add_parsers for module in parts_of_satellites("fedshift.commands"))):
-        add(commands)
+    for name, place, help_ in COMMANDS:
+        commands.add_parser(name, help=help_, fill=partial(_add_arguments, place))
+    for satellite in parts_of_satellites("fedshift.commands"):
+        satellite.add_parsers(commands)
     return parser

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedshift.data.locate import DATA, DEVICE, phantom_home
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.strict import closest, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,8 +19,20 @@ class Parser(argparse.ArgumentParser):
     argparse returns them to the top-level parser, which knows neither the options nor the usage of the command.
     """
 
+    def __init__(self, *, fill: Callable[[Parser], None] | None = None, **kwargs: Any) -> None:
+        """``fill`` adds the arguments when they are first needed, with the imports that only this command needs."""
+        super().__init__(**kwargs)
+        self._fill = fill
+
+    def complete(self) -> None:
+        """Add the arguments that are still to be added."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse ``args``; unknown ones end the program with exit code 2."""
+        self.complete()
         known, extra = super().parse_known_args(args, namespace)
         if extra:
             self.error(self._unknown(extra[0]))
@@ -31,6 +41,8 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, argument: str) -> str:
         if not argument.startswith("-"):
             return f"unexpected argument {argument!r}: see '{self.prog} --help'"
+        from fedshift.schema.strict import closest  # brings pydantic
+
         option = argument.partition("=")[0]
         near = closest(option, self._option_string_actions)
         return f"unknown option {option}" + (f"; did you mean {near}?" if near else f": see '{self.prog} --help'")
@@ -40,6 +52,8 @@ class Parser(argparse.ArgumentParser):
         choices: Iterable[Any] | None = action.choices
         if choices is None or value in choices:
             return
+        from fedshift.schema.strict import nearest
+
         is_command = isinstance(action, argparse._SubParsersAction)
         what = f"unknown {str(action.metavar or 'command').lower()}" if is_command else "unknown value"
         message = f"{what} {str(value)!r}{nearest(str(value), map(str, choices))}"
@@ -114,6 +128,8 @@ def add_resume_or_force(parser: Any) -> None:
 @contextmanager
 def chosen_device(asked: str | None) -> Iterator[None]:
     """While it is open, this process and those it starts train on the device ``asked`` for, if it is not None."""
+    from fedshift.data.locate import DEVICE  # brings pydantic and numpy
+
     if asked is not None:
         from fedshift.tasks.device import choose_device  # brings torch
 
@@ -125,6 +141,8 @@ def chosen_device(asked: str | None) -> Iterator[None]:
 @contextmanager
 def phantom_data(asked: bool) -> Iterator[None]:
     """While it is open, this process and those it starts find the phantom and no other data, if ``asked``."""
+    from fedshift.data.locate import DATA, phantom_home
+
     with _environment(DATA, str(phantom_home().absolute()) if asked else None):
         yield
 

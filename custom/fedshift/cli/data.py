@@ -6,7 +6,7 @@ import argparse
 import importlib
 import inspect
 import re
-from collections.abc import Iterable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.cli import own_scans, phantom
-from fedshift.cli.arguments import Parser, add_shared
+from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.cli.prepared import (
     add_out,
@@ -39,43 +39,10 @@ MAX_SITES_LISTED = 20
 """With more sites than this, only their number is printed."""
 
 
-class _DataSetParser(Parser):
-    """Parser for the options of a data set.
-
-    Every fedshift command creates this parser, so the data set's module, which needs NumPy and Pillow or SimpleITK, is
-    imported only when its options are parsed.
-    """
-
-    def __init__(self, *, module: str = "", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._module = module
-
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Import the data set's module, add its options, then parse."""
-        if self._module:
-            module = importlib.import_module(self._module)
-            self._module = ""
-            self.description = module.__doc__
-            self.add_argument(
-                "--source", type=Path, required=True, metavar="DIR", help="the downloaded data, see above"
-            )
-            if hasattr(module, "plan_volumes"):
-                add_volumes(self)
-                self.set_defaults(func=_prepare_volumes, plan=module.plan_volumes)
-            else:
-                _add_pictures(self)
-                self.set_defaults(func=_prepare_pictures, plan=module.plan)
-            if hasattr(module, "add_options"):
-                module.add_options(self)
-        return super().parse_known_args(args, namespace)
-
-
-def add_parsers(subparsers: Any) -> None:
-    """Add ``fedshift data`` with its sub-commands."""
-    parser = subparsers.add_parser("data", help="prepare and check a site's images")
+def add_arguments(parser: Any) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     prepare = commands.add_parser("prepare", help="convert scans or images to a prepared site")
-    kinds = prepare.add_subparsers(required=True, metavar="DATASET", parser_class=_DataSetParser)
+    kinds = prepare.add_subparsers(required=True, metavar="DATASET")
     own_scans.add_parser(kinds)
     for file in sorted(resources.files("data_prep").iterdir(), key=lambda file: file.name):
         text = file.read_text(encoding="utf-8") if file.name.endswith(".py") else ""
@@ -83,7 +50,7 @@ def add_parsers(subparsers: Any) -> None:
             name = file.name.removesuffix(".py")
             kinds.add_parser(
                 name,
-                module=f"data_prep.{name}",
+                fill=partial(_add_data_set, f"data_prep.{name}"),
                 help=text.partition("\n")[0].strip('"'),
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
@@ -102,6 +69,21 @@ def add_parsers(subparsers: Any) -> None:
     formats = commands.add_parser("formats", help="what is read, converted, warned of and refused, by format")
     formats.set_defaults(func=_formats)
     phantom.add_parser(commands)
+
+
+def _add_data_set(name: str, parser: Any) -> None:
+    """Add the options of a data set, whose module needs NumPy and Pillow or SimpleITK."""
+    module = importlib.import_module(name)
+    parser.description = module.__doc__
+    parser.add_argument("--source", type=Path, required=True, metavar="DIR", help="the downloaded data, see above")
+    if hasattr(module, "plan_volumes"):
+        add_volumes(parser)
+        parser.set_defaults(func=_prepare_volumes, plan=module.plan_volumes)
+    else:
+        _add_pictures(parser)
+        parser.set_defaults(func=_prepare_pictures, plan=module.plan)
+    if hasattr(module, "add_options"):
+        module.add_options(parser)
 
 
 def _add_pictures(parser: Any) -> None:

@@ -33,8 +33,7 @@ TABLE, SUMMARY = "scores.csv", "evaluation.json"
 COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference", "false_positives")
 
 
-def add_parsers(subparsers: Any) -> None:
-    parser = subparsers.add_parser("evaluate", help="score a segmentation model on scans with masks")
+def add_arguments(parser: Any) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")

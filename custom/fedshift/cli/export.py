@@ -10,8 +10,7 @@ from fedshift.cli.model_choice import add_choice, choice, describe, print_statis
 from fedshift.schema.errors import ConfigError
 
 
-def add_parsers(subparsers: Any) -> None:
-    parser = subparsers.add_parser("export", help="write a model as a MONAI bundle, ONNX or torch.export file")
+def add_arguments(parser: Any) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="a MONAI bundle; the folder must not exist yet")
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="the network with its normalisation, as ONNX")

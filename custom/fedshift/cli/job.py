@@ -21,8 +21,7 @@ WIDTH = 100
 """Of the comments in a job that is shown."""
 
 
-def add_parsers(subparsers: Any) -> None:
-    job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
+def add_arguments(job: Any) -> None:
     task = add_job_arguments(job)
     job.add_argument(
         "--practical",

@@ -6,24 +6,20 @@ import argparse
 import textwrap
 from typing import Any
 
+from fedshift.methods.listing import available, summary
 
-def add_methods(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "methods", help="list the methods, or show one's paper, formula, options and what leaves a site"
-    )
+
+def add_methods(parser: Any) -> None:
     parser.add_argument("name", nargs="?", metavar="METHOD", help="one method, in upper or lower case")
     parser.add_argument("--leaves", action="store_true", help="tables of what leaves a site with each method")
     parser.set_defaults(func=show_methods)
 
 
-def add_tasks(subparsers: Any) -> None:
-    parser = subparsers.add_parser("tasks", help="list the tasks with their sites and protocols")
+def add_tasks(parser: Any) -> None:
     parser.set_defaults(func=show_tasks)
 
 
 def show_methods(args: argparse.Namespace) -> int:
-    from fedshift.methods import method_set
-
     if args.leaves:
         from fedshift.reporting.transmitted_data import transmitted_data_page
 
@@ -31,9 +27,8 @@ def show_methods(args: argparse.Namespace) -> int:
     elif args.name is not None:
         _show_method(args.name.lower())
     else:
-        for name in method_set.available():
-            first = (method_set.find(name).__doc__ or "").strip().splitlines()[0]
-            print(f"{name:<16} {first.partition(': ')[2] or first}")
+        for name in available():
+            print(f"{name:<16} {summary(name)}")
     return 0
 
 

@@ -37,8 +37,7 @@ Row = tuple[Mapping[str, object], Mapping[str, object]]
 """Of an image: its row in the table, and its entry in the record."""
 
 
-def add_parsers(subparsers: Any) -> None:
-    parser = subparsers.add_parser("predict", help="masks of scans, or classes of pictures, with a trained model")
+def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "model",
         type=Path,

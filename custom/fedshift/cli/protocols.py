@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_leave_one_out(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "leave-one-out",
-        help="every site in turn is held out and the others train",
-        description="Every site of the task (or of --sites) in turn is held out: the others train, and their models "
-        "are scored at it. Repeated, the command goes on where it was interrupted.",
+def add_leave_one_out(parser: Any) -> None:
+    parser.description = (
+        "Every site of the task (or of --sites) in turn is held out: the others train, and their models are scored at "
+        "it. Repeated, the command goes on where it was interrupted."
     )
     add_job_arguments(parser, with_held_out=False)
     parser.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_leave_one_out")
@@ -36,12 +34,10 @@ def add_leave_one_out(subparsers: Any) -> None:
     parser.set_defaults(func=leave_one_out)
 
 
-def add_cross_site(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "cross-site",
-        help="score every site's own model at every site (simulation only)",
-        description="Score every site's own model, as it is after its last local training, on every site's test part. "
-        "Simulation only, in one process: in a federation these models never leave their sites.",
+def add_cross_site(parser: Any) -> None:
+    parser.description = (
+        "Score every site's own model, as it is after its last local training, on every site's test part. Simulation "
+        "only, in one process: in a federation these models never leave their sites."
     )
     add_job_arguments(parser, with_methods=False, with_held_out=False)
     parser.add_argument(

@@ -12,12 +12,10 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 
 
-def add_report(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "report",
-        help="write the results of runs, comparisons and evaluations as one HTML file",
-        description="Write one HTML file that needs no network, from the records of runs: what was run, on what data, "
-        "scores with intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well.",
+def add_report(parser: Any) -> None:
+    parser.description = (
+        "Write one HTML file that needs no network, from the records of runs: what was run, on what data, scores with "
+        "intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well."
     )
     parser.add_argument(
         "runs",
@@ -54,12 +52,10 @@ def add_report(subparsers: Any) -> None:
     parser.set_defaults(func=report)
 
 
-def add_card(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "card",
-        help="write a model card: what a model was trained on, its use and limits, scores, privacy, versions",
-        description="Write a model card as one HTML file that needs no network, and as JSON beside it, from the model "
-        "file and the results of its run. Nothing in it is typed by hand.",
+def add_card(parser: Any) -> None:
+    parser.description = (
+        "Write a model card as one HTML file that needs no network, and as JSON beside it, from the model file and the "
+        "results of its run. Nothing in it is typed by hand."
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
     parser.add_argument(

@@ -25,8 +25,7 @@ ENDED = {"best model": BEST, "last model": LAST, "results": FILE_NAME}
 """What is said of a run's files when it has ended."""
 
 
-def add_run(subparsers: Any) -> None:
-    parser = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, sites side by side")
+def add_run(parser: Any) -> None:
     parser.add_argument("job", type=Path, metavar="JOB_FOLDER")
     parser.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
     add_parallel(parser)
@@ -41,8 +40,7 @@ def add_run(subparsers: Any) -> None:
     parser.set_defaults(func=run)
 
 
-def add_pooled(subparsers: Any) -> None:
-    parser = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
+def add_pooled(parser: Any) -> None:
     add_job_arguments(parser)
     parser.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
     add_resume_or_force(parser)

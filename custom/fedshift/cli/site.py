@@ -34,8 +34,7 @@ USUAL_DELTA = 1e-5
 """At which totals of a ledger are given if the site has no budget."""
 
 
-def add_parsers(subparsers: Any) -> None:
-    site = subparsers.add_parser("site", help="set up, check and try out the kit of a site, or of the server")
+def add_arguments(site: Any) -> None:
     kinds = site.add_subparsers(required=True, metavar="COMMAND")
 
     init = kinds.add_parser("init", help="write a kit's local settings, and say whether it is ready to start")

@@ -25,19 +25,19 @@ HERE, ASKED = 1.0, 5.0
 """Seconds between two looks at a run on this machine, and between two questions to a federation's server."""
 
 
-def add_parsers(subparsers: Any) -> None:
-    watch = subparsers.add_parser(
-        "watch",
-        help="a run on a screen while it goes on",
-        description="Show a run while it goes on, as a page on this machine or in the terminal: rounds, sites in and "
-        "missing, scores by site, time left, refused updates, the log. It only reads.",
+def add_watch(watch: Any) -> None:
+    watch.description = (
+        "Show a run while it goes on, as a page on this machine or in the terminal: rounds, sites in and missing, "
+        "scores by site, time left, refused updates, the log. It only reads."
     )
     _add_run(watch)
     watch.add_argument("--text", action="store_true", help="lines in the terminal in place of a page, until it ends")
     watch.add_argument("--port", type=int, default=0, metavar="N", help="the page's port (default: any that is free)")
     watch.add_argument("--open", action="store_true", help="open the page in this machine's browser")
     watch.set_defaults(func=show)
-    status = subparsers.add_parser("status", help="a run in one line; the exit code is 1 if it failed or was stopped")
+
+
+def add_status(status: Any) -> None:
     _add_run(status)
     status.set_defaults(func=say)
 

@@ -14,7 +14,7 @@ from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels
 from fedshift.data.named_masks import names_structures, read_mask, wrong_image
 from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
-from fedshift.data.scans import Scan, read_scan, read_volumes
+from fedshift.data.scans import Scan, odd_size, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
@@ -26,7 +26,6 @@ STRUCTURE = "structure"  # what a mask outlines, where the classes are not known
 ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
-VOXEL_SIZES = (0.01, 50.0)  # mm: from microscopes to thick slices
 SWAPPED = "are --images and --masks swapped?"
 
 
@@ -165,14 +164,6 @@ def known_spacing(scan: Scan, *, true: bool) -> tuple[float, float, float] | Non
     """
     x, y, z = scan.spacing
     return None if is_dummy_geometry(scan.spacing, scan.direction) and not true else (z, y, x)
-
-
-def odd_size(scan: Scan) -> str | None:
-    """Say that a scan's voxels are of a size that no scanner has, as when a header's unit is wrong; None if not so."""
-    least, most = VOXEL_SIZES
-    if least <= min(scan.spacing) and max(scan.spacing) <= most:
-        return None
-    return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
 
 
 def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:

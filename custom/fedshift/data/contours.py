@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import contourpy
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage when it is used
 
 ON_LINE = 0.01  # pixels up to which a point lies on a line: coordinates are rounded in files
 OFF_SLICE = 0.1  # of a slice: how far a contour may lie beside it and still be on it
@@ -222,6 +222,6 @@ def _between(below: np.ndarray, above: np.ndarray, part: float, spacing: tuple[f
 def _depth(shape: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
     """How far inside of the outline each pixel is, in mm, negative outside."""
     padded = np.pad(shape, 1)
-    inside = ndimage.distance_transform_edt(padded, spacing)
-    outside = ndimage.distance_transform_edt(~padded, spacing)
+    inside = scipy.ndimage.distance_transform_edt(padded, spacing)
+    outside = scipy.ndimage.distance_transform_edt(~padded, spacing)
     return np.asarray((inside - outside)[1:-1, 1:-1])

@@ -31,6 +31,7 @@ quiet_readers()
 ORIENTATION = "RAS"
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
 MOST_INTENSITY = 1e30  # preparation computes in single precision, which ends at 3e38
+VOXEL_SIZES = (0.01, 50.0)  # mm: from microscopes to thick slices
 WHOLE_VOLUME = "at least three are needed, export the whole volume"
 FORMATS = {**dict.fromkeys(NIFTI, NiftiFile), ".nrrd": NrrdFile, ".mha": MetaImageFile, ".mhd": MetaImageFile}
 
@@ -55,6 +56,14 @@ class Scan:
     """How its file was read."""
     unclear: tuple[Unclear, ...] = ()
     """What its file leaves unclear of where voxels lie; nothing of DICOM."""
+
+
+def odd_size(scan: Scan) -> str | None:
+    """Say that a scan's voxels are of a size that no scanner has, as when a header's unit is wrong; None if not so."""
+    least, most = VOXEL_SIZES
+    if least <= min(scan.spacing) and max(scan.spacing) <= most:
+        return None
+    return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
 
 
 def stem_of(path: Path) -> str:

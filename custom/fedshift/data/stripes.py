@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage when it is used
 
 FEW_SLICES, SHORT = 3, 10.0  # a short gap: at most so many slices, or so many millimetres
 OVERLAP = 0.5  # of the smaller of two slices: what the other one has of it, on both sides of a gap
@@ -56,7 +56,7 @@ def stripes(mask: np.ndarray, names: Sequence[str], spacing: Sequence[float], *,
     ``mask`` has classes [z, y, x] in RAS, 0 outside; ``names`` that of value 1 first; ``spacing`` is mm along x, y, z;
     ``slices_along`` the axis (0 to 2 for x to z) along which the scan was made of slices.
     """
-    for value, (name, box) in enumerate(zip(names, ndimage.find_objects(mask, len(names)), strict=True), start=1):
+    for value, (name, box) in enumerate(zip(names, scipy.ndimage.find_objects(mask, len(names)), strict=True), start=1):
         if box is None:
             continue
         inside = mask[box] == value

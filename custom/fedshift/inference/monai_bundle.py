@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy  # loads ndimage when it is used
 import torch
-from scipy.ndimage import generate_binary_structure
 from torch import Tensor, nn
 
 from fedshift.data.scans import Scan
@@ -353,7 +353,7 @@ class _LargestComponents:
         classes = data[self._key]
         numbers = classes.as_tensor()[0].numpy()
         labels = self._labels or tuple(np.unique(numbers[numbers != 0]).tolist())
-        neighbours = generate_binary_structure(numbers.ndim, self._connectivity or numbers.ndim)
+        neighbours = scipy.ndimage.generate_binary_structure(numbers.ndim, self._connectivity or numbers.ndim)
         for group in [[label] for label in labels] if self._apart else [labels]:
             mask = np.isin(numbers, group)
             lost = mask & ~largest_parts(mask, neighbours=neighbours, count=self._count)

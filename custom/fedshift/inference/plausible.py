@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.case_check import odd_size
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import Scan
+from fedshift.data.scans import Scan, odd_size
 from fedshift.data.series import first_file, is_dicom
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line

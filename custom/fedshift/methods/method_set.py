@@ -7,10 +7,9 @@ gate, for predictions and for the page of what leaves a site.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import permutations
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from torch import nn
 from fedshift import methods as package
 from fedshift.methods import traits
 from fedshift.methods.base import ArraySpec, Case, Client, Owned, Server
+from fedshift.methods.listing import available as available
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays
@@ -27,9 +27,6 @@ from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks.kinds import build_task
 
 DEFAULT_COMBINE = "fedavg"
-NOT_METHODS = ("base", "chain", "method_set", "shared", "traits")
-"""Modules of the package that are not methods."""
-
 OWNED: Mapping[Owned, str] = MappingProxyType(
     {"combine": "decide how updates are combined", "step": "take the local optimiser step"}
 )
@@ -62,17 +59,6 @@ class Method:
     def owns(self) -> frozenset[Owned]:
         """What only this method of a job may do, in either half."""
         return self.client().owns | self.server().owns
-
-
-def available() -> list[str]:
-    """Names of all methods, sorted."""
-    return list(_names(tuple(package.__path__)))
-
-
-@cache
-def _names(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """The methods in these folders, which are listed once: a job asks for each of its options and methods."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if m.name not in NOT_METHODS))
 
 
 def find(name: str) -> ModuleType:

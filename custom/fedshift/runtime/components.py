@@ -8,7 +8,7 @@ one. Here all of them are kept: no other rule gives the same parts however a sca
 from __future__ import annotations
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage when it is used
 
 EVERY_NEIGHBOUR = np.ones((3, 3, 3), bool)
 
@@ -30,7 +30,7 @@ def largest_parts(mask: np.ndarray, *, neighbours: np.ndarray, count: int = 1) -
 
     ``neighbours``: (3, 3, 3) bool, which voxels around one are connected with it.
     """
-    parts, number = ndimage.label(mask, structure=neighbours)
+    parts, number = scipy.ndimage.label(mask, structure=neighbours)
     if number <= count:
         return mask.copy()
     sizes = np.bincount(parts.ravel())

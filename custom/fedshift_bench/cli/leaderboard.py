@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.display import console
-
 
 def add_parsers(subparsers: Any) -> None:
     """Add the command."""
@@ -29,6 +27,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def leaderboard_command(args: argparse.Namespace) -> int:
     """The command ``fedshift leaderboard``."""
+    from fedshift.cli.display import console
     from fedshift_bench.leaderboard import make_leaderboard, rich_leaderboard, write_leaderboard
     from fedshift_bench.record import read_comparison
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.arguments import add_shared, make_folder
-from fedshift.cli.display import console
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated
 
@@ -160,6 +159,7 @@ def _asked(spec: SurveySpec, args: argparse.Namespace, out: Path) -> Survey:
     """Ask every site, through FLARE's simulator or in this process."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
+    from fedshift.cli.display import console
     from fedshift.data.locate import find_site
     from fedshift_survey.collect import survey_in_process
 
@@ -218,6 +218,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _print_map(everyone: Sequence[Fingerprint], shift: Any, made: Any, survey: Survey) -> None:
+    from fedshift.cli.display import console
     from fedshift_survey.shift_table import map_tables, pair_table, sites_table, suggestion_lines
 
     console.print(sites_table(everyone, placed=shift.placed))
