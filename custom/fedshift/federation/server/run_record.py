@@ -313,13 +313,13 @@ class RunRecord:
     def _note(self, scores: Scores) -> None:
         self.selection.note(scores)
         values = self.selection.of_site(scores.round, scores.site)
-        record = self.results.rounds[scores.round - 1] if scores.round else self.results.statistics
-        assert record is not None
-        # A site also scores models of rounds in which it took no part.
-        site = record.sites.setdefault(scores.site, SiteRound())
-        site.val = values.get("val", {})
-        if site.test is None:  # that of a final model may be on another grid than those of other rounds
-            site.test = values.get("test")
+        results, number = self.results, scores.round
+        for record in results.rounds[number - 1 : number] if number else filter(None, [results.statistics]):
+            # A site also scores models of rounds in which it took no part.
+            site = record.sites.setdefault(scores.site, SiteRound())
+            site.val = values.get("val", {})
+            if site.test is None:  # that of a final model may be on another grid than those of other rounds
+                site.test = values.get("test")
 
     def _scores(self, round_: int) -> FinalScores:
         answers = self._answers_of(round_)
