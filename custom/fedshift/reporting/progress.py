@@ -1,7 +1,7 @@
 """``progress.json``: the progress of a run, for users and other processes (docs/watch.md).
 
 The process that coordinates the run rewrites it, as a whole, whenever a round opens, an answer is accepted or refused,
-or the run ends. Its size does not grow with the number of rounds.
+or the run ends; with many sites not after every answer. Its size does not grow with the number of rounds.
 """
 
 from __future__ import annotations
