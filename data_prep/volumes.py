@@ -31,7 +31,7 @@ from fedshift.data.cases import name_fault, site_fault
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
 from fedshift.data.scan_file import Finding, as_compared
-from fedshift.data.scans import ORIENTATION, content_hash, write_scan
+from fedshift.data.scans import ORIENTATION, write_scan
 from fedshift.data.site_check import empty_splits
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import WITHOUT_STRUCTURE
@@ -331,8 +331,7 @@ class _Writer:
             return
         if self._change is not None:
             decoded = self._change(case.id, decoded)
-        hashes = [content_hash(image.voxels) for image in decoded.images]
-        of_all = hashes[0] if len(hashes) == 1 else content_hash(decoded.voxels)
+        hashes, of_all = [image.sha256 for image in decoded.images], decoded.sha256
         if self._images.get(case.id, of_all) != of_all:
             raise DataError(
                 "case-changed",
@@ -358,7 +357,7 @@ class _Writer:
             Case(
                 id=case.id,
                 sha256_image=of_all,
-                sha256_label=content_hash(decoded.mask.voxels),
+                sha256_label=decoded.mask.sha256,
                 split="train",
                 shape=(slices, rows, columns),
                 spacing=(round(z, 6), round(y, 6), round(x, 6)),

@@ -210,6 +210,24 @@ def many_rounds() -> str:
     return table(["up to round", "seconds a round", "memory, MB", "files, MB"], rows)
 
 
+def growth() -> str:
+    """What is done again and again, against the size of what it is about."""
+    rows = []
+    for name, row in measured("growth")["rows"].items():
+        seconds, exponents, largest = row["sizes"], row["exponents"], row["sizes"][-1]
+        rows.append(
+            (
+                name,
+                *(f"{figures['cpu_seconds']:.2g}" for figures in seconds),
+                " and ".join(f"{exponent:z.1f}" for exponent in exponents["cpu_seconds"]),
+                *(f"{largest[key] / 1e6:.2f}" for key in ("bytes_read", "bytes_written")),
+            )
+        )
+    sizes = [f"{figures['size']:,}" for figures in seconds]
+    head = ["", f"CPU seconds at {sizes[0]}", *sizes[1:], "exponents", f"MB read at {sizes[-1]}", "MB written"]
+    return table(head, rows)
+
+
 def many_sites() -> str:
     """Complete runs of 50 to 200 sites."""
     rows = []

@@ -23,6 +23,8 @@ from dicomfiles import (
     SPACING,
     SYNTAX,
     Element,
+    elements,
+    encode,
     nested,
     put,
     write_series,
@@ -34,6 +36,7 @@ from data_prep.own_scans import prepare_own
 from fedshift.cli import main
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
+from fedshift.data.series import series_in
 
 Change = Callable[[list[Element], int], list[Element]]
 PATIENT = {
@@ -124,6 +127,18 @@ def test_an_ordinary_series_is_read_with_its_geometry(tmp_path: Path) -> None:
     scan = read_scan(write_series(tmp_path / "series"))
     assert scan.voxels.shape == SHAPE and scan.spacing == pytest.approx((0.7, 0.8, DISTANCE))
     assert scan.stored == "LPS"
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    for series in ("1.2.3.4", "1.2.3.6"):
+        for slice_ in range(SHAPE[0]):
+            (tmp_path / f"{series}-{slice_}.dcm").write_bytes(encode(elements(slice_, series=series)))
+    assert [read_scan(path).voxels.shape for path in series_in(tmp_path)] == [SHAPE, SHAPE]
+    last = SHAPE[0] - 1
+    (tmp_path / f"1.2.3.4-{last}.dcm").write_bytes(encode(elements(last, series="1.2.3.7")))
+    assert read_scan(tmp_path / "1.2.3.4").voxels.shape == (last, *SHAPE[1:])
+    assert read_scan(tmp_path / "1.2.3.6").voxels.shape == SHAPE
+    assert tmp_path / "1.2.3.7" in series_in(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.progress import (
     EVALUATION_FRACTION,
+    INTERVAL,
+    MANY_SITES,
     MOST_POINTS,
     MOST_REFUSED,
     STOPPED,
@@ -21,6 +23,7 @@ from fedshift.reporting.progress import (
     read_progress,
 )
 from fedshift.reporting.recent_log import MOST_LINES, RecentLog
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores
 from fedshift.schema.results import Rejection, RoundRecord
 
@@ -55,6 +58,26 @@ def test_the_course_of_a_run(tmp_path: Path) -> None:
     end = read_progress(tmp_path)
     assert end is not None
     assert (end.state, end.reason, end.round) == ("failed", "no space", 4)
+
+
+def test_answers_of_many_sites_are_shown_together(tmp_path: Path) -> None:
+    now = [100.0]
+    file = ProgressFile(tmp_path, clock=lambda: now[0])
+    raw = small_job("fedavg").dump()
+    raw["task"]["sites"] = [f"S{number}" for number in range(MANY_SITES + 1)]
+    coordinator = Coordinator(JobSpec.parse(raw, where="many"), tmp_path, on_progress=file.update)
+    shown = []
+    for second, site in ((0.0, "S0"), (0.5, "S1"), (INTERVAL, "S2"), (INTERVAL + 0.5, "S3")):
+        if not second:
+            coordinator.open(1)
+        now[0] = 100 + second
+        coordinator.reject(site, "weights", "has NaN")
+        file.catch_up()
+        shown.append(read_progress(tmp_path))
+    now[0] += INTERVAL
+    file.catch_up()
+    shown.append(read_progress(tmp_path))
+    assert [len(progress.rejected) for progress in shown if progress] == [0, 0, 3, 3, 4]
 
 
 def test_what_is_told_of_the_rounds_is_bounded_and_is_there_again_after_a_restart(tmp_path: Path) -> None:

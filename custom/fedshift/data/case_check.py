@@ -14,7 +14,7 @@ from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels
 from fedshift.data.named_masks import names_structures, read_mask, wrong_image
 from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
-from fedshift.data.scans import Scan, odd_size, read_scan, read_volumes
+from fedshift.data.scans import Scan, content_hash, odd_size, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
@@ -44,11 +44,11 @@ class Decoded:
         return self.images[0]
 
     @property
-    def voxels(self) -> np.ndarray:
-        """What the content's hash is made of: one volume, or all sequences stacked (sequences, z, y, x)."""
+    def sha256(self) -> str:
+        """The content's hash, of one volume, or of all sequences stacked (sequences, z, y, x)."""
         if len(self.images) == 1:
-            return self.images[0].voxels
-        return np.stack([image.voxels for image in self.images])
+            return self.image.sha256
+        return content_hash(np.stack([image.voxels for image in self.images]))
 
     def reading(self, sequences: Sequence[str]) -> dict[str, Reading]:
         """How its files were read, under the names that ``sequences`` have in a record, and ``mask``."""

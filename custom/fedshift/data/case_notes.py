@@ -12,7 +12,6 @@ import numpy as np
 from fedshift.data.case_check import Decoded
 from fedshift.data.cases import CaseFiles
 from fedshift.data.scan_file import Finding
-from fedshift.data.scans import content_hash
 from fedshift.data.series import is_ct
 from fedshift.schema.manifest import is_dummy_geometry
 from fedshift.schema.names import few_names
@@ -106,7 +105,7 @@ class Contents:
         """
         doubled = False
         for number, image in enumerate(decoded.images):
-            sha = f"{dataset} {content_hash(image.voxels)}"
+            sha = f"{dataset} {image.sha256}"
             if sha in self.images and not doubled:
                 other, where, other_split = self.images[sha]
                 splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
@@ -115,7 +114,7 @@ class Contents:
                 yield Finding("error", "same-content", files.images[number], what, remedy)
                 doubled = True
             self.images.setdefault(sha, (files.id, files.image.parent, split))
-        sha_mask = f"{dataset} {content_hash(decoded.mask.voxels)}"
+        sha_mask = f"{dataset} {decoded.mask.sha256}"
         if not doubled and decoded.mask.voxels.any():
             if sha_mask in self.masks:
                 other, where, _ = self.masks[sha_mask]

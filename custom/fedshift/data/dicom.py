@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +52,7 @@ SMALLEST, LARGEST = 1e-3, 1e3  # millimetres between pixels or slices
 FARTHEST = 1e6  # millimetres; a position beyond is none
 HEAD = 1 << 18  # bytes of a file in which it says what it is, nearly always
 TOLERANCE = 1e-3  # of a direction cosine
+MOST_KNOWN = 1 << 16  # files of which a process keeps what they are, some 50 MB
 
 
 class DicomFault(DataError):
@@ -81,6 +83,8 @@ class Identity:
     series: str
     concatenation: str = ""
     """Of all files that one enhanced image was split into (PS3.3, C.7.6.16.1.2)."""
+    syntax: str = ""
+    """The transfer syntax."""
 
     @property
     def is_scan(self) -> bool:
@@ -104,8 +108,7 @@ def looks_like_dicom(path: Path) -> bool:
                 return False
             if path.suffix.lower() in (".dcm", ".ima"):
                 return True
-            with path.open("rb") as file:
-                return file.read(START)[-len(MAGIC) :] == MAGIC
+            return _has_magic(path, _stamp(path))
     except ScanError:
         # No DICOM by its name: whoever reads it says what is wrong, and may pass over its case.
         if suffix_of(path) or path.suffix.lower() in DATA_SUFFIXES:
@@ -114,11 +117,29 @@ def looks_like_dicom(path: Path) -> bool:
 
 
 def identify(path: Path) -> Identity | None:
-    """What a DICOM file is; None if it is none, or is damaged."""
+    """What a DICOM file is; None if it is none, or is damaged. A file is read again only if it has changed."""
     if not looks_like_dicom(path):
         return None
+    with reading(path):
+        return _read_identity(path, _stamp(path))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Numbers that are others after a file has changed."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _has_magic(path: Path, stamp: tuple[int, ...]) -> bool:
+    with path.open("rb") as file:
+        return file.read(START)[-len(MAGIC) :] == MAGIC
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _read_identity(path: Path, stamp: tuple[int, ...]) -> Identity | None:
     elements: dict[int, bytes] = {}
-    with reading(path), path.open("rb") as file:
+    with path.open("rb") as file:
         content = file.read(HEAD)
         try:
             _read_elements(content, elements, last=CONCATENATION)
@@ -129,7 +150,7 @@ def identify(path: Path) -> Identity | None:
                     _read_elements(content + file.read(), elements, last=SERIES)
                 except DicomFault:
                     return None
-    tags = (CLASS, INSTANCE, SERIES, CONCATENATION)
+    tags = (CLASS, INSTANCE, SERIES, CONCATENATION, SYNTAX)
     return Identity(*(elements.get(tag, b"").strip(b" \0").decode("ascii", "replace") for tag in tags))
 
 
@@ -141,6 +162,9 @@ def is_dicom_mask(path: Path) -> bool:
 
 def is_too_large(path: Path) -> bool:
     """Whether a deflated file (PS3.5, A.5) has more than `MOST_WHOLE` bytes in it; nothing of it is kept."""
+    identity = identify(path)
+    if identity is not None and identity.syntax != DEFLATED:
+        return False
     with path.open("rb") as file:
         start = file.read(STEP)
         end = _start_of_deflated(start)

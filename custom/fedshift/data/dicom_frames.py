@@ -6,13 +6,23 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydicom.datadict import keyword_for_tag
 
-from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, DicomFault, identify, is_too_large, read_slice
+from fedshift.data.dicom import (
+    FARTHEST,
+    LARGEST,
+    MOST_WHOLE,
+    SMALLEST,
+    DicomFault,
+    identify,
+    is_too_large,
+    read_slice,
+)
 from fedshift.data.dicom_objects import UNREADABLE, quiet
 from fedshift.data.dicom_pixels import Values, syntax_of, values_of
 
@@ -88,17 +98,16 @@ class Part:
 
 
 def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
-    """The frames of a file in their order, without pixels, and what it is a part of."""
+    """The frames of a file in their order, without pixels, and what it is a part of. It is for use within `quiet`."""
     identity = identify(path)
     if is_too_large(path):
         raise DicomFault("too-large", f"that holds more than {MOST_WHOLE:,} bytes when it is inflated")
-    with quiet():
-        try:
-            if identity is not None and identity.is_multiframe:
-                return _enhanced(path)
-            return [_classic(path)], None
-        except UNREADABLE:
-            raise DicomFault("file-damaged", "that cannot be read, it is damaged") from None
+    try:
+        if identity is not None and identity.is_multiframe:
+            return _enhanced(path)
+        return [_classic(path)], None
+    except UNREADABLE:
+        raise DicomFault("file-damaged", "that cannot be read, it is damaged") from None
 
 
 def digest_of_pixels(path: Path) -> bytes:
@@ -114,8 +123,9 @@ def digest_of_pixels(path: Path) -> bytes:
 def _classic(path: Path) -> Frame:
     import pydicom
 
-    slice_ = read_slice(path.read_bytes())
-    header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*CLASSIC, *MARKS])
+    content = path.read_bytes()
+    slice_ = read_slice(content)
+    header = pydicom.dcmread(BytesIO(content), stop_before_pixels=True, specific_tags=[*CLASSIC, *MARKS])
     values = _values(header, None, header.get("RealWorldValueMappingSequence", []))
     return Frame(
         file=path,

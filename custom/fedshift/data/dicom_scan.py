@@ -81,12 +81,13 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
     ``volume``: which one is wanted, from 1, where they hold several.
     """
     read: list[tuple[Path, list[Frame], Part | None]] = []
-    for file in files:
-        try:
-            read.append((file, *frames_in(file)))
-        except DicomFault as fault:
-            said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
-            raise DicomFault(fault.code, f"{said} {fault}") from None
+    with quiet():
+        for file in files:
+            try:
+                read.append((file, *frames_in(file)))
+            except DicomFault as fault:
+                said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
+                raise DicomFault(fault.code, f"{said} {fault}") from None
     parts = {file: part for file, _, part in read if part is not None}
     if parts:
         _refuse_incomplete(parts)
@@ -115,11 +116,11 @@ def _read_stack(stack: Stack) -> tuple[sitk.Image, Reading]:
         of_file.setdefault(frame.file, []).append(place)
     slices: list[np.ndarray] = [np.empty(0)] * len(frames)
     padded: dict[int, np.ndarray] = {}
-    for file, places in of_file.items():
-        places.sort(key=lambda place: frames[place].number)
-        wanted = [frames[place] for place in places]
-        try:
-            with quiet():
+    with quiet():
+        for file, places in of_file.items():
+            places.sort(key=lambda place: frames[place].number)
+            wanted = [frames[place] for place in places]
+            try:
                 decoded = stored_frames(file, [each.number for each in wanted], [each.values for each in wanted])
                 for place, stored in zip(places, decoded, strict=True):
                     values = frames[place].values
@@ -127,13 +128,13 @@ def _read_stack(stack: Stack) -> tuple[sitk.Image, Reading]:
                     if values.padding is not None:
                         outside = (stored >= values.padding[0]) & (stored <= values.padding[1])
                         padded |= {place: outside} if outside.any() else {}
-        except DicomFault as fault:
-            raise DicomFault(
-                fault.code, str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
-            ) from None
-        except UNREADABLE:
-            what = f"has pixels in {file.name} that cannot be read, they are damaged"
-            raise DicomFault("pixels-damaged", what) from None
+            except DicomFault as fault:
+                raise DicomFault(
+                    fault.code, str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
+                ) from None
+            except UNREADABLE:
+                what = f"has pixels in {file.name} that cannot be read, they are damaged"
+                raise DicomFault("pixels-damaged", what) from None
     filled = _fill(slices, padded)
     image = sitk.GetImageFromArray(_smallest(np.stack(slices)))
     image.SetSpacing(box.spacing)

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,11 @@ class Scan:
     """How its file was read."""
     unclear: tuple[Unclear, ...] = ()
     """What its file leaves unclear of where voxels lie; nothing of DICOM."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """`content_hash` of the voxels."""
+        return content_hash(self.voxels)
 
 
 def odd_size(scan: Scan) -> str | None:

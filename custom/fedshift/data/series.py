@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from fedshift.data.dicom import DicomFault, Identity, identify, looks_like_dicom
@@ -60,11 +61,9 @@ def is_dicom(path: Path) -> bool:
 def is_ct(path: Path) -> bool:
     """Whether a scan is read from DICOM, and from CT by what its files say."""
     folder, uid = folder_and_uid(path)
-    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    for identity in filter(None, map(identify, files)):
-        if identity.is_scan and uid in (None, identity.series):
-            return identity.sop_class in CT_IMAGES
-    return False
+    known = _look_into(folder, uid).known.values() if folder.is_dir() else filter(None, [identify(folder)])
+    first = next((said for said in known if said.is_scan and uid in (None, said.series)), None)
+    return first is not None and first.sop_class in CT_IMAGES
 
 
 def series_in(folder: Path) -> list[Path]:
@@ -78,10 +77,10 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
     A folder whose files cannot be told apart stands for one series, with the UID "", and whoever reads it says what is
     wrong.
     """
-    known, unread = _identified(folder)
-    if unread or any(identity.is_scan and not _UID.fullmatch(identity.series) for identity in known.values()):
+    held = _look_into(folder)
+    if held.unread or any(said.is_scan and not _UID.fullmatch(said.series) for said in held.known.values()):
         return {"": [folder]}
-    scans = _scans(known)
+    scans = held.scans
     if len(scans) == 1 and not scans[0].is_image:
         return {scans[0].series: [folder]}
     paths: dict[str, list[Path]] = {}
@@ -93,17 +92,17 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
 def list_series(path: Path) -> Listed:
     """The files of the scan that a folder holds, or that a path names in it."""
     folder, wanted = folder_and_uid(path)
-    if lost := sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry)):
-        what = f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist"
+    held = _look_into(folder, wanted)
+    known, unread, scans = held.known, held.unread, held.scans
+    if held.lost:
+        what = f"holds {len(held.lost)} link(s) such as {held.lost[0]} to a file that does not exist"
         raise ScanError("file-missing", path, what, FETCH)
-    known, unread = _identified(folder)
     if unread and not known:
         what = f"holds {len(unread)} DICOM file(s), none of which can be read"
         raise ScanError("file-damaged", path, what, "export the series again")
     if unread:
         what = f"has {len(unread)} file(s) such as {unread[0].name} that cannot be read as a slice of the series"
         raise ScanError("series-unclear", path, what, "export the series again")
-    scans = _scans(known)
     if known and not scans:
         what = f"holds {len(known)} DICOM file(s), none of which is an image"
         raise ScanError("series-missing", path, what, "name the folder of the scan")
@@ -143,17 +142,58 @@ def first_file(path: Path) -> Path:
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
     said = identify(file)
-    others = _identified(file.parent)[0]
+    others = _look_into(file.parent, said.series if said else "").known
     known = {path: other for path, other in others.items() if said and other.series == said.series}
     scans = _scans(known) if len(known) > 1 else []
     return next((scan for scan in scans if file in scan.files and len(scan.files) > 1), None)
 
 
-def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
-    """The DICOM files of a folder that can be read, with what they are; and those that cannot."""
-    all_files = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
+def files_of(path: Path, uid: str) -> list[Path]:
+    """The files of the series ``uid`` in the folder that a scan's path names; of an enhanced image its file."""
+    if path.is_file():
+        return [path]
+    known = _look_into(folder_and_uid(path)[0], uid).known
+    return [file for file, identity in known.items() if identity.series == uid]
+
+
+@dataclass(frozen=True)
+class _Folder:
+    known: dict[Path, Identity]
+    """The DICOM files that can be read, with what they are."""
+    unread: list[Path]
+    """Those that cannot."""
+    lost: list[str]
+    """Names of links to nowhere."""
+
+    @cached_property
+    def scans(self) -> list[Listed]:
+        return _scans(self.known)
+
+
+def _look_into(folder: Path, uid: str | None = None) -> _Folder:
+    """What lies in a folder, which is listed once however many series are read from it.
+
+    It is listed again if names in it have changed, or files of the series or image ``uid``; None for all files.
+    """
+    held = _list(folder, folder.stat().st_mtime_ns)
+    asked = (
+        (file, said)
+        for file, said in held.known.items()
+        if uid in (None, said.series, said.concatenation, said.instance)
+    )
+    if not held.unread and not held.lost and all(identify(file) == said for file, said in asked):
+        return held
+    _list.cache_clear()
+    return _list(folder, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _list(folder: Path, changed: int) -> _Folder:
+    entries = sorted(folder.iterdir())
+    all_files = {file: identify(file) for file in entries if looks_like_dicom(file)}
     known = {file: said for file, said in all_files.items() if said and (said.series or said.is_no_scan)}
-    return known, [file for file in all_files if file not in known]
+    unread = [file for file in all_files if file not in known]
+    return _Folder(known, unread, [entry.name for entry in entries if is_broken_link(entry)])
 
 
 def _scans(known: dict[Path, Identity]) -> list[Listed]:
@@ -182,7 +222,8 @@ def _are_parts(images: Sequence[Sequence[Path]]) -> bool:
     from fedshift.data.dicom_volumes import same_places
 
     try:
-        of_images = [[frame for file in files for frame in frames_in(file)[0]] for files in images]
+        with quiet():
+            of_images = [[frame for file in files for frame in frames_in(file)[0]] for files in images]
     except DicomFault:
         return True  # whoever reads them says what is wrong
     return any(not same_places(of_images[0], frames) for frames in of_images[1:])

@@ -19,7 +19,6 @@ from fedshift.data.labels import Labels
 from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.resampled import cached_volumes
 from fedshift.data.scan_file import Finding
-from fedshift.data.scans import content_hash
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError, FedshiftError
@@ -190,11 +189,11 @@ def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | 
 
 def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[Finding]:
     what = "is not what was prepared, its voxels have changed"
-    for file, voxels, shape, known in (
-        (files.image, decoded.voxels, decoded.image.voxels.shape, case.sha256_image),
-        (files.mask, decoded.mask.voxels, decoded.mask.voxels.shape, case.sha256_label),
+    for file, scan, sha256, known in (
+        (files.image, decoded.image, decoded.sha256, case.sha256_image),
+        (files.mask, decoded.mask, decoded.mask.sha256, case.sha256_label),
     ):
-        if shape != case.shape or content_hash(voxels) != known:
+        if scan.voxels.shape != case.shape or sha256 != known:
             among = " (or another sequence of the case)" if file == files.image and len(files.images) > 1 else ""
             yield Finding("error", "files-changed", file, f"{what}{among}", "prepare the site again")
 

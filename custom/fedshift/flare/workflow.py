@@ -165,6 +165,8 @@ class FedshiftWorkflow(Controller):
                 # FLARE itself ends a task when only dead clients are left.
                 if elapsed >= end or coordinator.hopeless or task.completion_status is not None:
                     return
+                if self.progress is not None:
+                    self.progress.catch_up()
                 if self._abort.triggered:
                     raise Stopped("stopped", answers.why_stopped(patience.min_sites, _place(coordinator)))
                 answers.changed.wait(min(LOOK, max(end - elapsed, 0.0)))

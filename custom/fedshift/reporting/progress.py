@@ -1,7 +1,7 @@
 """``progress.json``: the progress of a run, for users and other processes (docs/watch.md).
 
 The process that coordinates the run rewrites it, as a whole, whenever a round opens, an answer is accepted or refused,
-or the run ends. Its size does not grow with the number of rounds.
+or the run ends; with many sites not after every answer. Its size does not grow with the number of rounds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ RESERVE, RESERVED = ".reserved", 1 << 16
 """A file of so many bytes that gives its room to the last ``progress.json`` of a run whose disk is full."""
 EVALUATION_FRACTION = 0.5
 """Estimated time of the last evaluation, as a fraction of a training round."""
+
+MANY_SITES, INTERVAL = 100, 1.0
+"""With more sites, answers that come within so many seconds are shown together: each would write all sites again."""
 
 MOST_POINTS, MOST_REFUSED = 100, 20
 """Rounds of the curve, and refused answers, that ``progress.json`` holds."""
@@ -131,6 +134,7 @@ class ProgressFile:
         self._history: list[tuple[int, float]] = []
         self._refused: deque[Refused] = deque(maxlen=MOST_REFUSED)
         self._n_refused, self._n_closed = 0, -1
+        self._postponed: Coordinator | None = None
 
     def latest(self) -> Progress | None:
         """The last written progress with ``seconds_left`` reduced by the time since; None before the first update."""
@@ -143,10 +147,14 @@ class ProgressFile:
         return progress.model_copy(update={"seconds_left": left, "log": self._lines()})
 
     def update(self, coordinator: Coordinator) -> None:
-        """Write the current progress."""
+        """Write the current progress; that of many sites at most once an `INTERVAL` within a round."""
+        results, rounds = coordinator.results, coordinator.rounds
         if coordinator.round != self._round:
             self._round, self._round_start = coordinator.round, self._clock()
-        results, rounds = coordinator.results, coordinator.rounds
+        elif len(coordinator.invited) > MANY_SITES and results.final is None and not self._is_due():
+            self._postponed = coordinator
+            return
+        self._postponed = None
         # The current round collects the scores of the round before it; complete scores are one round older still.
         newest = rounds if results.final is not None else min(coordinator.round - 2, rounds)
         self._note_scores(coordinator, newest)
@@ -190,6 +198,14 @@ class ProgressFile:
                 phantom=any(site.kind == "phantom" for site in results.data.values()),
             )
         )
+
+    def catch_up(self) -> None:
+        """Write what `update` has postponed, if it is time."""
+        if self._postponed is not None and self._is_due():
+            self.update(self._postponed)
+
+    def _is_due(self) -> bool:
+        return self._last is None or self._clock() - self._last[1] >= INTERVAL
 
     def _note_scores(self, coordinator: Coordinator, newest: int) -> None:
         """Add the rounds that have got their scores to the curve."""

@@ -10,7 +10,7 @@ from fedshift.data.dicom import identify, is_dicom_mask, looks_like_dicom
 from fedshift.data.named_masks import References, frame_of, references
 from fedshift.data.scan_file import Finding, ScanError, same_form
 from fedshift.data.scan_folders import visible
-from fedshift.data.series import series_by_uid
+from fedshift.data.series import files_of, series_by_uid
 
 DEEPEST = 5  # levels of folders below the one that is named: patient, study, series, and some to spare
 
@@ -123,9 +123,8 @@ class _Scans:
         if not self._by_image:
             for uid, paths in self._series.items():
                 for path in paths:
-                    for file in self._files(path):
-                        if (identity := identify(file)) is not None and (path == file or identity.series == uid):
-                            self._by_image[identity.instance] = path
+                    for identity in filter(None, map(identify, files_of(path, uid))):
+                        self._by_image[identity.instance] = path
         return self._by_image
 
     @property
@@ -134,15 +133,9 @@ class _Scans:
         if not self._by_frame:
             for uid, paths in self._series.items():
                 for path in paths:
-                    files = (f for f in self._files(path) if (said := identify(f)) is not None and said.series == uid)
-                    if (file := next(files, None)) is not None:
+                    for file in files_of(path, uid)[:1]:
                         self._by_frame.setdefault(frame_of(file), []).append(path)
         return self._by_frame
-
-    @staticmethod
-    def _files(path: Path) -> list[Path]:
-        folder = path if path.is_dir() else path.parent
-        return [path] if path.is_file() else [file for file in visible(folder) if looks_like_dicom(file)]
 
 
 def _case(path: Path, images: Path) -> str:

@@ -176,6 +176,7 @@ class RunFiles:
         record, results, sites = self._record, self._record.results, self._job.task.sites
         score, statistics = record.selection.mean(round_), results.statistics
         kinds = {results.data[site].kind for site in sites if site in results.data}
+        trained = record.trained_sites(round_)
         write = partial(
             write_model_file,
             self._folder / name,
@@ -186,7 +187,7 @@ class RunFiles:
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{results.job.metric}": score},
             kind="phantom" if "phantom" in kinds else "patients" if "patients" in kinds else "images",
-            sites=[site for site in sites if site in record.trained_sites(round_)],
+            sites=[site for site in sites if site in trained],
             lineage=results.job.lineage,
             statistics=[] if statistics is None else [site for site in sites if site not in statistics.absent],
             initial_weights=results.job.initial_weights,

@@ -51,6 +51,10 @@ class Selection:
         """Add a site's scores of an aggregate."""
         self._scores.setdefault(scores.round, {}).setdefault(scores.site, {}).update(scores.values)
 
+    def of_site(self, round_: int, site: str) -> dict[str, dict[str, float]]:
+        """Split -> metrics of a round's aggregate at a site that has scored it."""
+        return self._scores[round_][site]
+
     def scores(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
         """Site -> split -> metrics of a round's aggregate, in site order."""
         known = self._scores.get(round_, {})
@@ -89,6 +93,8 @@ class RunRecord:
         self._job, self.results = job, new_results(job, metric=metric)
         self.selection = Selection(job.task.sites, metric, last=select_last)
         self._final_scores: list[Scores] = []
+        self._trained_since: dict[str, int] = {}
+        """Site -> the first round in which it took optimiser steps."""
         self.open_round(0)
 
     def restore(self, results: str) -> None:
@@ -100,6 +106,8 @@ class RunRecord:
         self.results.versions = _joined(self.results.versions, present)
         if self.results.final is None:
             self.results.evaluations = []
+        for record in self.results.rounds:
+            self._note_trained(record)
         for record in self.results.scored_rounds:
             for name, site in record.sites.items():
                 if site.val or site.test:
@@ -128,6 +136,7 @@ class RunRecord:
         self.current.sites = self._in_order(self.current.sites)
         if self.current.round:
             self.results.rounds.append(self.current)
+            self._note_trained(self.current)
         else:
             self.results.statistics = self.current
         for site, values in metrics.items():
@@ -150,6 +159,8 @@ class RunRecord:
         machine = MachineRecord.model_validate({name: said[name] for name in MachineRecord.model_fields})
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
+        if info.site in self.results.data and self.results.machines.get(info.site) == machine:
+            return
         if self.current.round or info.site in self._job.task.held_out:
             others = [other for site, other in self.results.data.items() if site != info.site]
             if any((other.kind == "phantom") != (record.kind == "phantom") for other in others):
@@ -226,8 +237,12 @@ class RunRecord:
 
     def trained_sites(self, round_: int) -> set[str]:
         """Sites that took optimiser steps in any round up to this one."""
-        before = [record for record in self.results.rounds if record.round <= round_]
-        return {site for record in before for site, entry in record.sites.items() if entry.steps}
+        return {site for site, since in self._trained_since.items() if since <= round_}
+
+    def _note_trained(self, record: RoundRecord) -> None:
+        for site, entry in record.sites.items():
+            if entry.steps:
+                self._trained_since.setdefault(site, record.round)
 
     def set_final(self, *, last_round: int, own_models: bool) -> None:
         """Record the final scores; with ``own_models`` each site's scores are those of a model of its own."""
@@ -297,14 +312,14 @@ class RunRecord:
 
     def _note(self, scores: Scores) -> None:
         self.selection.note(scores)
-        values = self.selection.scores(scores.round)[scores.site]
-        for record in [*([self.results.statistics] if self.results.statistics else []), *self.results.rounds]:
-            if record.round == scores.round:
-                # A site also scores models of rounds in which it took no part.
-                site = record.sites.setdefault(scores.site, SiteRound())
-                site.val = values.get("val", {})
-                if site.test is None:  # that of a final model may be on another grid than those of other rounds
-                    site.test = values.get("test")
+        values = self.selection.of_site(scores.round, scores.site)
+        results, number = self.results, scores.round
+        for record in results.rounds[number - 1 : number] if number else filter(None, [results.statistics]):
+            # A site also scores models of rounds in which it took no part.
+            site = record.sites.setdefault(scores.site, SiteRound())
+            site.val = values.get("val", {})
+            if site.test is None:  # that of a final model may be on another grid than those of other rounds
+                site.test = values.get("test")
 
     def _scores(self, round_: int) -> FinalScores:
         answers = self._answers_of(round_)
