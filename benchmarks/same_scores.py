@@ -27,14 +27,14 @@ from pathlib import Path
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 sites, data, out, seed, rounds, steps = json.loads(sys.argv[1])
-options = [f"schedule.rounds={rounds}", f"schedule.local_steps={steps}", "evaluation.mirror=false"]
+options = [f"schedule.rounds={rounds}", f"schedule.local_steps={steps}", "evaluation.mirror=false", "schedule.threads=1"]
 job = resolve("hippocampus", "fedavg", sites=sites, options=options, seed=seed)
 run_in_process(job, {site: Path(data) / site for site in sites}, Path(out))
 """
 
 
 def main() -> None:
-    parser = frame.parser(__doc__, seeds=3, rounds=8, steps=10)
+    parser = frame.parser(__doc__, seeds=3, rounds=5, steps=10)
     parser.add_argument("--checkout", type=Path, required=True, help="another checkout of this repository")
     parser.add_argument("--data", type=Path, required=True, help="the prepared sites")
     args = parser.parse_args()
