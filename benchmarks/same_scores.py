@@ -27,7 +27,8 @@ from pathlib import Path
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 sites, data, out, seed, rounds, steps = json.loads(sys.argv[1])
-options = [f"schedule.rounds={rounds}", f"schedule.local_steps={steps}", "evaluation.mirror=false", "schedule.threads=1"]
+options = ["schedule.threads=1", "evaluation.mirror=false", f"schedule.rounds={rounds}"]
+options += [f"schedule.local_steps={steps}"]
 job = resolve("hippocampus", "fedavg", sites=sites, options=options, seed=seed)
 run_in_process(job, {site: Path(data) / site for site in sites}, Path(out))
 """

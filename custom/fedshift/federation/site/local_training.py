@@ -56,7 +56,8 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
         chosen = spec.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
         return optimizers.SGD(net.parameters(), **chosen)
     make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+    fused = next(net.parameters()).is_cuda or None  # one kernel for all parameters; None is torch's own choice
+    return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=fused)
 
 
 def train(
@@ -84,7 +85,7 @@ def train(
                 raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")
             if run.step and loop.seconds >= limit:
                 break
-            batch = chain.batch(Batch(x.to(device), y.to(device)))
+            batch = chain.batch(Batch(x.to(device, non_blocking=True), y.to(device, non_blocking=True)))
             total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
             run.step += 1
             loop.keep(run, chain, {"loss": total})
@@ -116,14 +117,18 @@ def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[T
                 yield number, index, sample_seeds(seed, torch.arange(place, place + len(index)))
             place += len(index)
 
-    def make(number: int, index: np.ndarray, seeds: Tensor) -> tuple[int, tuple[Tensor, Tensor]]:
-        return number, data.train_batch(index, seeds=seeds)
+    on_gpu = run.device.type == "cuda"
 
-    has_free_core = own_cores() > torch.get_num_threads() or run.device.type == "cuda"
-    made = ahead(make, planned()) if has_free_core and data.in_threads else starmap(make, planned())
-    for number, batch in made:
+    def make(number: int, index: np.ndarray, seeds: Tensor) -> tuple[int, Tensor, Tensor]:
+        x, y = data.train_batch(index, seeds=seeds)
+        if on_gpu and not x.is_cuda:  # so that the copy need not be waited for
+            x, y = x.pin_memory(), y.pin_memory()
+        return number, x, y
+
+    has_free_core = on_gpu or own_cores() > torch.get_num_threads()
+    for number, x, y in (ahead if has_free_core and data.in_threads else starmap)(make, planned()):
         run.epoch = number
-        yield batch
+        yield x, y
 
 
 def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:
