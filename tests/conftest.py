@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedshift.data import samples
 from fedshift.data.blocks import write_hashes
+from fedshift.data.draws import sample_seeds
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
@@ -305,12 +306,14 @@ def train_batches(
     *,
     batch_size: int,
     order: torch.Generator,
-    augmentation: torch.Generator,
+    seed: int = 0,
     drop_last: bool = True,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of an epoch, as local training draws them."""
+    place = 0
     for index in data.epoch(batch_size=batch_size, order=order, drop_last=drop_last):
-        yield data.train_batch(index, augmentation=augmentation)
+        yield data.train_batch(index, seeds=sample_seeds(seed, torch.arange(place, place + len(index))))
+        place += len(index)
 
 
 def make_context(method: str, net: torch.nn.Module | None = None, **changes: Any) -> base.Context:

@@ -93,10 +93,14 @@ def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:
     opened = open_volumes(make_volume_site(tmp_path, "A"), Preparation(spacing=(3.0, 1.5, 1.5)))
     for case in range(len(opened.manifest.cases)):
         labels = opened.labels(case)
+        chosen = np.random.default_rng(0).random((400, 2))
+        voxels, known = opened.foreground(np.full(400, case), chosen)
+        assert known.all()
+        classes = labels[tuple(voxels.T)]
+        assert (classes == np.where(chosen[:, 0] < 0.5, 1, 2)).all(), "each class equally often"
         for number in (1, 2):
-            found = opened.places(case, number)
-            assert len(found) == (labels == number).sum() > 0
-            assert (labels[tuple(found.T)] == number).all()
+            drawn = np.unique(voxels[classes == number], axis=0)
+            assert 0.5 * min(100, (labels == number).sum()) < len(drawn)
 
 
 def test_places_are_capped_and_drawn_by_their_seed() -> None:

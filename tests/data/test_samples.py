@@ -33,8 +33,8 @@ def flat(batches: Iterable[list[int]]) -> list[int]:
 
 
 def epoch(data: Samples, batch_size: int, seed: int = 0, *, drop_last: bool = True) -> Iterator[list[int]]:
-    g = [torch.Generator().manual_seed(seed) for _ in range(2)]
-    for x, y in train_batches(data, batch_size=batch_size, order=g[0], augmentation=g[1], drop_last=drop_last):
+    order = torch.Generator().manual_seed(seed)
+    for x, y in train_batches(data, batch_size=batch_size, order=order, drop_last=drop_last):
         assert torch.equal(x.flatten().long(), y)
         yield y.tolist()
 

@@ -36,7 +36,7 @@ def test_batches_of_the_other_references_hold_every_site_alike(three_image_sites
     trainer = PooledSite(small_image_job("groupdro"), three_image_sites, SiteOptions(Path("unused")))
     own = [set(map(bytes, np.load(path / "arrays/16/images.npy"))) for path in three_image_sites.values()]
     rng = torch.Generator().manual_seed(0)
-    batches = list(train_batches(training_of(trainer), batch_size=8, order=rng, augmentation=rng))
+    batches = list(train_batches(training_of(trainer), batch_size=8, order=rng))
     assert batches
     for x, y in batches:
         assert len(x) == len(y) == 24

@@ -49,8 +49,7 @@ def test_sites_of_one_domain_share_a_loss_and_a_part_of_the_batch(
     state = StateStore(tmp_path / "site_state" / "all sites").before(2)
     assert state is not None and state.methods["groupdro"]["log_q"].shape == (2,), "two domains, not three sites"
     trainer = PooledSite(job, three_image_sites, SiteOptions(tmp_path / "other"))
-    order, augmentation = torch.Generator(), torch.Generator()
-    x, _ = next(train_batches(training_of(trainer), batch_size=8, order=order, augmentation=augmentation))
+    x, _ = next(train_batches(training_of(trainer), batch_size=8, order=torch.Generator()))
     site_of = {
         image.numpy().tobytes(): site
         for site, folder in three_image_sites.items()

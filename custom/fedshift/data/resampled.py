@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -119,6 +119,20 @@ class ResampledVolumes:
     _starts: np.ndarray
     _offsets: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Voxels of all cases, one after another: images float16, sequence after sequence of a case, labels uint8."""
+        return self._images, self._labels
+
+    def stored_as(self, images: np.ndarray, labels: np.ndarray) -> ResampledVolumes:
+        """The same volumes, read from copies of `arrays`."""
+        return replace(self, _images=images, _labels=labels)
+
+    def first_voxels(self, cases: np.ndarray) -> np.ndarray:
+        """Where the labels of these cases begin in `arrays`, (B,); images begin at `channels` times that."""
+        first: np.ndarray = self._offsets[cases]
+        return first
+
     def images(self, case: int) -> np.ndarray:
         """(sequences, z, y, x) float16."""
         start, end = (int(offset) * self.channels for offset in self._offsets[case : case + 2])
@@ -131,11 +145,19 @@ class ResampledVolumes:
         volume: np.ndarray = self._labels[start:end].reshape(self.shapes[case])
         return volume
 
-    def places(self, case: int, number: int) -> np.ndarray:
-        """Voxels (n, 3) int32 of a foreground class of a case, at most `MOST_PLACES`."""
-        start, end = self._starts[case, number - 1 : number + 1]
-        chosen: np.ndarray = self._places[start:end]
-        return chosen
+    def foreground(self, cases: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A foreground voxel of each case (B, 3), of one of the classes that it has, and which cases have any (B,).
+
+        ``chosen`` (B, 2), from 0 to 1 (exclusive), says which class and which of its at most `MOST_PLACES` voxels.
+        """
+        rows, sizes = np.arange(len(cases)), np.diff(self._starts[cases])
+        known = (sizes > 0).cumsum(1)
+        number = (known > (chosen[:, :1] * known[:, -1:]).astype(np.int64)).argmax(1)
+        voxel = self._starts[cases, number] + (chosen[:, 1] * sizes[rows, number]).astype(np.int64)
+        some = known[:, -1] > 0
+        voxels = np.zeros((len(cases), 3), np.int64)
+        voxels[some] = self._places[voxel[some]]
+        return voxels, some
 
 
 def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False) -> ResampledVolumes:

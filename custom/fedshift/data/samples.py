@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -24,6 +24,9 @@ def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:
 class Samples(ABC):
     """Base class: a data set implements ``n_train`` and ``train_samples`` and gets batches from here."""
 
+    in_threads: bool = True
+    """Whether `train_batch` may run beside training: not if it draws from torch's global generator."""
+
     @property
     @abstractmethod
     def n_train(self) -> int:
@@ -33,16 +36,13 @@ class Samples(ABC):
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Images (B, C, *spatial) float32 without augmentation and targets, for indices in 0 … n_train - 1."""
 
-    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The samples of a training batch before `augmented`; by default `train_samples`, which draws nothing.
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of one batch of `epoch` as training sees them: drawn at random places, and augmented.
 
-        Patches are cut at random places here, each by a seed of its own.
+        ``seeds``: one for each sample, (B,) int64 on the CPU (`fedshift.data.draws.sample_seeds`); a sample depends on
+        its own alone. By default `train_samples`.
         """
         return self.train_samples(index)
-
-    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Apply the task's own augmentation; by default none."""
-        return x, y
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """All training samples without augmentation, one after another, or shuffled by ``order``.
@@ -88,11 +88,6 @@ class Samples(ABC):
         for start in epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last):
             yield shuffled[start : start + batch_size]
 
-    def train_batch(self, index: np.ndarray, *, augmentation: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The samples of one batch of `epoch`, drawn and augmented."""
-        x, y = self.drawn(index, rng=augmentation)
-        return self.augmented(x, y, rng=augmentation)
-
     def n_batches(self, *, batch_size: int, drop_last: bool) -> int:
         return len(epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last))
 
@@ -102,7 +97,7 @@ class Union(Samples):
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         """``parts``: one per site; their samples are numbered consecutively."""
-        self._parts = parts
+        self._parts, self.in_threads = parts, all(part.in_threads for part in parts)
         self._ends = np.cumsum([part.n_train for part in parts])
 
     @property
@@ -111,30 +106,31 @@ class Union(Samples):
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Samples grouped by site (not in the order of ``index``); batches are shuffled anyway."""
-        picked = [part.train_samples(chosen) for part, chosen in self.by_part(index)]
-        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+        return _joined(part.train_samples(index[rows] - first) for part, first, rows in self.by_part(index))
 
-    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """As in `train_samples`, each site's own."""
-        picked = [part.drawn(chosen, rng=rng) for part, chosen in self.by_part(index)]
-        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Each site's samples drawn and augmented for themselves, grouped by site."""
+        return _joined(
+            part.train_batch(index[rows] - first, seeds=seeds[rows]) for part, first, rows in self.by_part(index)
+        )
 
     @property
     def chunk(self) -> int:
         """That of the sites, which have samples of one size."""
         return self._parts[0].chunk
 
-    def by_part(self, index: np.ndarray) -> Iterator[tuple[Samples, np.ndarray]]:
-        """The sites that have samples of ``index``, and their numbers within the site."""
+    def by_part(self, index: np.ndarray) -> Iterator[tuple[Samples, int, np.ndarray]]:
+        """The sites that have samples of ``index``, the number of their first sample, and their places in it."""
         part_of = np.searchsorted(self._ends, index, side="right")
         for number, part in enumerate(self._parts):
-            chosen = index[part_of == number]
-            if len(chosen):
-                yield part, chosen - (self._ends[number] - part.n_train)
+            rows = np.flatnonzero(part_of == number)
+            if len(rows):
+                yield part, int(self._ends[number]) - part.n_train, rows
 
-    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Apply the augmentation, which is the same for all sites of a job."""
-        return self._parts[0].augmented(x, y, rng=rng)
+
+def _joined(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = zip(*parts, strict=True)
+    return torch.cat(x), torch.cat(y)
 
 
 class EverySite(Samples):
@@ -142,7 +138,7 @@ class EverySite(Samples):
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         """An epoch ends when the largest site is through; smaller sites start over."""
-        self._parts = parts
+        self._parts, self.in_threads = parts, all(part.in_threads for part in parts)
 
     @property
     def n_train(self) -> int:
@@ -172,11 +168,9 @@ class EverySite(Samples):
         for batch in islice(batches, self._longest(each)):
             yield np.concatenate(batch)
 
-    def train_batch(self, index: np.ndarray, *, augmentation: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One batch of `epoch`, each site's samples drawn and augmented for themselves."""
-        parts = Union(self._parts).by_part(index)
-        picked = [part.train_batch(chosen, augmentation=augmentation) for part, chosen in parts]
-        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Union.train_batch`."""
+        return Union(self._parts).train_batch(index, seeds=seeds)
 
     def n_batches(self, *, batch_size: int, drop_last: bool) -> int:
         return self._longest(self._each(batch_size))

@@ -179,6 +179,8 @@ class PooledSite(Site):
         self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
         task = task.at(next(iter(opened.values())))
         self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), options)
+        for site_data in opened.values():
+            site_data.hold(next(self._net.parameters()).device)
         self._outbound = Outbound(self._methods)
 
     def require_training(self) -> None:

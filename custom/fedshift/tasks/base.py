@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedshift.data.prepared import mask_file
@@ -22,6 +23,7 @@ from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks import networks
+from fedshift.tasks.cache import Cache, place
 from fedshift.tasks.losses import Logits
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -50,6 +52,33 @@ class SiteData(Samples):
     split_rule: str
     eval_batch: ClassVar[int]
     """Samples in a batch of evaluation."""
+    cache: Cache
+    """``data.cache``."""
+    _on_device: tuple[Tensor, Tensor] | None = None
+    """The arrays of images and labels, if they lie on the device."""
+
+    @property
+    @abstractmethod
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """All images and all labels as they are stored."""
+
+    @abstractmethod
+    def keep(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Read from these copies of `arrays` from now on."""
+
+    def hold(self, device: torch.device) -> None:
+        """Bring the arrays where ``data.cache`` says (`fedshift.tasks.cache`), for training on a device.
+
+        Raises:
+            DataError: they do not fit there.
+        """
+        size = sum(array.nbytes for array in self.arrays)
+        where = place(self.cache, size, device, site=self.manifest.site)
+        if where == "host":
+            self.keep(*map(np.array, self.arrays))
+        elif where == "device":
+            images, labels = (torch.from_numpy(np.array(array)).to(device) for array in self.arrays)
+            self._on_device = images, labels
 
     @abstractmethod
     def members(self, subset: Subset) -> np.ndarray:

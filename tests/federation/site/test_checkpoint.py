@@ -19,7 +19,6 @@ from conftest import first_round, make_image_site, make_site, small_image_job, s
 from errors import raises
 from volumesites import blob_job, make_volume_site
 
-from fedshift.data.samples import Samples
 from fedshift.federation.in_process import PooledSite, run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site import checkpoint
@@ -31,6 +30,7 @@ from fedshift.schema.errors import Stopped
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
+from fedshift.tasks.kinds.classification import Images
 
 OFTEN = "schedule.checkpoint_minutes=1e-9"
 """After every step."""
@@ -183,13 +183,13 @@ def test_no_step_is_made_twice_and_no_image_of_an_earlier_one_is_read(
 ) -> None:
     interrupted(trial, "first", after=3)
     site, read = trial.site("first"), list[np.ndarray]()
-    own = Samples.drawn  # the images of a batch
+    own = Images.train_batch
 
-    def drawn(self: Samples, index: np.ndarray, *, rng: torch.Generator) -> Any:
+    def train_batch(self: Images, index: np.ndarray, *, seeds: torch.Tensor) -> Any:
         read.append(index)
-        return own(self, index, rng=rng)
+        return own(self, index, seeds=seeds)
 
-    monkeypatch.setattr(Samples, "drawn", drawn)
+    monkeypatch.setattr(Images, "train_batch", train_batch)
     update = site.train(trial.broadcast)
     assert (update.n_steps, len(read)) == (5, 2)
     assert "site A, round 1" in caplog.text and "step 3 of 5" in caplog.text

@@ -11,6 +11,7 @@ from conftest import train_batches
 from errors import raises
 from volumesites import CLASSES, make_volume_site
 
+from fedshift.data.draws import sample_seeds
 from fedshift.data.resampled import ResampledVolumes
 from fedshift.data.samples import Union
 from fedshift.runtime.segmentation import network_images
@@ -62,8 +63,8 @@ def test_a_patch_depends_on_its_seeds_alone(tmp_path: Path, data: dict[str, obje
     opened = task(data).open(make_volume_site(tmp_path, "A", cases=5), "A")
 
     def epoch() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        order, places = (generator(0, "A", 1, purpose) for purpose in ("order", "augmentation"))
-        return list(train_batches(opened, batch_size=3, order=order, augmentation=places, drop_last=False))
+        order = generator(0, "A", 1, "order")
+        return list(train_batches(opened, batch_size=3, order=order, drop_last=False))
 
     first, again = epoch(), epoch()
     assert sum(len(x) for x, _ in first) == opened.n_train == 9
@@ -71,8 +72,7 @@ def test_a_patch_depends_on_its_seeds_alone(tmp_path: Path, data: dict[str, obje
         assert torch.equal(x, same_x) and torch.equal(y, same_y) and y.dtype == torch.int64
         assert x.shape[2:] == y.shape[1:] == tuple(data["patch"])  # type: ignore[arg-type]
     pooled = Union([opened])
-    order, places = (generator(0, "A", 1, purpose) for purpose in ("order", "augmentation"))
-    batch = next(train_batches(pooled, batch_size=3, order=order, augmentation=places))
+    batch = next(train_batches(pooled, batch_size=3, order=generator(0, "A", 1, "order")))
     assert torch.equal(batch[0], first[0][0]), "as one of the sites that are pooled"
 
 
@@ -112,7 +112,8 @@ def test_labels_decide_nothing_of_images_for_statistics(tmp_path: Path, monkeypa
     opened = task(WIDE_3D).open(make_volume_site(tmp_path, "A"), "A")
     before, drawn = torch.cat(list(opened.images_alone())), torch.cat([x for x, _ in opened.chunks()])
     every = torch.cat(list(Everything(opened).images_alone()))
-    monkeypatch.setattr(ResampledVolumes, "places", lambda *_: np.zeros((0, 3), np.int64))
+    without = lambda _, cases, __: (np.zeros((len(cases), 3), int), cases < 0)  # noqa: E731
+    monkeypatch.setattr(ResampledVolumes, "foreground", without)
     assert torch.equal(torch.cat(list(opened.images_alone())), before)
     assert torch.equal(torch.cat(list(Everything(opened).images_alone())), every) and len(every) > len(before)
     assert not torch.equal(torch.cat([x for x, _ in opened.chunks()]), drawn)
@@ -158,11 +159,11 @@ def test_augmentation_begins_from_the_patch_that_is_there_without_it(tmp_path: P
         for spec in ("none", [{"name": "monai.RandFlip", "options": {"prob": 1, "spatial_axis": [0, 1]}}])
     )
     (x, y), (flipped_x, flipped_y) = (
-        one.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation")) for one in (plain, mirrored)
+        one.train_batch(np.arange(6), seeds=sample_seeds(0, torch.arange(6))) for one in (plain, mirrored)
     )
     assert torch.equal(flipped_x, x.flip((2, 3))) and torch.equal(flipped_y, y.flip((1, 2)))
     strong = task({**IN_3D, "augmentation": "strong"}).open(folder, "A")
-    changed, _ = strong.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation"))
+    changed, _ = strong.train_batch(np.arange(6), seeds=sample_seeds(0, torch.arange(6)))
     assert changed.shape == x.shape and not torch.equal(changed, x)
 
 
@@ -245,3 +246,28 @@ def test_options_of_patches_are_refused_with_slices() -> None:
     two = two.model_copy(update={"task": two.task.model_copy(update={"classes": CLASSES[:2]})})
     with raises("options-clash", naming="evaluation.mirror=false"):
         build_task(two)
+
+
+@pytest.mark.parametrize("cache", ["host", "device"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {**IN_3D, "augmentation": "strong"},
+        {**IN_3D, "patch": [24, 16, 48], "sequences": ["T2", "ADC"]},  # larger than the volumes
+        {**IN_2D, "augmentation": "strong", "sequences": ["ADC", "T2"]},
+        {**IN_2D, "patch": [48, 48], "context": 5},
+    ],
+)
+def test_batches_have_the_same_bits_wherever_the_volumes_lie(
+    tmp_path: Path, data: dict[str, object], cache: str
+) -> None:
+    sequences = {"sequences": ("T2", "ADC")} if "sequences" in data else {}
+    folder = make_volume_site(tmp_path, "A", cases=5, shape=(7, 32, 40), **sequences)
+    on_disk, held = (task({**data, "cache": where}).open(folder, "A") for where in ("disk", cache))
+    held.hold(torch.device("cpu"))
+    if cache == "host":
+        assert held.arrays[0].flags.owndata and not on_disk.arrays[0].flags.owndata
+    for index in (np.arange(9), np.array([4, 4, 0])):
+        seeds = sample_seeds(1, torch.from_numpy(index))
+        (x, y), (same_x, same_y) = (opened.train_batch(index, seeds=seeds) for opened in (on_disk, held))
+        assert torch.equal(x, same_x) and torch.equal(y, same_y) and y.dtype == same_y.dtype == torch.int64

@@ -11,6 +11,7 @@ from conftest import golden, make_site, small_job, train_batches
 from errors import raises
 from monai.metrics import DiceMetric
 
+from fedshift.data.draws import sample_seeds
 from fedshift.data.splits import legacy_split
 from fedshift.tasks.evaluation.overlap import dice, papers_dice
 from fedshift.tasks.kinds import build_task
@@ -102,8 +103,8 @@ def test_an_epoch_shows_every_slice_once_and_leaves_out_the_last_batch(tmp_path:
     data = slices(make_site(tmp_path, "BIDMC", cases=4, depth=9))
 
     def epoch(seed: int, batch_size: int) -> list[torch.Tensor]:
-        g = [torch.Generator().manual_seed(seed) for _ in range(2)]
-        return [x for x, _ in train_batches(data, batch_size=batch_size, order=g[0], augmentation=g[1])]
+        order = torch.Generator().manual_seed(seed)
+        return [x for x, _ in train_batches(data, batch_size=batch_size, order=order)]
 
     assert [len(x) for x in epoch(0, 8)] == [8, 8]
     assert [len(x) for x in epoch(0, 64)] == [18], "fewer slices than a batch make one batch"
@@ -114,7 +115,7 @@ def test_an_epoch_shows_every_slice_once_and_leaves_out_the_last_batch(tmp_path:
 
 def test_rotations_move_image_and_mask_together() -> None:
     x = torch.rand(64, 1, 8, 8)
-    moved, mask = rotate_and_flip(x, (x[:, 0] > 0.5).long(), rng=torch.Generator().manual_seed(0))
+    moved, mask = rotate_and_flip(x, (x[:, 0] > 0.5).long(), seeds=sample_seeds(0, torch.arange(64)))
     assert torch.equal((moved[:, 0] > 0.5).long(), mask)
     still = int((x == moved).flatten(1).all(1).sum())
     assert 0 < still < 30, "1 in 10 stays as it was: turns of 0 or 4, no flip"

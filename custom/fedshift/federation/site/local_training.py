@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import count, islice
-from typing import Any
+from itertools import count, islice, starmap
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.data.draws import sample_seeds
 from fedshift.data.samples import Samples
 from fedshift.federation.site.checkpoint import Loop
 from fedshift.methods.base import Batch, Run
@@ -26,12 +29,12 @@ from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.losses import main
+from fedshift.tasks.machine import own_cores
 from fedshift.tasks.precision import autocast
 
 log = logging.getLogger("fedshift")
 
-AUGMENTATION = "augmentation"
-"""The generator of the task's own augmentation, among those of the round."""
+Made = TypeVar("Made")
 
 
 def optimizer_of_round(
@@ -53,7 +56,8 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
         chosen = spec.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
         return optimizers.SGD(net.parameters(), **chosen)
     make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+    fused = next(net.parameters()).is_cuda or None  # one kernel for all parameters; None is torch's own choice
+    return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=fused)
 
 
 def train(
@@ -81,7 +85,7 @@ def train(
                 raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")
             if run.step and loop.seconds >= limit:
                 break
-            batch = chain.batch(Batch(x.to(device), y.to(device)))
+            batch = chain.batch(Batch(x.to(device, non_blocking=True), y.to(device, non_blocking=True)))
             total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
             run.step += 1
             loop.keep(run, chain, {"loss": total})
@@ -94,17 +98,49 @@ def train(
 
 
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts."""
-    order, augmentation = (generator(run.seed, run.site, run.round, name) for name in ("order", AUGMENTATION))
-    augmentation = run.generators.setdefault(AUGMENTATION, augmentation)
+    """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts.
 
-    def indices() -> Iterator[np.ndarray]:
+    Where a core is free, or a GPU trains, the next batch is made by another thread while the present one trains.
+    """
+    order = generator(run.seed, run.site, run.round, "order")
+    seed = derive_seed(run.seed, run.site, run.round, "samples")
+
+    def epochs() -> Iterator[tuple[int, np.ndarray]]:
         for number in count():
-            run.epoch = number
-            yield from data.epoch(batch_size=schedule.batch_size, order=order, drop_last=schedule.drop_last)
+            each = data.epoch(batch_size=schedule.batch_size, order=order, drop_last=schedule.drop_last)
+            yield from ((number, index) for index in each)
 
-    for index in islice(indices(), run.step, planned_steps(data, schedule)):
-        yield data.train_batch(index, augmentation=augmentation)
+    def planned() -> Iterator[tuple[int, np.ndarray, Tensor]]:
+        place = 0
+        for step, (number, index) in enumerate(islice(epochs(), planned_steps(data, schedule))):
+            if step >= run.step:
+                yield number, index, sample_seeds(seed, torch.arange(place, place + len(index)))
+            place += len(index)
+
+    on_gpu = run.device.type == "cuda"
+
+    def make(number: int, index: np.ndarray, seeds: Tensor) -> tuple[int, Tensor, Tensor]:
+        x, y = data.train_batch(index, seeds=seeds)
+        if on_gpu and not x.is_cuda:  # so that the copy need not be waited for
+            x, y = x.pin_memory(), y.pin_memory()
+        return number, x, y
+
+    has_free_core = on_gpu or own_cores() > torch.get_num_threads()
+    for number, x, y in (ahead if has_free_core and data.in_threads else starmap)(make, planned()):
+        run.epoch = number
+        yield x, y
+
+
+def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:
+    """What ``make`` gives for each call, in order, the next one in a thread while the last is used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+        coming: deque[Future[Made]] = deque()
+        for call in calls:
+            coming.append(thread.submit(make, *call))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def planned_steps(data: Samples, schedule: ScheduleSpec) -> int:

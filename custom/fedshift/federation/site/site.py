@@ -100,6 +100,8 @@ class Site:
         opened = task.open(data, name)
         self._data, self._folder, self._manifest_sha256 = opened, data, manifest_sha256(data)
         self._set_up(job, name, task.at(opened), opened if opened.n_train else Everything(opened), options)
+        if opened.n_train:
+            opened.hold(next(self._net.parameters()).device)
         self._info = self._describe(opened)
         if options.policy is not None:
             from fedshift.federation.site.privacy.gate import Gate  # imports scipy, needed with a policy only

@@ -28,6 +28,8 @@ class Augmentation(Protocol):
 
     margin: tuple[int, ...]
     """How many voxels more than the patch a sample must have, on each axis, in all (half on each side)."""
+    in_threads: bool
+    """Whether it may run in a thread beside training: not if it draws from torch's global generator."""
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """Augment a batch.

@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 REACH = 4
 """Voxels to each side that a blur reads: four times the largest standard deviation, 1."""
@@ -65,13 +64,19 @@ def low_resolution(rows: Tensor, zooms: Tensor, *, flat: bool = False) -> Tensor
     ``RandSimulateLowResolution`` with ``downsample_mode: nearest-exact``: with MONAI's default the image would move by
     up to a voxel, and its mask would not. ``flat``: within the slices only.
     """
-    size = rows.shape[2:]
-    linear = "bilinear" if len(size) == 2 else "trilinear"
-    changed = []
-    for row, zoom in zip(rows, zooms.tolist(), strict=True):
-        fewer = [max(round(side * zoom), 1) for side in size]
-        if flat:
-            fewer[0] = size[0]
-        coarse = functional.interpolate(row[None], fewer, mode="nearest-exact")
-        changed.append(functional.interpolate(coarse, size, mode=linear))
-    return torch.cat(changed)
+    for axis in range(3 if flat else 2, rows.dim()):
+        mixed = rows.movedim(axis, -1).flatten(1, -2) @ _fewer_and_back(rows.shape[axis], zooms).to(rows)
+        rows = mixed.view(rows.movedim(axis, -1).shape).movedim(-1, axis)
+    return rows
+
+
+def _fewer_and_back(side: int, zooms: Tensor) -> Tensor:
+    """Matrices (n, side, side) from an axis' old voxels to its new ones, which are mixed from one or two of them."""
+    fewer = (side * zooms.double()).round().long().clamp_(min=1)[:, None]
+    # Where each new voxel lies among the fewer ones, and which old voxels those are.
+    there = ((torch.arange(side) + 0.5) * fewer / side - 0.5).clamp_(min=0)
+    before = there.long()
+    after = torch.minimum(before + 1, fewer - 1)
+    first, second = ((2 * index + 1) * side // (2 * fewer) for index in (before, after))
+    weight, old = (there - before).float()[:, None], torch.arange(side)[:, None]
+    return (old == first[:, None]) * (1 - weight) + (old == second[:, None]) * weight

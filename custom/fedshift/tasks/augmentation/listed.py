@@ -77,6 +77,8 @@ def available() -> list[str]:
 class Listed:
     """A list of transforms; see `fedshift.tasks.augmentation.Augmentation`."""
 
+    in_threads = False
+
     def __init__(self, spec: Sequence[Mapping[str, Any]], *, patch: Sequence[int]) -> None:
         """Make the transforms.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedshift.data import draws
 from fedshift.tasks.augmentation import geometry, intensity
 from fedshift.tasks.augmentation.presets import Preset, Range
 
@@ -33,6 +34,8 @@ def within(uniform: Tensor, limits: Range) -> Tensor:
 class WholeBatches:
     """A preset; see `fedshift.tasks.augmentation.Augmentation`."""
 
+    in_threads = True
+
     def __init__(
         self, preset: Preset, *, patch: tuple[int, ...], sequences: int, mirror: tuple[int, ...], nonzero: bool
     ) -> None:
@@ -42,16 +45,15 @@ class WholeBatches:
         self.margin = geometry.margin(patch, preset)
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        streams = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
         count = MOVES + CHANGES * (1 + (1 + VALUES) * self._sequences)
-        drawn = torch.stack([torch.rand(count, generator=stream) for stream in streams])
+        drawn = draws.uniform(seeds, count, stream=draws.CHANCES)
         images, labels = self._move(images, labels, drawn[:, :MOVES])
         chances = torch.unflatten(drawn[:, MOVES:], 1, (CHANGES, -1))
         rows = torch.unflatten(images, 1, (self._sequences, -1)).flatten(0, 1)  # a view: a sequence of a sample
         outside = rows == 0 if self._nonzero else None
-        self._change(rows, chances, streams)
+        self._change(rows, chances, seeds)
         if outside is not None:
-            rows[outside] = 0
+            rows.masked_fill_(outside, 0)
         return images, labels
 
     def _move(self, images: Tensor, labels: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,27 +64,27 @@ class WholeBatches:
         largest = torch.deg2rad(torch.tensor(geometry.largest_angle(patch, preset)))
         angles = within(drawn[:, 2:5], (-1, 1)) * largest * turned[:, None]
         scales = torch.where(scaled, within(drawn[:, 5], preset.scales), torch.ones(()))
+        x, y = (geometry.centre(whole, patch).clone() for whole in (images, labels))
         moves = turned | scaled
-        x = images.new_empty((len(images), images.shape[1], *patch))
-        y = labels.new_empty((len(labels), *patch))
-        for number in torch.nonzero(~moves)[:, 0].tolist():
-            axes = [axis - dims for axis in torch.nonzero(mirrored[number])[:, 0].tolist()]
-            x[number] = geometry.centre(images[number], patch).flip(axes)
-            y[number] = geometry.centre(labels[number], patch).flip(axes)
+        for axis in range(dims):
+            rows = torch.nonzero(mirrored[:, axis] & ~moves)[:, 0].to(images.device)
+            x[rows], y[rows] = (flipped[rows].flip(axis - dims) for flipped in (x, y))
         chosen = torch.nonzero(moves)[:, 0]
         if len(chosen):
             maps = geometry.matrices(angles[chosen], scales[chosen], 1 - 2 * mirrored[chosen].float(), patch)
-            there = chosen.to(images.device)
-            x[there], y[there] = geometry.resample(images[there], labels[there], maps, patch)
+            rows = chosen.to(images.device)
+            x[rows], y[rows] = geometry.resample(images[rows], labels[rows], maps, patch)
         return x, y
 
-    def _change(self, rows: Tensor, chances: Tensor, streams: list[torch.Generator]) -> None:
+    def _change(self, rows: Tensor, chances: Tensor, seeds: Tensor) -> None:
         """Change rows in place, in nnU-Net's order."""
         preset = self._preset
-        deviations = self._chosen(chances[:, 0], preset.noise, (0, preset.noise_std))
-        for number, deviation in zip(deviations[0].tolist(), deviations[1][:, 0].tolist(), strict=True):
-            stream = streams[number // self._sequences]
-            rows[number] += (torch.randn(rows.shape[1:], generator=stream) * deviation).to(rows)
+        index, deviations = self._chosen(chances[:, 0], preset.noise, (0, preset.noise_std))
+        if len(index):
+            noisy = index.to(rows.device)
+            keys, streams = seeds[index // self._sequences], draws.NOISE + index % self._sequences
+            noise = draws.normal(keys.to(rows.device), rows[0].numel(), stream=streams.to(rows.device))
+            rows[noisy] += torch.unflatten(noise, 1, rows.shape[1:]) * intensity.column(deviations[:, 0], rows)
         steps: tuple[tuple[Change, float, Range, float], ...] = (
             (lambda some, v: intensity.blur(some, v[:, : some.dim() - 2]), preset.blur, preset.sigmas, preset.part),
             (lambda some, v: some * intensity.column(v[:, 0], some), preset.brightness, preset.factors, 1),

@@ -31,6 +31,7 @@ from fedshift.tasks.base import (
     selecting,
     sizes,
 )
+from fedshift.tasks.cache import Cache
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.losses import Logits, main
@@ -57,7 +58,8 @@ class DataSpec(Strict):
     cut to the same fraction of itself, as if a site had no more. ``images``: at most that many training images.
 
     ``choose``: which ones, drawn at random, or the first of a published list. ``seed`` of that draw is apart from the
-    job's, so that runs that differ in their seed train on the same images.
+    job's, so that runs that differ in their seed train on the same images. ``cache``: where the pictures lie in
+    training, see `fedshift.tasks.cache`.
     """
 
     size: int = Field(ge=8)
@@ -70,6 +72,7 @@ class DataSpec(Strict):
     images: int | None = Field(default=None, ge=1)
     choose: Literal["random", "first"] = "random"
     seed: int = Field(default=0, ge=0)
+    cache: Cache = "auto"
 
 
 class Images(SiteData):
@@ -87,7 +90,7 @@ class Images(SiteData):
         arrays = open_images(folder, size=spec.size, channels=spec.channels)
         self.manifest = arrays.manifest
         self.split_rule = str(self.manifest.preparation.get("split_rule", "manifest"))[:64]
-        self._images, self._labels = arrays.images, arrays.labels
+        self._images, self._labels, self.cache = arrays.images, arrays.labels, spec.cache
         self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
         splits = np.array([picture.split for picture in self.manifest.pictures])
         if spec.shares is not None:
@@ -122,14 +125,31 @@ class Images(SiteData):
         """Image numbers of a split in ascending order; ``all`` includes those that ``fraction`` leaves out."""
         return self._members[subset]
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._images, self._labels
+
+    def keep(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self._images, self._labels = images, labels
+
     def images(self, index: np.ndarray) -> Tensor:
         """(B, C, S, S) float32 for image numbers (B,)."""
-        x = torch.from_numpy(self._images[index]).float().div_(255)
-        return x.sub_(self._mean).div_(self._std)
+        return self._normalised(torch.from_numpy(self._images[index]))
+
+    def _normalised(self, pictures: Tensor) -> Tensor:
+        mean, std = self._mean.to(pictures.device), self._std.to(pictures.device)
+        return pictures.float().div_(255).sub_(mean).div_(std)
 
     def labels(self, index: np.ndarray) -> Tensor:
         """(B,) int64 for image numbers (B,)."""
         return torch.from_numpy(self._labels[index]).long()
+
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        if self._on_device is None:
+            return self.train_samples(index)
+        images, labels = self._on_device
+        rows = torch.from_numpy(self.members("train")[index]).to(images.device)
+        return self._normalised(images[rows]), labels[rows].long()
 
 
 class Task:

@@ -12,6 +12,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
+from fedshift.data import draws
 from fedshift.data.prepared import read_labels
 from fedshift.data.resampled import Fixed, Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
@@ -24,6 +25,7 @@ from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.augmentation import Augmentation
 from fedshift.tasks.base import ScanData, Subset
+from fedshift.tasks.cache import Cache
 
 AXES = 3
 SMALLEST_PATCH = 4
@@ -55,7 +57,8 @@ class DataSpec(Strict):
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
     the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
     ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`. ``empty``: whether
-    cases may lack the structures, see `fedshift.schema.codes`.
+    cases may lack the structures, see `fedshift.schema.codes`. ``cache``: where the volumes lie in training, see
+    `fedshift.tasks.cache`.
     """
 
     dims: Literal[2, 3] = 3
@@ -74,6 +77,7 @@ class DataSpec(Strict):
     overlap: float = Field(default=0.5, ge=0, lt=1)
     fold: int | None = Field(default=None, ge=1, le=FOLDS)
     empty: bool | None = None
+    cache: Cache = "auto"
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -126,7 +130,8 @@ class Patches(ScanData):
         self.volumes = open_volumes(folder, spec.preparation)
         self.manifest = self.volumes.manifest
         self._spec, self._folder, self._site = spec, folder, site
-        self._augmentation = augmentation
+        self._augmentation, self.cache = augmentation, spec.cache
+        self.in_threads = augmentation is None or augmentation.in_threads
         wider = (0,) * spec.dims if augmentation is None else augmentation.margin
         self._margin = (0,) * (AXES - spec.dims) + wider
         cases = self.manifest.cases
@@ -136,6 +141,13 @@ class Patches(ScanData):
         self._members: dict[Subset, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
         self._members["all"] = np.arange(len(cases))
         self._places: dict[Subset, list[tuple[int, tuple[int, ...]]]] = {}
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.volumes.arrays
+
+    def keep(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.volumes = self.volumes.stored_as(images, labels)
 
     def members(self, subset: Subset) -> np.ndarray:
         """Case numbers, ascending."""
@@ -211,24 +223,48 @@ class Patches(ScanData):
 
     def samples(self, index: np.ndarray, subset: Subset) -> tuple[Tensor, Tensor]:
         """Patches drawn as in training, the same in every round, without augmentation."""
-        seeds = [derive_seed(0, self._site, 0, f"patch {number} of {subset}") for number in index.tolist()]
-        return self._batch(index, seeds, subset, margin=(0,) * AXES)
+        seed = derive_seed(0, self._site, 0, f"patches of {subset}")
+        return self._drawn(index, draws.sample_seeds(seed, torch.from_numpy(index)), subset, margin=(0,) * AXES)
 
-    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Patches of a training batch; place and augmentation of each are by a seed of its own."""
-        seeds = torch.randint(2**62, (len(index),), generator=rng)
-        x, y = self._batch(index, seeds.tolist(), "train", margin=self._margin)
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._drawn(index, seeds, "train", margin=self._margin)
         return (x, y) if self._augmentation is None else self._augmentation(x, y, seeds=seeds)
 
-    def _batch(
-        self, index: np.ndarray, seeds: Sequence[int], subset: Subset, *, margin: Sequence[int]
+    def _drawn(
+        self, index: np.ndarray, seeds: Tensor, subset: Subset, *, margin: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        cases = self.members(subset)[index // self._spec.samples_per_case].tolist()
-        made = [self._patch(case, seed, margin) for case, seed in zip(cases, seeds, strict=True)]
+        """Patches with a margin, at places by their seeds."""
+        cases = self.members(subset)[index // self._spec.samples_per_case]
+        starts = self._starts(cases, seeds)
+        if self._on_device is not None:
+            return self._gathered(cases, starts, margin, *self._on_device)
+        places = zip(cases.tolist(), starts.tolist(), strict=True)
+        made = [self._patch(case, start, margin) for case, start in places]
         return torch.stack([x for x, _ in made]), torch.stack([y for _, y in made])
 
-    def _patch(self, case: int, seed: int, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
-        start = self._place(case, np.random.default_rng(seed))
+    def _gathered(
+        self, cases: np.ndarray, starts: np.ndarray, margin: Sequence[int], images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same patches, all at once from the arrays on the device: voxels by their place, 0 beyond the volume."""
+        depth, height, width = shape = self.volumes.shapes[cases].T[:, :, None]
+        first, size = self._box((0,) * AXES, margin)
+        at = [starts[:, k, None] + np.arange(first[k], first[k] + size[k]) for k in range(AXES)]
+        inside = [(rows >= 0) & (rows < side) for rows, side in zip(at, shape, strict=True)]
+        z, y, x = (np.clip(rows, 0, side - 1) for rows, side in zip(at, shape, strict=True))
+        reach = self._spec.context // 2  # neighbouring slices, of a patch of one slice
+        slices = np.clip(z + np.arange(-reach, reach + 1), 0, depth - 1)
+        begin, plane, channels = self.volumes.first_voxels(cases)[:, None], height * width, self.volumes.channels
+        sequences = begin * channels + np.arange(channels) * depth * plane
+        # Voxels by their place in the arrays: tables of an axis each, (B, side), which are added up on the device.
+        tables = (sequences[:, :, None] + (slices * plane)[:, None], begin + z * plane, y * width, x, *inside)
+        in_image, in_labels, rows, columns, *known = (torch.from_numpy(table).to(images.device) for table in tables)
+        in_plane = rows[:, :, None] + columns[:, None]
+        outside = ~(known[0][:, :, None, None] & known[1][:, None, :, None] & known[2][:, None, None])
+        image = images[in_image[..., None, None] + in_plane[:, None, None]].float().masked_fill_(outside[:, None], 0)
+        label = labels[in_labels[..., None, None] + in_plane[:, None]].long().masked_fill_(outside, 0)
+        return (image, label) if self._spec.dims == AXES else (image.flatten(1, 2), label[:, 0])
+
+    def _patch(self, case: int, start: Sequence[int], margin: Sequence[int]) -> tuple[Tensor, Tensor]:
         labels = cut(self.volumes.labels(case), *self._box(start, margin))
         return self._image(case, start, margin=margin), torch.from_numpy(
             (labels if self._spec.dims == AXES else labels[0]).astype(np.int64)
@@ -249,20 +285,17 @@ class Patches(ScanData):
         first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
         return first, tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
 
-    def _place(self, case: int, rng: np.random.Generator) -> tuple[int, ...]:
-        """The first voxel of a patch; below 0 where the volume is smaller than the patch."""
-        shape, window = self.volumes.shapes[case], np.array(self._spec.window)
-        free = shape - window
-        anywhere = rng.integers(0, np.maximum(free, 0) + 1)
-        if rng.random() < self._spec.foreground:
-            there = [self.volumes.places(case, number) for number in range(1, len(self.manifest.classes))]
-            there = [places for places in there if len(places)]
-            if there:
-                places = there[int(rng.integers(len(there)))]
-                centre = places[int(rng.integers(len(places)))]
-                anywhere = np.clip(centre - window // 2, 0, np.maximum(free, 0))
-        start: tuple[int, ...] = tuple(np.where(free < 0, -(-free // 2), anywhere).tolist())
-        return start
+    def _starts(self, cases: np.ndarray, seeds: Tensor) -> np.ndarray:
+        """The first voxels (B, 3) of patches of these cases; below 0 where a volume is smaller than the patch."""
+        window, shapes = np.array(self._spec.window), self.volumes.shapes[cases]
+        free = shapes - window
+        drawn = draws.uniform(seeds, AXES + 3, stream=draws.PLACE).double().numpy()
+        starts = (drawn[:, :AXES] * (np.maximum(free, 0) + 1)).astype(np.int64)
+        centres, has_foreground = self.volumes.foreground(cases, drawn[:, AXES + 1 :])
+        around = np.clip(centres - window // 2, 0, np.maximum(free, 0))
+        centred = (drawn[:, AXES] < self._spec.foreground) & has_foreground
+        starts = np.where(centred[:, None], around, starts)
+        return np.asarray(np.where(free < 0, -(-free // 2), starts))
 
 
 def _one(index: np.ndarray) -> int:

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from fedshift.data import draws
 from fedshift.data.arrays import open_arrays
 from fedshift.data.prepared import read_labels
 from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule, subject_of
@@ -34,6 +35,7 @@ from fedshift.tasks.base import (
     selecting,
     sizes,
 )
+from fedshift.tasks.cache import Cache
 from fedshift.tasks.evaluation.by_class import MAX_MILLILITRES, MICROLITRES, Side, evaluation, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
@@ -55,7 +57,7 @@ class DataSpec(Strict):
     slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
     quantile before they are scaled; the default is the papers'. ``fold``: train and test on a fold of a
     cross-validation over cases, see `fedshift.data.splits.case_splits`. ``empty``: whether cases may lack the
-    structure, see `fedshift.schema.codes`.
+    structure, see `fedshift.schema.codes`. ``cache``: where the slices lie in training, see `fedshift.tasks.cache`.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -69,6 +71,7 @@ class DataSpec(Strict):
     clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
     fold: int | None = Field(default=None, ge=1, le=FOLDS)
     empty: bool | None = None
+    cache: Cache = "auto"
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -90,6 +93,7 @@ class Slices(ScanData):
         self.manifest = arrays.manifest
         self.split_rule = split_rule(spec.fold) if spec.split == "case" else spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
+        self.cache = spec.cache
         cases = self.manifest.cases
         self.check_masks(folder)
         self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
@@ -130,9 +134,18 @@ class Slices(ScanData):
         volumes: np.ndarray = self.case_of[self.members(subset)]
         return volumes
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._images, self._labels
+
+    def keep(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self._images, self._labels = images, labels
+
     def images(self, index: np.ndarray) -> Tensor:
         """(B, context, M, M) float32 in [0, scale] for slice numbers (B,)."""
-        stack = torch.from_numpy(self._images[self._window[index]])
+        return self._scaled(torch.from_numpy(self._images[self._window[index]]))
+
+    def _scaled(self, stack: Tensor) -> Tensor:
         return stack.float().mul_(self._spec.scale / 255)
 
     def labels(self, index: np.ndarray) -> Tensor:
@@ -155,22 +168,28 @@ class Slices(ScanData):
         mask: np.ndarray = radiological(read_labels(self._folder, self.manifest.cases[case])) > 0
         return mask
 
-    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        if self._on_device is None:
+            x, y = self.train_samples(index)
+        else:
+            images, labels = self._on_device
+            stacks = torch.from_numpy(self._window[self.members("train")[index]]).to(images.device)
+            x, y = self._scaled(images[stacks]), labels[stacks[:, self._spec.context // 2]].long()
+        return rotate_and_flip(x, y, seeds=seeds) if self._spec.augmentation == "rot90-flip" else (x, y)
 
 
-def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def rotate_and_flip(x: Tensor, y: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
     """Random quarter turns and flips of each image and its mask, as in FedFA's released code.
 
     k ∈ {0…4} quarter turns, then with probability 0.75 a vertical flip, a horizontal flip, or both.
     """
-    turns = torch.randint(5, (len(x),), generator=rng) % 4
-    flips = torch.randint(4, (len(x),), generator=rng)
+    turns, flips = (draws.uniform(seeds, 2, stream=draws.TURNS) * torch.tensor([5, 4])).long().unbind(1)
+    turns %= 4
     x, y = x.clone(), y.clone()
     for turn in range(4):
         for flip in range(4):
-            chosen = (turns == turn) & (flips == flip)
-            if not chosen.any():
+            chosen = torch.nonzero((turns == turn) & (flips == flip))[:, 0].to(x.device)
+            if not len(chosen):
                 continue
             # Bit 1 flips rows, bit 2 columns; 0 leaves the image unchanged.
             dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]

@@ -100,11 +100,8 @@ class _Cases:
     def subjects_of(self, cases: np.ndarray) -> np.ndarray:
         return cases // self.scans * self.scans
 
-    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def train_batch(self, index: np.ndarray, *, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.gradients[index], torch.zeros(len(index))
-
-    def augmented(self, x: torch.Tensor, y: torch.Tensor, *, rng: torch.Generator) -> tuple[Any, Any]:
-        return x, y
 
 
 class _Sum:

@@ -203,7 +203,8 @@ class PrivateTraining:
                 optimizer.zero_grad(set_to_none=True)
                 for number, part in enumerate(parts, start=1):
                     if part:
-                        x, y = _samples(data, part)
+                        index, seeds = (np.array(column) for column in zip(*part, strict=True))
+                        x, y = data.train_batch(index, seeds=torch.from_numpy((seeds * 2**53).astype(np.int64)))
                         batch = chain.batch(Batch(x.to(device), y.to(device)))
                         losses += _backward(task, net, batch)
                     _complete(net, len(part))
@@ -238,16 +239,6 @@ class PrivateTraining:
             norm = run.clip_norm
             optimizer.attach_step_hook(lambda _: nn.utils.clip_grad_norm_(run.net.parameters(), norm))
         return optimizer
-
-
-def _samples(data: SiteData, part: list[tuple[int, float]]) -> tuple[Tensor, Tensor]:
-    """Images and targets, each drawn and augmented alone and by a generator of its own."""
-    made = []
-    for index, seed in part:
-        rng = torch.Generator().manual_seed(int(seed * 2**53))
-        x, y = data.drawn(np.array([index]), rng=rng)
-        made.append(data.augmented(x, y, rng=rng))
-    return torch.cat([x for x, _ in made]), torch.cat([y for _, y in made])
 
 
 def _backward(task: Task, net: nn.Module, batch: Batch) -> list[float]:
