@@ -37,7 +37,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_committed_jobs_are_what_the_command_writes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command's warnings, which no file has, take trials of each method; tests/federation/test_effect.py has them."""
+    """Without the trials of methods behind the command's warnings, which no file has."""
     monkeypatch.setattr(effect, "without_effect", lambda job: [])
     assert cli.main(["job", *command.split(), "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
