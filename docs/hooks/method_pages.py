@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -82,6 +83,7 @@ def _links(name: str) -> str:
     return " · ".join(links)
 
 
+@cache
 def _methods(job: Path) -> list[str]:
     return list(yaml.safe_load(job.read_text(encoding="utf-8"))["methods"])
 

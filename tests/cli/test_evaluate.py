@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import SimpleITK as sitk
 import torch
 from inference.conftest import brightness_model, write_ball
-from inference.test_patches import IN_3D, train
+from inference.test_patches import IN_3D, Trained, train
 
 from cli.conftest import Refused
 from fedshift.cli import main
@@ -42,6 +44,12 @@ def given(folder: Path) -> list[Path | str]:
     return [model, "--images", folder / "images", "--masks", folder / "masks", "--out", folder / "out"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """A model of two classes and sequences by these methods, trained once; tests change nothing of it."""
+    return functools.cache(lambda methods: train(tmp_path_factory.mktemp("trained"), IN_3D, methods))
+
+
 @pytest.fixture
 def balls(tmp_path: Path) -> Path:
     """Three scans with masks, ``images`` and ``masks``."""
@@ -53,9 +61,9 @@ def balls(tmp_path: Path) -> Path:
 
 
 def test_several_classes_and_sequences_score_as_in_the_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites, model, results = train(tmp_path, IN_3D, "fedavg")
+    sites, model, results = trained("fedavg")
     (case,) = read_manifest(sites["B"]).by_split("test")
     named = ["--sequence", "ADC=case*_0001.nii.gz", "--sequence", "T2=case*_0000.nii.gz"]
     labels = ["--label", "left=1", "--label", "right=2"]
@@ -79,9 +87,9 @@ def test_several_classes_and_sequences_score_as_in_the_results(
 
 
 def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites, model, _ = train(tmp_path, IN_3D, "fedrdn")
+    sites, model, _ = trained("fedrdn")
     (tmp_path / "scans").mkdir()
     for file in (sites["B"] / "volumes").iterdir():
         name = file.name.replace("_0000", "_T2").replace("_0001", "_ADC")
@@ -96,9 +104,9 @@ def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_calle
 
 
 def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites, model, _ = train(tmp_path, IN_3D, "fedavg")
+    sites, model, _ = trained("fedavg")
 
     def score(layout: str, *names: str) -> int:
         """Evaluate cases whose T2, ADC and mask are called so, below a folder for each."""
@@ -126,8 +134,8 @@ def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
     assert "ADC, T2w" in said and "--sequence T2=PATTERN" in said and "[sequence-names]" in said
 
 
-def test_4d_files_score_as_their_predicted_masks(tmp_path: Path) -> None:
-    sites, model, _ = train(tmp_path, IN_3D, "fedavg")
+def test_4d_files_score_as_their_predicted_masks(trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    sites, model, _ = trained("fedavg")
     images, labels = tmp_path / "Task" / "imagesTr", tmp_path / "Task" / "labelsTr"
     for folder in (images, labels):
         folder.mkdir(parents=True)

@@ -67,15 +67,22 @@ def command(name: str, source: Path, out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def prepared_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+def source_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes a download, each once; copy it to change it."""
+    return functools.cache(lambda name: DOWNLOADS[name].write(tmp_path_factory.mktemp(name) / "raw"))
+
+
+@pytest.fixture(scope="session")
+def prepared_of(
+    source_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Prepared]:
     """Prepares a data set, each once."""
 
     def prepare(name: str) -> Prepared:
-        folder = tmp_path_factory.mktemp(name)
-        source = DOWNLOADS[name].write(folder / "raw")
+        source, out = source_of(name), tmp_path_factory.mktemp(f"{name}_out") / "out"
         with redirect_stdout(StringIO()) as said:
-            assert cli.main(command(name, source, folder / "out")) == 0
-        return Prepared(name, source, folder / "out", said.getvalue())
+            assert cli.main(command(name, source, out)) == 0
+        return Prepared(name, source, out, said.getvalue())
 
     return functools.cache(prepare)
 
@@ -198,9 +205,9 @@ def test_a_source_that_may_not_be_read_is_named(
 
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_a_damaged_file_is_named_and_nothing_is_written(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, source_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = DOWNLOADS[name].write(tmp_path / "raw")
+    source = Path(shutil.copytree(source_of(name), tmp_path / "raw", symlinks=True))
     file = source / DOWNLOADS[name].cut
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
@@ -208,16 +215,17 @@ def test_a_damaged_file_is_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_negative_seed_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = DOWNLOADS[name].write(tmp_path / "raw")
+def test_a_negative_seed_is_refused(
+    name: str, source_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = (*(DOWNLOADS[name].seeded or ()), "--seed", "-1")
-    said = refused(name, source, tmp_path / "out", capsys, *options)
+    said = refused(name, source_of(name), tmp_path / "out", capsys, *options)
     assert "seed" in said and "-1" in said
 
 
 @pytest.mark.parametrize("name", ["pacs", "officehome", "office_caltech", "domainnet"])
-def test_every_kind_of_picture_is_read_as_rgb(name: str, tmp_path: Path) -> None:
-    source = DOWNLOADS[name].write(tmp_path / "raw")
+def test_every_kind_of_picture_is_read_as_rgb(name: str, source_of: Callable[[str], Path], tmp_path: Path) -> None:
+    source = Path(shutil.copytree(source_of(name), tmp_path / "raw", symlinks=True))
     site, label, file = Path(DOWNLOADS[name].cut).parts
     folder, grey = source / site / label, pixels(7, channels=1)[..., 0]
     before = len(list(folder.iterdir()))

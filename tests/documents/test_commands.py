@@ -543,6 +543,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_page_says_what_fedshift_is_not(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20
@@ -550,6 +551,7 @@ def test_every_page_says_what_fedshift_is_not(site: Path) -> None:
     assert not [page for page in pages if said not in page.read_text(encoding="utf-8")]
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     loads = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>")
     found = {tag for page in site.rglob("*.html") for tag in loads.findall(page.read_text(encoding="utf-8"))}
@@ -557,6 +559,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     assert styles and not found | {url for text in styles for url in re.findall(r"url\(\"?https?:[^)]*", text)}
 
 
+@pytest.mark.slow
 def test_every_command_is_in_the_reference(site: Path) -> None:
     page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     missing = [prog for prog in progs(_parser()) if f'id="{prog.replace(" ", "-")}"' not in page]
@@ -574,6 +577,7 @@ def progs(parser: Parser) -> Iterator[str]:
                 yield from progs(child)
 
 
+@pytest.mark.slow
 def test_public_names_are_in_the_reference(site: Path) -> None:
     for page, name in (
         ("methods", "fedshift.methods.base.Client.inputs"),

@@ -41,6 +41,8 @@ RUNTIME = sorted(Path(monai_run.__file__).parent.glob("*.py"))
 NO_FEDSHIFT = 'raise ImportError("a bundle must do without fedshift")\n'
 
 
+SMALLEST_PATCH = {"monai.SwinUNETR": 64, "monai.HighResNet": 8, "monai.VNet": 16}
+"""Voxels along an edge that a network can take, where it is not 32."""
 RUN_EACH = """
 import os, sys
 from monai.bundle import run
@@ -161,7 +163,7 @@ def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp
 def test_no_networks_graph_holds_on_to_a_device(name: str) -> None:
     if name in ("monai.SwinUNETR", "monai.UNETR"):
         pytest.importorskip("einops")
-    patch = (64, 64, 64) if name == "monai.SwinUNETR" else (32, 32, 32)
+    patch = (SMALLEST_PATCH.get(name, 32),) * 3
     net = networks.build(name, SMALL[name], in_channels=1, n_classes=2, seed=0, spatial_dims=3, patch=patch).eval()
     with torch.no_grad():
         traced = export.trace(net, torch.rand(1, 1, *patch))

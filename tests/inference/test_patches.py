@@ -141,9 +141,8 @@ def test_sequences_in_any_order_and_layout_give_the_same_mask(
     assert masks[0].any() and all(np.array_equal(masks[0], mask) for mask in masks[1:])
 
 
-@pytest.mark.parametrize(
-    ("data", "precision"), [pytest.param(IN_3D, "fp32", marks=pytest.mark.slow), (IN_2D, "bf16")], ids=["3D", "2D"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "precision"), [(IN_3D, "fp32"), (IN_2D, "bf16")], ids=["3D", "2D"])
 def test_a_bundle_finds_the_same_classes_without_fedshift(
     tmp_path: Path, data: str, precision: str, trained: Callable[..., Trained]
 ) -> None:

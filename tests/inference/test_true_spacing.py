@@ -174,6 +174,18 @@ def test_later_scans_are_compared_in_mm_and_a_prepared_site_says_it_itself(
         assert grids.pop() == grid
 
 
+def test_an_export_has_the_word_in_its_configuration(
+    tmp_path: Path, trained: tuple[dict[str, Path], Path, Results]
+) -> None:
+    for name, more in (("plain", []), ("true", ["--true-spacing"])):
+        words = ["export", str(trained[1]), "--bundle", str(tmp_path / name), "--device", "cpu"]
+        assert main([*words, *more]) == 0
+        config = json.loads((tmp_path / name / "configs" / "inference.json").read_text(encoding="utf-8"))
+        assert config["true_spacing"] is bool(more)
+        assert "add\n`--true_spacing True`" in (tmp_path / name / "docs" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_a_bundle_takes_the_same_word(tmp_path: Path, trained: tuple[dict[str, Path], Path, Results]) -> None:
     sites, file, _ = trained
     case, scan = case_to_test(sites["B"])
@@ -181,11 +193,7 @@ def test_a_bundle_takes_the_same_word(tmp_path: Path, trained: tuple[dict[str, P
     shutil.copy(scan, tmp_path / "scans")
     words = ["predict", str(file), str(scan), "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path / "ours"), "--true-spacing"]) == 0
-    for name, more in (("plain", []), ("true", ["--true-spacing"])):
-        assert main(["export", str(file), "--bundle", str(tmp_path / name), "--device", "cpu", *more]) == 0
-        config = json.loads((tmp_path / name / "configs" / "inference.json").read_text(encoding="utf-8"))
-        assert config["true_spacing"] is bool(more)
-        assert "add\n`--true_spacing True`" in (tmp_path / name / "docs" / "README.md").read_text(encoding="utf-8")
+    assert main(["export", str(file), "--bundle", str(tmp_path / "plain"), "--device", "cpu"]) == 0
     (tmp_path / "block").mkdir()
     (tmp_path / "block" / "fedshift.py").write_text('raise ImportError("without fedshift")\n', encoding="utf-8")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import small_job
+from conftest import shifted_sites, small_job
 from rich.console import Console
 
 from fedshift.federation.in_process import run_in_process
@@ -15,10 +15,17 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import Rejection, Results, SiteRound, new_results, read_results
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    run_in_process(small_job("fedfa"), shifted_sites(folder), folder / "run")
+    return folder / "run"
+
+
 @pytest.fixture
-def results(three_sites: dict[str, Path], tmp_path: Path) -> Results:
-    run_in_process(small_job("fedfa"), three_sites, tmp_path / "run")
-    return read_results(tmp_path / "run")
+def results(run: Path) -> Results:
+    """Each test's own, to change."""
+    return read_results(run)
 
 
 def text(results: Results) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from fedshift.schema.names import printable
 from fedshift_survey.drift.compare import FALSE_ALARMS, NOTHING, NOUNS, Compared
@@ -119,6 +120,7 @@ def _latest(months: Sequence[Month]) -> int:
     return best if changed else len(months)
 
 
+@cache
 def _chance(flagged: int, scans: int) -> float:
     from scipy.stats import binom
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,18 +14,52 @@ from surveysites import survey_site
 from fedshift.cli import main
 from fedshift.federation.survey_answer import with_noise
 from fedshift.flare.workspaces import RunFolders
-from fedshift.schema.fingerprint import read_survey
+from fedshift.reporting import figures
+from fedshift.schema.fingerprint import Survey, SurveySpec, read_survey
 from fedshift.schema.policy import Policy
+from fedshift_survey.collect import survey_in_process
 from fedshift_survey.flare.job import read_survey_spec
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True, scope="module")
+def _drawn_once() -> Iterator[None]:
+    """A figure whose text says the same is drawn once: most pages here are of the same sites, and the rest is time."""
+    figure = figures.figure
+    drawn: dict[str, figures.Figure] = {}
+
+    def once(drawing: Any, key: str, **words: Any) -> figures.Figure:
+        name = repr((key, words))
+        if name not in drawn:
+            drawn[name] = figure(drawing, key, **words)
+        return drawn[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "figure", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites of a data set; tests copy them."""
+    root = tmp_path_factory.mktemp("prepared")
     for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6)), ("C", (7, 8, 9))):
-        survey_site(tmp_path / "data", site, seeds)
+        survey_site(root, site, seeds)
+    return root
+
+
+@pytest.fixture
+def home(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(prepared, tmp_path / "data")
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def surveyed(prepared: Path) -> Survey:
+    """What the sites answered."""
+    spec = SurveySpec.parse({"survey": "survey_organ", "dataset": "organ", "sites": ["A", "B", "C"]}, where="test")
+    return survey_in_process(spec, {site: prepared / "organ" / site for site in spec.sites})
 
 
 def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +117,10 @@ def test_answers_stay_where_a_newcomer_cannot_be_placed(home: Path) -> None:
     assert set(read_survey(home / "surveys" / "organ").sites) == {"A", "B", "C"}
 
 
-def test_a_mistyped_site_of_a_survey_made_before_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    survey = survey_of(home)
+def test_a_mistyped_site_of_a_survey_made_before_is_refused(
+    home: Path, surveyed: Survey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    survey = survey_of(home, surveyed)
     for option in ("--held-out", "--sites"):
         assert main(["survey", survey, option, "CC"]) == 2
         error = capsys.readouterr().err
@@ -93,10 +131,11 @@ def test_a_mistyped_site_of_a_survey_made_before_is_refused(home: Path, capsys: 
     assert "plan: B." in capsys.readouterr().out.replace("\n", " ")
 
 
-def survey_of(home: Path) -> str:
-    """Path of a survey of all sites."""
-    assert main(["survey", "organ"]) == 0
-    return str(home / "surveys" / "organ" / "survey.json")
+def survey_of(home: Path, surveyed: Survey) -> str:
+    """Path of a survey of all sites, where the command writes it."""
+    folder = home / "surveys" / "organ"
+    folder.mkdir(parents=True)
+    return str(surveyed.write(folder))
 
 
 def test_ct_that_is_not_taken_for_ct_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,12 +150,10 @@ def test_a_site_without_an_answer_is_named(home: Path, capsys: pytest.CaptureFix
     assert "site B" in capsys.readouterr().out
 
 
-def test_a_site_that_tells_of_its_cases_with_noise_is_one_of_the_sites(home: Path) -> None:
-    assert main(["survey", "organ"]) == 0
-    survey = read_survey(home / "surveys" / "organ")
+def test_a_site_that_tells_of_its_cases_with_noise_is_one_of_the_sites(home: Path, surveyed: Survey) -> None:
     noise = Policy.parse({"statistics": {"multiplier": 0.5, "clip": 1.0}}, where="test").statistics
     assert noise is not None
-    noisy = survey.model_copy(update={"sites": {**survey.sites, "C": with_noise(survey.sites["C"], noise)}})
+    noisy = surveyed.model_copy(update={"sites": {**surveyed.sites, "C": with_noise(surveyed.sites["C"], noise)}})
     noisy.write(home / "noisy")
     assert main(["survey", "noisy", "--out", "again"]) == 0
     plan = " ".join((home / "again" / "organ.yaml").read_text(encoding="utf-8").replace("#", " ").split())
@@ -178,11 +215,9 @@ def test_an_output_folder_that_cannot_be_is_refused_before_a_site_is_asked(
 
 
 def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, surveyed: Survey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The simulator is a stand-in; the real one runs in ``tests/survey/flare/test_job.py``."""
-    assert main(["survey", "organ"]) == 0
-    told = home / "surveys" / "organ"
 
     class StandIn:
         returncode = None
@@ -195,7 +230,7 @@ def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
 
         def start(self, job: Path, **options: object) -> None:
             self.folders.server.mkdir(parents=True)
-            shutil.copy(told / "survey.json", self.folders.server)
+            surveyed.write(self.folders.server)
             self.folders.log.write_text("what FLARE printed", encoding="utf-8")
 
         def end(self) -> None:
@@ -205,14 +240,15 @@ def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
     (home / "out" / "flare").mkdir(parents=True)
     (home / "out" / "flare" / "thesis").write_text("years of work", encoding="utf-8")
     assert main(["survey", "organ", "--flare", "--out", "out"]) == 0
-    assert read_survey(home / "out") == read_survey(told)
+    assert read_survey(home / "out") == surveyed
     assert (home / "out" / "flare" / "thesis").is_file()
     assert (home / "out" / "survey.log").read_text(encoding="utf-8") == "what FLARE printed"
 
 
-def test_a_site_that_is_named_twice_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["survey", "organ"]) == 0
-    for what in ("organ", "surveys/organ/survey.json"):
+def test_a_site_that_is_named_twice_is_refused(
+    home: Path, surveyed: Survey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for what in ("organ", survey_of(home, surveyed)):
         assert main(["survey", what, "--sites", "A,A,B"]) == 2
         assert "A is named" in capsys.readouterr().err
 
