@@ -16,6 +16,7 @@ from conftest import first_round, make_site, shifted_sites, small_image_job, sma
 from errors import raises
 from pydantic import ValidationError
 from rich.console import Console
+from shallow import shallow_networks
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
@@ -31,6 +32,8 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import BEST, LAST, Results, read_results
 from fedshift.tasks.kinds import build_task
+
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
@@ -72,7 +75,7 @@ def test_models_carry_the_arrays_of_their_methods(first: Path) -> None:
     for name in (BEST, LAST):
         checkpoint = read_model_file(first / name)
         assert checkpoint["methods"]["fedrdn"]["means"].shape == (3, 3)
-        assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
+        assert checkpoint["methods"]["fedfa"]["gamma_mean.2"].shape == (8,)
         assert set(checkpoint["scores"]) == {"val_dice"}
         assert not any("fedfa" in key for key in checkpoint["weights"])
 

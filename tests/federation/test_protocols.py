@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import SHAPES, make_image_site, small_image_job, small_job
 from errors import raises
+from shallow import shallow_networks
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
@@ -26,6 +27,8 @@ from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metric
 from fedshift.schema.results import LAST, read_results
 from fedshift.tasks.base import SiteData
 from fedshift.tasks.kinds import build_task
+
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 
 @pytest.fixture

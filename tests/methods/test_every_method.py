@@ -21,7 +21,7 @@ import torch
 from conftest import make_image_site, make_site
 from errors import raises
 from flare.serialised import Federation
-from torch import Tensor, nn
+from shallow import shallow_networks
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
@@ -30,8 +30,6 @@ from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
-from fedshift.tasks.networks import unet
-from fedshift.tasks.stages import Stage
 
 from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 from .wire_page import assert_as_specified
@@ -45,39 +43,7 @@ RESTART = {"segmentation": None, "classification": 3}
 Data = Mapping[str, Path]
 
 
-class ShallowUNet(nn.Module):
-    """The papers' U-Net with one of its four levels: a third of the arrays to train, send and store in each job."""
-
-    def __init__(
-        self, *, in_channels: int, n_classes: int, features: int, bn_momentum: float, norm: unet.Norm, spatial_dims: int
-    ) -> None:
-        super().__init__()
-        self.in_channels = in_channels
-        block = unet._block
-        self.encoder1 = block(in_channels, features, "enc1", norm, spatial_dims)
-        self.pool1 = nn.MaxPool2d(2)
-        self.bottleneck = block(features, 2 * features, "bottleneck", norm, spatial_dims)
-        self.upconv1 = nn.ConvTranspose2d(2 * features, features, 2, stride=2)
-        self.decoder1 = block(2 * features, features, "dec1", norm, spatial_dims)
-        self.head = nn.Conv2d(features, n_classes, 1)
-        self.stages = (Stage(self.pool1, features), Stage(self.bottleneck, 2 * features))
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = bn_momentum
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.encoder1(x)
-        up = self.upconv1(self.bottleneck(self.pool1(skip)))
-        logits: Tensor = self.head(self.decoder1(torch.cat((up, skip), 1)))
-        return logits
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _shallow() -> Iterator[None]:
-    """The network of the segmentation jobs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unet, "UNet", ShallowUNet)
-        yield
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_image_site, small_image_job
+from shallow import shallow_networks
 from torch import Tensor
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.methods import method_set
 from fedshift.schema.results import BEST, LAST, Results
+
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 ROUNDING = (1e-4, 1e-6)
 """Relative and absolute tolerance for sums in another order."""

@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_job
+from shallow import shallow_networks
 
 from fedshift.federation.in_process import run_in_process
 
 from .made import LEARNS, run, shifted_sites
+
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 AUTHORS_NORM = "network.options.norm=batch_statistics network.options.bn_momentum=0.1"
 HALF, FULL = "schedule.precision=bf16", "schedule.precision=fp32"

@@ -13,6 +13,7 @@ import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
 from flare.serialised import Federation
 from modelfiles import assert_same_model
+from shallow import WholeUNet, shallow_networks
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
@@ -34,6 +35,9 @@ from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.networks import unet
+
+_shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 INT8, BF16 = "federation.weights_as=int8", "federation.weights_as=bf16"
 BOTH: tuple[WeightsAs, ...] = ("bf16", "int8")
@@ -219,7 +223,8 @@ def test_a_server_refuses_it_too(tmp_path: Path) -> None:
         Coordinator(JobSpec.parse(raw, where="by hand"), tmp_path)
 
 
-def test_bytes_of_a_unet_in_both_directions(tmp_path: Path) -> None:
+def test_bytes_of_a_unet_in_both_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unet, "UNet", WholeUNet)
     data = {"HK": make_site(tmp_path / "data", "HK", cases=3)}
     options = ("network.options.features=32", "schedule.local_steps=1", "schedule.rounds=1")
     told = {}
@@ -285,7 +290,7 @@ def test_a_model_file_holds_what_was_scored(
         return validate(self, broadcast, **options)
 
     monkeypatch.setattr(Site, "validate", look)
-    job = small_job("fedavg", "schedule.rounds=4", f"federation.weights_as={weights_as}", "optimizer.lr=0.02")
+    job = small_job("fedavg", "schedule.rounds=4", f"federation.weights_as={weights_as}", "optimizer.lr=0.3")
     server = run_in_process(job, three_sites, tmp_path)
     assert server.best_round < 4, "so that the best model is sent once more"
     for file, round_ in ((BEST, server.best_round), (LAST, 4)):
