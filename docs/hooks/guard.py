@@ -50,7 +50,7 @@ def _commands() -> Rows:
     for name, command in COMMANDS.items():
         if command.roles:
             cells = [whose[command.roles[role]] if role in command.roles else "–" for role in ROLES]
-            yield f"`{name}`", *cells, command.usage.replace("|", "\\|") or "none"
+            yield f"`{name}`", *cells, f"`{command.usage}`".replace("|", "\\|") if command.usage else "none"
 
 
 def _bounds() -> Rows:
