@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 from pydicom.datadict import keyword_for_tag
 
-from fedshift.data.dicom import (
-    FARTHEST,
-    LARGEST,
-    MOST_WHOLE,
-    SMALLEST,
-    DicomFault,
-    identify,
-    is_too_large,
-    read_slice,
-)
+from fedshift.data.dicom import FARTHEST, LARGEST, MOST_WHOLE, SMALLEST, DicomFault, identify, is_too_large, read_slice
 from fedshift.data.dicom_objects import UNREADABLE, quiet
 from fedshift.data.dicom_pixels import Values, syntax_of, values_of
 

@@ -129,8 +129,10 @@ class Union(Samples):
 
 
 def _joined(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One batch, where the first part is: of several sites some may not fit on the device (`fedshift.tasks.cache`)."""
     x, y = zip(*parts, strict=True)
-    return torch.cat(x), torch.cat(y)
+    first, second = (torch.cat([part.to(values[0].device) for part in values]) for values in (x, y))
+    return first, second
 
 
 class EverySite(Samples):

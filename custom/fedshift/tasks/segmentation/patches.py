@@ -224,20 +224,24 @@ class Patches(ScanData):
     def samples(self, index: np.ndarray, subset: Subset) -> tuple[Tensor, Tensor]:
         """Patches drawn as in training, the same in every round, without augmentation."""
         seed = derive_seed(0, self._site, 0, f"patches of {subset}")
-        return self._drawn(index, draws.sample_seeds(seed, torch.from_numpy(index)), subset, margin=(0,) * AXES)
+        cases, starts = self._places_of(index, draws.sample_seeds(seed, torch.from_numpy(index)), subset)
+        return self._cut(cases, starts, (0,) * AXES)
 
     def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._drawn(index, seeds, "train", margin=self._margin)
+        cases, starts = self._places_of(index, seeds, "train")
+        if self._on_device is None:
+            x, y = self._cut(cases, starts, self._margin)
+        else:
+            x, y = self._gathered(cases, starts, self._margin, *self._on_device)
         return (x, y) if self._augmentation is None else self._augmentation(x, y, seeds=seeds)
 
-    def _drawn(
-        self, index: np.ndarray, seeds: Tensor, subset: Subset, *, margin: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Patches with a margin, at places by their seeds."""
+    def _places_of(self, index: np.ndarray, seeds: Tensor, subset: Subset) -> tuple[np.ndarray, np.ndarray]:
+        """The case (B,) of each patch and its first voxel (B, 3)."""
         cases = self.members(subset)[index // self._spec.samples_per_case]
-        starts = self._starts(cases, seeds)
-        if self._on_device is not None:
-            return self._gathered(cases, starts, margin, *self._on_device)
+        return cases, self._starts(cases, seeds)
+
+    def _cut(self, cases: np.ndarray, starts: np.ndarray, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Patches with a margin, one after another from the files or the machine's memory."""
         places = zip(cases.tolist(), starts.tolist(), strict=True)
         made = [self._patch(case, start, margin) for case, start in places]
         return torch.stack([x for x, _ in made]), torch.stack([y for _, y in made])
