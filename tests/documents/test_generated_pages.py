@@ -25,7 +25,7 @@ def test_a_page_gets_its_table(mark: str) -> None:
 
 def test_a_role_and_a_bound_are_those_of_the_code() -> None:
     page = guard.on_page_markdown(PAGES["guard.md"])
-    assert re.search(r"(?m)^\| `abort_job` \| all \| jobs of the organisation \| own jobs \| – \| JOB \|$", page)
+    assert re.search(r"(?m)^\| `abort_job` \| all \| jobs of the organisation \| own jobs \| – \| `JOB` \|$", page)
     assert re.search(r"(?m)^\| site's job \| server's job \| `server_command` \| `get_task`, `submit_update` \|$", page)
 
 
