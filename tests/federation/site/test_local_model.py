@@ -14,9 +14,10 @@ from volumesites import blob_job, make_volume_site
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.federation.site import local_training
+from fedshift.federation.site.passes import Passes
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import StateStore
+from fedshift.methods.base import Batch
 from fedshift.schema.errors import ConfigError, Stopped
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.paired import OWN_FILE, LocalComparison
@@ -156,15 +157,16 @@ def test_a_round_that_diverges_leaves_the_optimiser_as_it_was_too(
     own, before = site._local, copy.deepcopy(state_of(tmp_path, "A", 1).local)
     assert own is not None
 
-    def broken(*args: Any) -> torch.Tensor:
-        loss: torch.Tensor = original(*args)
-        for parameter in args[2].net.parameters():
+    def broken(passes: Passes, batch: Batch) -> torch.Tensor:
+        loss = original(passes, batch)
+        for parameter in passes.run.net.parameters():
+            assert parameter.grad is not None
             parameter.grad.fill_(float("nan"))
         return loss * float("nan")
 
-    original = local_training._compute
+    original = Passes.gradients
     with monkeypatch.context() as during:
-        during.setattr(local_training, "_compute", broken)
+        during.setattr(Passes, "gradients", broken)
         after = own.train(2, copy.deepcopy(before), received=initial, stop=lambda: False)
     assert after["round"] == 1 and same(after["weights"], before["weights"])
     kept, left = (state["optimizer"]["state"] for state in (before, after))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedshift.data.draws import sample_seeds
 from fedshift.data.samples import Samples
 from fedshift.federation.site.checkpoint import Loop
+from fedshift.federation.site.passes import Passes
 from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
@@ -28,7 +29,6 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
-from fedshift.tasks.losses import main
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.precision import autocast
 
@@ -78,6 +78,7 @@ def train(
     limit = math.inf if schedule.minutes is None else 60 * schedule.minutes
     net.train()
     run.steps = planned_steps(data, schedule)
+    passes = Passes(task, chain, run, schedule)
     with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
         total = loop.resume(run, chain).get("loss", torch.zeros(())).to(device)
         for x, y in batches(data, run, schedule):
@@ -86,7 +87,7 @@ def train(
             if run.step and loop.seconds >= limit:
                 break
             batch = chain.batch(Batch(x.to(device, non_blocking=True), y.to(device, non_blocking=True)))
-            total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
+            total += chain.step(Replayed(run, partial(passes.gradients, batch)), optimizer.step)
             run.step += 1
             loop.keep(run, chain, {"loss": total})
     if run.step < run.steps:
@@ -146,20 +147,6 @@ def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterat
 def planned_steps(data: Samples, schedule: ScheduleSpec) -> int:
     """Optimiser steps that a round has at a site."""
     return schedule.steps(data.n_batches(batch_size=schedule.batch_size, drop_last=schedule.drop_last))
-
-
-def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, batch: Batch) -> Tensor:
-    """Loss and gradients of one batch."""
-    assert run.optimizer is not None
-    run.optimizer.zero_grad(set_to_none=True)
-    with autocast(schedule.precision, batch.x.device):
-        logits = run.net(batch.x)
-    loss = chain.loss(batch, main(logits), task.loss(logits, batch.y))
-    loss.backward()  # type: ignore[no-untyped-call]
-    chain.gradients()
-    if run.clip_norm is not None:
-        nn.utils.clip_grad_norm_(run.net.parameters(), run.clip_norm)
-    return loss.detach()
 
 
 def predict(
