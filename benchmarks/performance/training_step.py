@@ -108,10 +108,19 @@ def step_job(methods: str, precision: str, steps: int) -> JobSpec:
 class Party:
     """A site in round 1 of a job."""
 
-    def __init__(self, job: JobSpec, data: Path, folder: Path, *, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        data: Path,
+        folder: Path,
+        *,
+        device: str = "auto",
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """The statistics round is done. ``now``: the clock of `seconds_a_step`."""
         self._job, self._now = job, now
-        sites = [Site(job, name, data / name, SiteOptions(folder / "sites")) for name in job.task.sites]
+        options = SiteOptions(folder / "sites", device=device)
+        sites = [Site(job, name, data / name, options) for name in job.task.sites]
         server = Coordinator(job, folder / "server")
         server.open(0)
         for site in sites:

@@ -37,6 +37,7 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks.captured import Captured
 from fedshift.tasks.losses import Logits
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
@@ -176,6 +177,8 @@ class Run:
     """Every method's ``inputs``, for passes outside the training loop."""
     clip_gradients: Callable[[], None] = lambda: None
     """Clips the gradients of the parameters that ``net`` has now, by a method's rule: for steps of a second model."""
+    captured: Captured | None = None
+    """The network's passes as CUDA graphs; None where it goes layer by layer."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
 
@@ -277,6 +280,9 @@ class Client(Generic[ConfigT]):
     """Whether `attach` changes what the network computes in evaluation, so that predictions and exports need it."""
     removes_norms: ClassVar[bool] = False
     """Whether the network's normalisation layers pass on what they get, so that a batch may be of one image."""
+    takes_gradients: ClassVar[bool] = False
+    """Whether `loss` takes gradients of the network's training pass itself, which a CUDA graph gives to the backward
+    pass only (`fedshift.tasks.captured`)."""
     waits: ClassVar[bool] = False
     """Whether no weight moves before the end of a round."""
     adds_up_changes: ClassVar[bool] = False

@@ -25,6 +25,11 @@ class ClientChain:
         chain = weakref.proxy(self)
         run.normalise = lambda x, *, training: chain.inputs(x, training=training)
 
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether a method takes gradients of the training pass by itself."""
+        return any(half.takes_gradients for half, _ in self._halves)
+
     def attach(self, net: nn.Module) -> list[RemovableHandle]:
         """Insert every method's layers. The caller removes the handles after the task."""
         handles: list[RemovableHandle] = []

@@ -222,6 +222,7 @@ def boundary_loss(
 class Client(base.Client[Config]):
     """Sends spectra once and trains in episodes."""
 
+    takes_gradients = True
     needs = (base.Rule("two sites", "they exchange spectra"),)
     clashes = (
         base.Rule("reads what a step's last pass computes", "has two passes in a step"),

@@ -73,6 +73,7 @@ def misalignment(loss: Tensor, parameters: Sequence[Tensor], mean: Sequence[Tens
 class Client(base.Client[Config]):
     """Adds the penalty to the loss and sends the classifier's mean gradient."""
 
+    takes_gradients = True
     needs = (base.Rule("a named head"),)
     clashes = (base.Rule("may keep the head at the site", "compares gradients of one classifier over sites"),)
 

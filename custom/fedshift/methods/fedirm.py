@@ -70,6 +70,7 @@ def classifier_penalty(loss: Tensor, weight: Tensor) -> Tensor:
 class Client(WarmedUp[Config]):
     """Adds the penalty and counts the site's steps over all rounds."""
 
+    takes_gradients = True
     needs = (LINEAR,)
     traits = (base.Rule("divides the task's loss"),)
 

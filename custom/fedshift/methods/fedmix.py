@@ -109,6 +109,7 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
 class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
+    takes_gradients = True
     traits = (base.Rule("reads what a step's last pass computes"),)
     clashes = (base.Rule("divides the task's loss", "replaces that loss"),)
 

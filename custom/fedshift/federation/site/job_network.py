@@ -16,6 +16,7 @@ from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
+from fedshift.tasks.captured import Captured, make_captured
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import training_out_of_memory
@@ -37,6 +38,7 @@ class JobNetwork:
     net: nn.Module
     methods: MethodSet
     hardware: Hardware
+    captured: Captured | None = None
 
     @classmethod
     def load(cls, job: JobSpec, site: str, *, device: str = "auto", workers: int | None = None) -> JobNetwork:
@@ -57,7 +59,7 @@ class JobNetwork:
                 threads=use_threads(schedule.threads, workers=workers),
             )
             net = prepare(build_task(job).network(), schedule.precision, place)
-        return cls(net, MethodSet(job, net), hardware)
+        return cls(net, MethodSet(job, net), hardware, make_captured(net, schedule.precision, place))
 
     @contextmanager
     def session(self, broadcast: Broadcast, run: Run, state: SiteState) -> Iterator[ClientChain]:

@@ -81,6 +81,7 @@ def train(
     passes = Passes(task, chain, run, schedule)
     with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
         total = loop.resume(run, chain).get("loss", torch.zeros(())).to(device)
+        passes.capture(data)
         for x, y in batches(data, run, schedule):
             if run.stop():
                 raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from fedshift.data.samples import Samples
+from fedshift.federation import footprint
+from fedshift.federation.tensors import first_words
 from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
+from fedshift.methods.shared.passes import extra_pass
 from fedshift.schema.job import ScheduleSpec
 from fedshift.tasks.base import Task
-from fedshift.tasks.losses import main
+from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import autocast
+
+log = logging.getLogger("fedshift")
 
 
 @dataclass
@@ -35,8 +45,67 @@ class Passes:
         return loss
 
     def _forward_and_backward(self, batch: Batch) -> Tensor:
-        with autocast(self.schedule.precision, batch.x.device):
-            logits = self.run.net(batch.x)
+        captured = None if self.run.replay else self.run.captured
+        if captured is None:
+            with autocast(self.schedule.precision, batch.x.device):
+                logits = self.run.net(batch.x)
+        else:
+            logits = captured(batch.x)
         loss = self.chain.loss(batch, main(logits), self.task.loss(logits, batch.y))
         loss.backward()  # type: ignore[no-untyped-call]
+        if captured is not None:
+            captured.release_gradients()
         return loss.detach()
+
+    def capture(self, data: Samples) -> None:
+        """Capture the passes of a whole batch, if there is a GPU for it (`Run.captured`) and they have the same bits.
+
+        Called before anything of the round is on its way to the GPU. Nothing of the run is changed by it.
+        """
+        run, captured = self.run, self.run.captured
+        if captured is None or self.chain.takes_gradients:
+            run.captured = None
+            return
+        each = data.epoch(
+            batch_size=self.schedule.batch_size, order=torch.Generator(), drop_last=self.schedule.drop_last
+        )
+        with self._nothing_changed():
+            x = footprint.noise(run.net, self.task, len(next(each)))[0].to(run.device)
+        if captured.covers(x):
+            return
+        try:
+            with self._nothing_changed():
+                captured.capture(x)
+            differs = not all(map(_equal, self._answer(captured, x), self._answer(captured.layer_by_layer, x)))
+            reason = "a captured pass gave other values" if differs else ""
+        except (RuntimeError, AssertionError, TypeError) as error:
+            reason = first_words(error)
+        if reason:
+            captured.drop(x)
+            log.warning("site %s: training goes layer by layer, without CUDA graphs (%s)", run.site, reason)
+
+    def _answer(self, forward: Callable[[Tensor], Logits], x: Tensor) -> list[Tensor | None]:
+        """Logits and gradients of the parameters."""
+        with self._nothing_changed():
+            logits = forward(x)
+            heads = [logits] if isinstance(logits, Tensor) else logits
+            total = torch.stack([head.float().square().mean() for head in heads]).sum()
+            parameters = [parameter for parameter in self.run.net.parameters() if parameter.requires_grad]
+            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+            return [None if tensor is None else tensor.detach().clone() for tensor in (*heads, *gradients)]
+
+    @contextmanager
+    def _nothing_changed(self) -> Iterator[None]:
+        """Passes that leave running statistics and random numbers as they were, and that methods do not count."""
+        buffers = list(self.run.net.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            with extra_pass(self.run, self.run.device):
+                yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)

@@ -463,6 +463,7 @@ class Site:
             sites=job.task.sites,
             n_domains=len(job.task.groups),
             net=self._net,
+            captured=self.job_network.captured,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
             dense=self._task.dense,
