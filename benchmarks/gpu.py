@@ -1,127 +1,207 @@
-"""A training step on a GPU: a site's, against a plain loop over the same network, with input and methods.
+"""All that a GPU should make quick, measured on one card in less than ten minutes, and written to one file.
 
-    python -m benchmarks.performance.gpu_step
+    python -m benchmarks.gpu
+    python -m benchmarks.gpu --device cpu --steps 1 --repeats 1 --rounds 1 --cases 2 --out /tmp/gpu.json
 
-Three tasks: FedFA's U-Net (32 features) on 16 slices of 96x96, the prostate's recipe in 2D, and the hippocampus' in 3D.
-The plain loops have the task's network, loss and optimiser on a batch of noise that lies on the GPU: as torch comes
-(its convolutions take TF32), in float32 throughout, and in bf16 with features contiguous and in channels last. A site's
-step is that of round 1, with reading and augmenting batches, the methods' hooks, gradients, clipping, the optimiser,
-and its share of what a round does before and after. Times are the clock's once the GPU has ended; memory is the
-largest that torch had allocated on it.
+The second line goes the same way on a processor, whose figures mean nothing. What is measured, each part beside what it
+is compared with, in turn:
+
+- a step of a site (FedFA's U-Net on 16 slices of 96x96, the prostate's recipe in 2D, the hippocampus' in 3D) beside a
+  plain loop over the same network on a batch of noise on the device; without CUDA graphs; and with FedFA;
+- an epoch of the prostate's recipe with ``strong`` augmentation beside the same epoch on batches that are ready, and
+  with volumes in the host's memory and in mapped files;
+- the prostate's recipe at four sites (the phantom), from the start of the command to the report;
+- a site that runs out of memory: the round's result with the batch in parts;
+- whether two runs, and runs with and without CUDA graphs, have the same bits.
+
+Parts that fail are recorded with their error, and the others go on. Times are the clock's once the device has ended.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks import frame
 from benchmarks.performance.made_volumes import hippocampus_sites
 from benchmarks.performance.training_step import Party, step_job
 from data_prep.phantom import make_phantom
+from fedshift.data.samples import Samples
 from fedshift.federation.footprint import noise
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.federation.site import local_training
 from fedshift.schema.job import JobSpec, Precision
+from fedshift.schema.results import LAST
+from fedshift.tasks.captured import SWITCH
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast
 
-AS_TORCH, FP32, BF16, LAST = "plain, TF32", "plain, fp32", "plain, bf16", "plain, bf16 and channels last"
-OURS, OURS_FP32, FEDFA = "fedshift, bf16", "fedshift, fp32", "fedshift, bf16, FedFA"
+SITES = ("BIDMC", "HK", "BMC", "RUNMC")
+PLAIN_FP32, PLAIN, PLAIN_LAST = "plain, fp32", "plain, bf16", "plain, bf16 and channels last"
+OURS, EAGER, FEDFA = "fedshift, bf16", "fedshift, bf16, without CUDA graphs", "fedshift, bf16, FedFA"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how much is measured."""
+
+    root: Path
+    device: torch.device
+    steps: int
+    repeats: int
+    rounds: int
+    hippocampus: Path
+
+    @property
+    def prostate(self) -> Path:
+        return self.root / "phantom" / "prostate"
+
+    def party(self, job: JobSpec, data: Path, name: str) -> Party:
+        return Party(job, data, self.root / name, device=str(self.device), now=self.clock)
+
+    def clock(self) -> float:
+        """Seconds, once all work of the device has ended."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
 
 def main() -> None:
-    args = frame.parser(__doc__, steps=20, repeats=5).parse_args()
-    device = choose_device("auto")
+    parser = frame.parser(__doc__, steps=20, repeats=5, rounds=40, cases=8)
+    parser.add_argument("--device", default="auto", help="auto, cuda:0 or cpu")
+    parser.add_argument("--out", type=Path, default=frame.PERFORMANCE / "gpu.json", help="the file to write")
+    args = parser.parse_args()
+    device = choose_device(args.device)
     torch.set_num_threads(1)
-    content: dict[str, Any] = {"gpu": device_name(device), "steps": args.steps, "tasks": {}}
+    content: dict[str, Any] = {
+        "command": " ".join(("python -m benchmarks.gpu", *(a for a in sys.argv[1:] if "/" not in a))),
+        **frame.made_with("torch", "monai", "nvflare"),
+        "device": device_name(device),
+        "steps": args.steps,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        make_phantom(root / "phantom", cases=6, matrices=(96, 128))
-        prostate, hippocampus = root / "phantom" / "prostate", hippocampus_sites(root, cases=32)
-        tasks: dict[str, tuple[Path, Callable[[str, str], JobSpec]]] = {
-            "FedFA's U-Net": (prostate, lambda methods, kind: step_job(methods, kind, args.steps)),
-            "prostate": (
-                prostate,
-                lambda methods, kind: recipe("prostate", ("BIDMC", "HK"), methods, kind, args.steps),
-            ),
-            "hippocampus": (
-                hippocampus,
-                lambda methods, kind: recipe("hippocampus", ("sim_a", "sim_b"), methods, kind, args.steps),
-            ),
-        }
-        for name, (data, make) in tasks.items():
-            content["tasks"][name] = measured(make, data, root / name, args.steps, args.repeats, device)
-            frame.write_measured("gpu_step", content)  # so that a run cut short is not lost
+        hippocampus = hippocampus_sites(root, cases=4 * args.cases)
+        bench = Bench(root, device, args.steps, args.repeats, args.rounds, hippocampus)
+        make_phantom(root / "phantom", sites=SITES, cases=args.cases, matrices=(96, 128))
+        for name, measure in PARTS.items():
+            started = time.perf_counter()
+            try:
+                measured = measure(bench)
+            except Exception as error:  # recorded, so that the time on a card is not lost for the other parts
+                measured = {"failed": f"{type(error).__name__}: {error}"}
+            content[name] = {"took_s": round(time.perf_counter() - started, 1), **measured}
+            print(name, json.dumps(content[name])[:600], flush=True)
+            frame.write(args.out, content)
+    failed = [name for name in PARTS if "failed" in content[name]]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def recipe(task: str, sites: tuple[str, ...], methods: str, precision: str, steps: int) -> JobSpec:
-    """A task as it comes."""
-    options = [f"schedule.precision={precision}", f"schedule.local_steps={steps}"]
-    return resolve(task, methods, sites=sites, options=options)
+# --- a step -------------------------------------------------------------------------------------------
 
 
-def measured(
-    make: Callable[[str, str], JobSpec], data: Path, folder: Path, steps: int, repeats: int, device: torch.device
-) -> dict[str, Any]:
-    """Seconds a step, ratios within each repeat, the share of reading and augmenting, memory."""
-    jobs = {OURS: make("fedavg", "bf16"), OURS_FP32: make("fedavg", "fp32"), FEDFA: make("fedfa", "bf16")}
-    parties = {name: Party(job, data, folder / name, now=lambda: clock(device)) for name, job in jobs.items()}
-    measures: dict[str, Callable[[], float]] = {
-        kind: plain(jobs[OURS], kind, steps, device) for kind in (AS_TORCH, FP32, BF16, LAST)
+def a_step(bench: Bench) -> dict[str, Any]:
+    """Seconds a step, ratios within each repeat, and memory."""
+    tasks: dict[str, tuple[Path, Callable[[str], JobSpec]]] = {
+        "FedFA's U-Net": (bench.prostate, lambda methods: step_job(methods, "bf16", bench.steps)),
+        "prostate": (bench.prostate, lambda methods: recipe("prostate", SITES[:2], methods, bench.steps)),
+        "hippocampus": (
+            bench.hippocampus,
+            lambda methods: recipe("hippocampus", ("sim_a", "sim_b"), methods, bench.steps),
+        ),
     }
-    measures |= {name: party.seconds_a_step for name, party in parties.items()}
-    memory = {name: megabytes(measure, device) for name, measure in measures.items()}  # and what comes first is slow
-    found = frame.in_turn(measures, repeats)
+    return {name: one_task(bench, name, data, make) for name, (data, make) in tasks.items()}
+
+
+def recipe(task: str, sites: tuple[str, ...], methods: str, steps: int, *options: str) -> JobSpec:
+    """A task as it comes, in bf16."""
+    chosen = ["schedule.precision=bf16", "schedule.threads=1", f"schedule.local_steps={steps}", *options]
+    return resolve(task, methods, sites=sites, options=chosen)
+
+
+def one_task(bench: Bench, name: str, data: Path, make: Callable[[str], JobSpec]) -> dict[str, Any]:
+    job = make("fedavg")
+    parties = {OURS: bench.party(job, data, f"{name} ours"), FEDFA: bench.party(make("fedfa"), data, f"{name} fedfa")}
+    with without_graphs():
+        parties[EAGER] = bench.party(job, data, f"{name} eager")
+    measures: dict[str, Callable[[], float]] = {
+        kind: plain(bench, job, kind) for kind in (PLAIN_FP32, PLAIN, PLAIN_LAST)
+    }
+    measures |= {kind: party.seconds_a_step for kind, party in parties.items()}
+    memory = {kind: megabytes(measure, bench.device) for kind, measure in measures.items()}  # the first pass is slow
+    seconds = frame.in_turn(measures, bench.repeats)
     return {
-        "seconds_a_step": found,
-        "times_as_fast_as_plain_fp32": {name: frame.ratios(found[FP32], found[name]) for name in measures},
-        "times_as_fast_as_plain_TF32": {name: frame.ratios(found[AS_TORCH], found[name]) for name in measures},
-        "FedFA to FedAvg": frame.ratios(found[FEDFA], found[OURS]),
-        "input_of_an_epoch": frame.in_turn({OURS: parties[OURS].input_of_an_epoch}, repeats)[OURS],
+        "seconds_a_step": seconds,
+        "ours_to_plain_bf16": frame.ratios(seconds[OURS], seconds[PLAIN]),
+        "ours_to_without_graphs": frame.ratios(seconds[OURS], seconds[EAGER]),
+        "FedFA_to_ours": frame.ratios(seconds[FEDFA], seconds[OURS]),
+        "captured_parts": {kind: captured_parts(party) for kind, party in parties.items()},
         "megabytes": memory,
     }
 
 
-def plain(job: JobSpec, kind: str, steps: int, device: torch.device) -> Callable[[], float]:
+def plain(bench: Bench, job: JobSpec, kind: str) -> Callable[[], float]:
     """Seconds a step of a loop that is written by hand."""
     task = build_task(job)
     net = task.network()
-    x, y = (one.to(device) for one in noise(net, task, job.task.schedule.batch_size))
+    x, y = (tensor.to(bench.device) for tensor in noise(net, task, job.task.schedule.batch_size))
     last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
-    layout = last if kind == LAST else torch.contiguous_format
-    net = net.to(device, memory_format=layout).train()  # type: ignore[call-overload]
-    optimizer = local_training.make_optimizer(net, job.task.optimizer)
-    precision: Precision = "bf16" if kind in (BF16, LAST) else "fp32"
+    layout = last if kind == PLAIN_LAST else torch.contiguous_format
+    net = net.to(bench.device, memory_format=layout).train()  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    precision: Precision = "fp32" if kind == PLAIN_FP32 else "bf16"
     x = x.contiguous(memory_format=layout)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with autocast(precision, device):
+        with autocast(precision, bench.device):
             logits = net(x)
         task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def measure() -> float:
-        with as_torch_comes(tf32=kind == AS_TORCH):
-            started = clock(device)
-            for _ in range(steps):
+        with as_torch_comes():
+            started = bench.clock()
+            for _ in range(bench.steps):
                 step()
-            return (clock(device) - started) / steps
+            return (bench.clock() - started) / bench.steps
 
     return measure
 
 
-def as_torch_comes(*, tf32: bool) -> AbstractContextManager[None]:
+def as_torch_comes() -> AbstractContextManager[None]:
     """Settings of cuDNN without `fedshift.tasks.precision.prepare`."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=tf32)
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False)
+
+
+def captured_parts(party: Party) -> int:
+    """How many parts of the network are CUDA graphs."""
+    captured = party.site.job_network.captured
+    return 0 if captured is None else len(captured.parts)
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    os.environ[SWITCH] = "off"
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
 
 
 def megabytes(measure: Callable[[], float], device: torch.device) -> int:
@@ -135,12 +215,103 @@ def megabytes(measure: Callable[[], float], device: torch.device) -> int:
     return round((torch.cuda.max_memory_allocated(device) - before) / 1e6)
 
 
-def clock(device: torch.device) -> float:
-    """Seconds, once all work of the GPU has ended."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+# --- an epoch -----------------------------------------------------------------------------------------
 
+
+class Ready(Samples):
+    """A site's samples whose batches are all the first one, on the device."""
+
+    def __init__(self, samples: Samples, device: torch.device) -> None:
+        self._samples, self._device = samples, device
+        self._batch: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def n_train(self) -> int:
+        return self._samples.n_train
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._samples.train_samples(index)
+
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        if self._batch is None:
+            x, y = self._samples.train_batch(index, seeds=seeds)
+            self._batch = x.to(self._device), y.to(self._device)
+        return self._batch
+
+
+def an_epoch(bench: Bench) -> dict[str, Any]:
+    """Seconds of a step of the prostate's recipe, by where its batches come from."""
+    parties = {
+        f"data.cache={place}": bench.party(
+            recipe("prostate", SITES[:2], "fedavg", bench.steps, f"data.cache={place}"), bench.prostate, place
+        )
+        for place in ("device", "host", "disk")
+    }
+    ready = bench.party(recipe("prostate", SITES[:2], "fedavg", bench.steps), bench.prostate, "ready")
+    ready.site._training = Ready(ready.site._training, bench.device)
+    measures = {name: party.seconds_a_step for name, party in {**parties, "ready batches": ready}.items()}
+    for measure in measures.values():
+        measure()
+    seconds = frame.in_turn(measures, bench.repeats)
+    to_ready = {name: frame.ratios(seconds[name], seconds["ready batches"]) for name in parties}
+    return {"seconds_a_step": seconds, "to_ready_batches": to_ready}
+
+
+# --- a run --------------------------------------------------------------------------------------------
+
+
+def a_run(bench: Bench) -> dict[str, Any]:
+    """Seconds of ``fedshift run`` with its report, and what of it was not training."""
+    job, folder = bench.root / "job", bench.root / "run"
+    environment = os.environ | {"FEDSHIFT_DATA": str(bench.root / "phantom")}
+    commands = (
+        [
+            *("job", "fedavg", "prostate", "--sites", ",".join(SITES), "--name", "job", "--out", str(bench.root)),
+            *("--set", f"schedule.rounds={bench.rounds}"),
+        ],
+        ["run", str(job), "--workspace", str(folder), "--device", str(bench.device)],
+        ["report", str(folder)],
+    )
+    seconds = {}
+    for command in commands:
+        started = time.perf_counter()
+        words = [str(Path(sys.executable).with_name("fedshift")), *command]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"fedshift {command[0]}: {done.stderr[-800:]}")
+        seconds[command[0]] = round(time.perf_counter() - started, 1)
+    minutes = round(sum(seconds.values()) / 60, 2)
+    return {"rounds": bench.rounds, "sites": len(SITES), "seconds": seconds, "minutes": minutes}
+
+
+# --- bits ---------------------------------------------------------------------------------------------
+
+
+def bits(bench: Bench) -> dict[str, Any]:
+    """Whether final weights are equal bit for bit: of two runs, and with and without CUDA graphs."""
+    same = {}
+    for methods in ("fedavg", "fedfa"):
+        job = recipe("prostate", SITES[:2], methods, 3, "schedule.rounds=2")
+        first, again = weights(bench, job, f"{methods} first"), weights(bench, job, f"{methods} again")
+        with without_graphs():
+            eager = weights(bench, job, f"{methods} eager")
+        same[methods] = {"two runs": equal(first, again), "with and without CUDA graphs": equal(first, eager)}
+    return same
+
+
+def weights(bench: Bench, job: JobSpec, name: str) -> dict[str, Tensor]:
+    """The final weights of a run in one process."""
+    data = {site: bench.prostate / site for site in job.task.sites}
+    run_in_process(job, data, bench.root / name, device=str(bench.device))
+    content: dict[str, Tensor] = read_model_file(bench.root / name / LAST)["weights"]
+    return content
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {"step": a_step, "epoch": an_epoch, "run": a_run, "bits": bits}
 
 if __name__ == "__main__":
     main()

@@ -127,20 +127,20 @@ class Party:
             server.register(site.info())
             assert server.accept(site.statistics())
         server.close()
-        self._site, self._first = sites[0], server.open(1)
-        self._data = build_task(job).open(data / self._site.name, self._site.name)
+        self.site, self._first = sites[0], server.open(1)
+        self._data = build_task(job).open(data / self.site.name, self.site.name)
 
     def seconds_a_step(self) -> float:
         """Of a round's training, with what a site does before and after it."""
         started = self._now()
-        update = self._site.train(self._first)
+        update = self.site.train(self._first)
         return (self._now() - started) / update.n_steps
 
     def evaluation_of_an_epoch(self) -> float:
         """Scoring the received model on the validation part, as a share of an epoch of training."""
         received = Broadcast(2, 1, self._first.weights, self._first.arrays)
         started = time.perf_counter()
-        with self._site.loaded(received) as model:
+        with self.site.loaded(received) as model:
             model.scores("val")
         return (time.perf_counter() - started) / (self.seconds_a_step() * self._steps_of_an_epoch())
 
@@ -156,7 +156,7 @@ class Party:
     def _batches(self) -> Iterator[object]:
         task = self._job.task
         schedule = task.schedule.model_copy(update={"local_steps": None, "local_epochs": 1})
-        run = Run(0, self._site.name, 1, 1, task.sites, self._site.network, ce_dice_loss, len(task.classes))
+        run = Run(0, self.site.name, 1, 1, task.sites, self.site.network, ce_dice_loss, len(task.classes))
         return local_training.batches(self._data, run, schedule)
 
 
