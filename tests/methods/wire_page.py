@@ -63,7 +63,7 @@ def assert_nothing_else(message: Message) -> None:
     info |= {("meta:info", "cases", split) for split in ("train", "val", "test")}
     info |= {("meta:info", "phantom"), *(("meta:info", "phantom", option) for option in PhantomOptions.model_fields)}
     counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
-    names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds")
+    names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds", "parts")
     scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}
     final = {path for path in own if path[0] in ("meta:evaluations", "meta:personal_evaluation")}
     compared = {path for path in own if path[0] == "meta:against_local"}

@@ -107,6 +107,17 @@ def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -
     assert "Sites computed on" not in reported(results, tmp_path / "former").facts
 
 
+def test_the_report_says_where_batches_were_in_parts(run: Path, tmp_path: Path) -> None:
+    results = read_results(run)
+    title = "Batches in parts, as memory ran out"
+    assert title not in reported(results, tmp_path / "whole").facts
+    for number, parts in enumerate((2, 4)):
+        results.rounds[number].sites["HK"].parts = parts
+    page = reported(results, tmp_path / "parts")
+    assert page.facts[title] == "HK: 2 from round 1 on, 4 from round 2 on"
+    assert "HK" in page.passages["in_parts"]
+
+
 def test_a_report_is_one_file_that_asks_for_nothing(html: str, page: Page) -> None:
     assert len(html) < 1_000_000
     assert not {"script", "link", "img", "iframe", "object", "image"} & {

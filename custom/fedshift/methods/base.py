@@ -167,6 +167,8 @@ class Run:
     """Optimiser steps that this round of training is to have; 0 before it has begun."""
     epoch: int = 0
     """The round's present pass over the training samples, from 0."""
+    part: int | None = None
+    """Most samples of a batch that go through the network at once; None for all (`fedshift.federation.site.parts`)."""
     replay: bool = False
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
@@ -291,6 +293,10 @@ class Client(Generic[ConfigT]):
     per_sample: ClassVar[frozenset[str]] = frozenset()
     """Hooks of this half that change each sample by itself, and use nothing of the site's data but that sample and what
     has been released. DP-SGD at a site refuses methods with other hooks (`fedshift.federation.site.privacy.dp_sgd`)."""
+    least_part: ClassVar[int] = 0
+    """Fewest samples of a batch that `loss` and the layers of `attach` may be given at a time, where batches go through
+    the network in parts (`fedshift.federation.site.parts`): 1 if the mean over parts is the whole batch's, 2 if layers
+    compare samples and may compare those of a part, 0 if all samples of the batch are needed at once."""
     resumable: ClassVar[bool] = True
     """Whether `checkpoint` has all that a round's later steps need. If not, an interrupted round is begun anew."""
     option_for_sums: ClassVar[str] = ""

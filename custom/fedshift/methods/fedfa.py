@@ -197,6 +197,7 @@ def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
 class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
 
+    least_part = 2
     option_for_sums = "fedfa.share=sums"
     idle = (
         base.Rule(

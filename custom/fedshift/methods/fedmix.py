@@ -110,6 +110,7 @@ class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
     takes_gradients = True
+    least_part = 1
     traits = (base.Rule("reads what a step's last pass computes"),)
     clashes = (base.Rule("divides the task's loss", "replaces that loss"),)
 
@@ -194,6 +195,7 @@ class Client(base.Client[Config]):
             return batch
         images, targets = self._averages["images"], self._averages["targets"]
         i = int(torch.randint(len(images), (), generator=ctx.rng("average")))
+        ctx.scratch["size"] = len(batch.x)
         ctx.scratch["average"] = ctx.run.normalise(images[i : i + 1].to(batch.x), training=True), targets[i : i + 1]
         return base.Batch((1 - self.config.lam) * batch.x, batch.y)
 
@@ -204,7 +206,7 @@ class Client(base.Client[Config]):
         lam = self.config.lam
         hard, soft_loss, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
         if self.config.variant == "released":
-            inner = inner / len(batch.x)
+            inner = inner / ctx.scratch["size"]
         if ctx.run.dense:  # in classification the task's loss equals `own` bit for bit
             loss = loss + (hard - ctx.run.objective(logits, batch.y))
         return loss + lam * (soft_loss - hard + inner)

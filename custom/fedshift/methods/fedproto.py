@@ -76,6 +76,7 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
 class Client(PrototypeClient[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
+    least_part = 1
     clashes = (
         base.Rule(
             "may show an image twice in a batch",

@@ -91,6 +91,7 @@ class Noise(nn.Module):
 class Client(EmbeddingClient[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
+    least_part = 1
     idle = (
         base.Rule(
             "cmi lr momentum",

@@ -122,6 +122,7 @@ def contrast_loss(u: Tensor, classes: Tensor, prototypes: Tensor, present: Tenso
 class Client(PrototypeClient[Config]):
     """Adds both terms to the loss and sends the site's prototypes."""
 
+    least_part = 1
     idle = (
         base.Rule("temperature", "contrast is 0, and τ is a part of it", {"contrast": 0}),
         base.Rule("variant", "consistency is 0, in which variants differ", {"consistency": 0}),

@@ -76,6 +76,8 @@ def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
 class Client(base.Client[Config]):
     """Inserts MixStyle at the chosen stages."""
 
+    least_part = 2
+
     def stages(self, net: nn.Module) -> dict[int, Stage]:
         """The chosen stages of a network, by number from 1."""
         if self.config.layers is not None:

@@ -19,7 +19,7 @@ from fedshift.tasks.kinds import build_task
 ROWS_OF_EVERY_JOB = (
     ("sample count, step count", "2 integers", "every round", "the number of training slices or images at the site"),
     (
-        "validation scores, training loss, seconds",
+        "validation scores, training loss, seconds; the number of parts of a batch, if memory ran out",
         "a few numbers",
         "every round",
         "how well the model works at the site",

@@ -115,8 +115,9 @@ class ScheduleSpec(Sparse):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
     ``rounds``: how many. ``local_epochs``: passes over a site's training samples in a round. ``batch_size``: samples of
-    an optimiser step. ``precision``: ``auto`` is bf16 on hardware that computes in it natively, else fp32.
-    ``threads``: PyTorch threads of a site; ``auto`` divides the machine's cores among the processes that run at once.
+    an optimiser step; a site whose memory runs out has them go through the network in parts. ``precision``: ``auto`` is
+    bf16 on hardware that computes in it natively, else fp32. ``threads``: PyTorch threads of a site; ``auto`` divides
+    the machine's cores among the processes that run at once.
 
     ``local_steps`` sets the optimiser steps of a round and replaces ``local_epochs``. ``drop_last`` skips the last
     batch of an epoch if it is smaller than ``batch_size``. ``patience`` ends the run when the mean validation score has

@@ -62,9 +62,9 @@ class Update:
     """One site's result of a round.
 
     ``metrics``: scores of the *received* model on the validation split, and ``train_loss``; where the job has test
-    scores of rounds, these too, with `TEST_PREFIX` before their names. ``weights``: without the
-    keys that a method withholds. ``packed``: for keys that are not in ``weights``, the packed change relative to the
-    received weights (`fedshift.schema.compression`).
+    scores of rounds, these too, with `TEST_PREFIX` before their names; ``parts`` of each batch, if batches went through
+    the network in parts for want of memory. ``weights``: without the keys that a method withholds. ``packed``: for keys
+    that are not in ``weights``, the packed change relative to the received weights (`fedshift.schema.compression`).
     """
 
     site: str

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from fedshift import __version__
 from fedshift.schema.errors import ConfigError
@@ -139,7 +139,8 @@ class SiteRound(_Model):
 
     ``test`` is of the rounds that the job asks for (``evaluation.every``), and of the best and the last one.
 
-    A site that missed the round but scored its aggregate later has only scores.
+    A site that missed the round but scored its aggregate later has only scores. ``parts``: in how many parts batches
+    went through the network, for want of memory; left out of the file where they were whole.
     """
 
     n: int = 0
@@ -150,6 +151,12 @@ class SiteRound(_Model):
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    parts: int = 1
+
+    @model_serializer(mode="wrap")
+    def _without_one_part(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "parts" or value != 1}
 
 
 class Rejection(_Model):

@@ -92,6 +92,10 @@ class Captured:
         for parameter, copy in zip(gradients, copies, strict=True):
             parameter.grad = copy
 
+    def clear(self) -> None:
+        """Give back the memory of all that was captured."""
+        self._parts.clear()
+
     def drop(self, x: Tensor) -> None:
         """From now on, have images such as ``x`` go layer by layer."""
         self._parts[self._state(x)] = []

@@ -10,6 +10,10 @@ import torch
 
 from fedshift.schema.errors import TooLittleMemory
 
+REMEDY = (
+    "make the job with a smaller schedule.batch_size or smaller images (such as data.matrix), or let fewer sites work "
+    "at a time with 'fedshift run -p'"
+)
 MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 """Parts of the messages of plain RuntimeErrors that PyTorch's CPU allocator and NVIDIA's libraries raise."""
 
@@ -37,11 +41,26 @@ def out_of_memory_as_error(where: str, *, remedy: str) -> Iterator[None]:
 
 def training_out_of_memory(site: str, round_: int | None = None) -> AbstractContextManager[None]:
     """`out_of_memory_as_error` of a site's work in a round."""
-    return out_of_memory_as_error(
-        f"site {site}" if round_ is None else f"site {site}, round {round_}",
-        remedy="make the job with a smaller schedule.batch_size or smaller images (such as data.matrix), or let fewer "
-        "sites work at a time with 'fedshift run -p'",
-    )
+    return out_of_memory_as_error(f"site {site}" if round_ is None else f"site {site}, round {round_}", remedy=REMEDY)
+
+
+class BatchTooLarge(TooLittleMemory):
+    """The passes of a training batch ran out of memory, and those of its parts may not."""
+
+    @property
+    def fault(self) -> str:
+        """Where it was and what ran out, without the remedy."""
+        return str(self).partition("; ")[0]
+
+
+@contextmanager
+def batch_out_of_memory(site: str, round_: int) -> Iterator[None]:
+    """`training_out_of_memory` of the passes of a batch, as `BatchTooLarge`."""
+    try:
+        with training_out_of_memory(site, round_):
+            yield
+    except TooLittleMemory as error:
+        raise BatchTooLarge(error.code, str(error)) from error.__cause__
 
 
 def prediction_out_of_memory(scan: Path) -> AbstractContextManager[None]:

@@ -201,6 +201,7 @@ class RunRecord:
                 bytes_up=bytes_up,
                 bytes_down=bytes_down,
                 seconds=round(update.metrics.get("seconds", 0.0), 3),
+                parts=int(update.metrics.get("parts", 1)),
             )
         self.answered.append(update.site)
 

@@ -31,7 +31,7 @@ Ranges = Mapping[str, tuple[float, float]]
 """Metric name -> smallest and largest value, inclusive."""
 Fault = Callable[[Arrays, int], tuple[str, str] | None]
 """A server half's own check of a site's arrays: `fedshift.methods.base.Server.fault`."""
-TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9)}
+TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9), "parts": (2.0, 1e6)}
 """Metrics of local training, beside the task's scores."""
 
 

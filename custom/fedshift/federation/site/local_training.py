@@ -30,6 +30,7 @@ from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.machine import own_cores
+from fedshift.tasks.out_of_memory import batch_out_of_memory
 from fedshift.tasks.precision import autocast
 
 log = logging.getLogger("fedshift")
@@ -69,6 +70,7 @@ def train(
     number of steps. The ``chain`` has begun the round; ``loop`` keeps checkpoints and goes on from one, if given.
 
     Raises:
+        BatchTooLarge: the passes of a batch ran out of memory.
         Stopped: the job was aborted.
     """
     net, optimizer = run.net, run.optimizer
@@ -88,7 +90,8 @@ def train(
             if run.step and loop.seconds >= limit:
                 break
             batch = chain.batch(Batch(x.to(device, non_blocking=True), y.to(device, non_blocking=True)))
-            total += chain.step(Replayed(run, partial(passes.gradients, batch)), optimizer.step)
+            with batch_out_of_memory(run.site, run.round):
+                total += chain.step(Replayed(run, partial(passes.gradients, batch)), optimizer.step)
             run.step += 1
             loop.keep(run, chain, {"loss": total})
     if run.step < run.steps:

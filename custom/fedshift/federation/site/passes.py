@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from fedshift.federation import footprint
 from fedshift.federation.tensors import first_words
 from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
-from fedshift.methods.shared.passes import extra_pass
+from fedshift.methods.shared.passes import extra_pass, frozen_statistics
 from fedshift.schema.job import ScheduleSpec
 from fedshift.tasks.base import Task
 from fedshift.tasks.losses import Logits, main
@@ -26,7 +27,7 @@ log = logging.getLogger("fedshift")
 
 @dataclass
 class Passes:
-    """The passes of a round's batches through the network."""
+    """The passes of a round's batches through the network, in parts of at most ``run.part`` samples."""
 
     task: Task
     chain: ClientChain
@@ -38,13 +39,24 @@ class Passes:
         run = self.run
         assert run.optimizer is not None
         run.optimizer.zero_grad(set_to_none=True)
-        loss = self._forward_and_backward(batch)
+        if run.part is None or len(batch.x) <= run.part:
+            loss = self._forward_and_backward(batch)
+        else:
+            loss = self._in_parts(split(batch, run.part), len(batch.x))
         self.chain.gradients()
         if run.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.net.parameters(), run.clip_norm)
         return loss
 
-    def _forward_and_backward(self, batch: Batch) -> Tensor:
+    def _in_parts(self, parts: list[Batch], size: int) -> Tensor:
+        """Add up the parts' gradients. The norms' running statistics move once, with the first."""
+        losses = []
+        for number, part in enumerate(parts):
+            with frozen_statistics(self.run.net) if number else nullcontext():
+                losses.append(self._forward_and_backward(part, share=len(part.x) / size))
+        return torch.stack(losses).sum()
+
+    def _forward_and_backward(self, batch: Batch, share: float = 1.0) -> Tensor:
         captured = None if self.run.replay else self.run.captured
         if captured is None:
             with autocast(self.schedule.precision, batch.x.device):
@@ -52,6 +64,8 @@ class Passes:
         else:
             logits = captured(batch.x)
         loss = self.chain.loss(batch, main(logits), self.task.loss(logits, batch.y))
+        if share != 1:
+            loss = share * loss
         loss.backward()  # type: ignore[no-untyped-call]
         if captured is not None:
             captured.release_gradients()
@@ -63,7 +77,9 @@ class Passes:
         Called before anything of the round is on its way to the GPU. Nothing of the run is changed by it.
         """
         run, captured = self.run, self.run.captured
-        if captured is None or self.chain.takes_gradients:
+        if captured is not None and run.part is not None:
+            captured.clear()  # memory is short, and a graph keeps all that its passes need
+        if captured is None or self.chain.takes_gradients or run.part is not None:
             run.captured = None
             return
         each = data.epoch(
@@ -109,3 +125,14 @@ class Passes:
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def split(batch: Batch, most: int) -> list[Batch]:
+    """Parts of at most ``most`` samples, in order and of nearly the same size.
+
+    Parts of two and more leave no rest of one sample, which batch norm may refuse: three samples then stay together.
+    """
+    size = len(batch.x)
+    number = math.ceil(size / most) if most == 1 else max(1, min(math.ceil(size / most), size // 2))
+    pairs = zip(batch.x.tensor_split(number), batch.y.tensor_split(number), strict=True)
+    return [Batch(x, y) for x, y in pairs]

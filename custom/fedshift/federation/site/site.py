@@ -25,6 +25,7 @@ from fedshift.federation.site.checkpoint import FILE, Checkpoint
 from fedshift.federation.site.job_network import JobNetwork
 from fedshift.federation.site.local_model import LocalModel
 from fedshift.federation.site.outbound import Encryption, Outbound
+from fedshift.federation.site.parts import Parts
 from fedshift.federation.site.scoring import Scoring
 from fedshift.federation.site.state import AnswerStore, SiteState, StateStore, fingerprint
 from fedshift.federation.tensors import read_weights
@@ -116,6 +117,10 @@ class Site:
                 ledger=options.ledger or state,
                 encrypts=options.encryption is not None,
             )
+            if self._gate.trains_privately:
+                from fedshift.federation.site.privacy.dp_sgd import PART
+
+                self._parts.largest = PART
         self._outbound = Outbound(self._methods, self._gate, options.encryption)
         if not job.evaluation.local or self._held_out:
             return
@@ -140,6 +145,9 @@ class Site:
         self._net, self._methods = self.job_network.net, self.job_network.methods
         self._state_folder = options.state / name
         self._store = StateStore(self._state_folder)
+        self._parts = Parts(
+            self._state_folder, self._methods, min(job.task.schedule.batch_size, max(1, training.n_train))
+        )
         self._answers = AnswerStore(self._state_folder) if options.keep_answers else None
 
     # --- what it answers --------------------------------------------------------------------------
@@ -180,18 +188,20 @@ class Site:
             DataError: training diverged, or the received weights are not the network's.
             PolicyError: the site's policy forbids the task, it is none of the job's rounds, or the site trains in none.
             Stopped: ``stop`` returned True; nothing was written.
+            TooLittleMemory: memory ran out, also with batches in parts.
         """
         self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
         opened = self._outbound.open(broadcast)
+        train = partial(self._parts.fitted, opened.round, partial(self._train_round, opened, stop))
         if self._answers is None:
-            return self._train_round(opened, stop)
+            return train()
         task = fingerprint(broadcast, self._context())  # an encrypted answer depends on all of the message
         update = self._answers.find(task)
         if update is not None:
             log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
             return update
-        update = self._train_round(opened, stop)
+        update = train()
         self._answers.keep(task, update)
         return update
 
@@ -221,35 +231,7 @@ class Site:
             raise self._no_part("scores nothing")
         self._require_round(broadcast, self._job.task.schedule.rounds + 1)
         (self._state_folder / FILE).unlink(missing_ok=True)  # the rounds are over
-        trains = self._gate is None or self._gate.trains
-        spares = not trains and not isinstance(self._training, Everything)
-        tunes = trains and not self._held_out and self._tells_own_model
-        with self._session(self._outbound.open(broadcast)) as (run, chain):
-            scoring = self._scoring(chain)
-            if not spares and not self._store.has_trained(broadcast.round):
-                chain.newcomer(self._training)
-            cases = CaseScores()
-            values, evaluations = scoring.final(cases)
-            reference = self._reference(scoring) if self._job.evaluation.reference else None
-            personal: dict[str, dict[str, float]] = {}
-            personal_evaluations: dict[str, Evaluation] = {}
-            if tunes and self._methods.fine_tune_epochs:
-                run.stop = stop
-                self._fine_tune(run, chain)
-                cases = CaseScores()
-                personal, personal_evaluations = scoring.final(cases)
-        # Its own model takes the federation's place in the network, so this comes after the session.
-        against_local = None if self._local is None else self._against_local(cases, scoring)
-        return Scores(
-            site=self.name,
-            round=broadcast.round - 1,
-            values=values,
-            personal=personal,
-            evaluations=evaluations,
-            personal_evaluation=personal_evaluations.get("test"),
-            against_local=against_local,
-            reference=reference,
-        )
+        return self._parts.fitted(broadcast.round, partial(self._score, broadcast, stop))
 
     @property
     def network(self) -> nn.Module:
@@ -332,13 +314,14 @@ class Site:
                 # Nothing may be written: the optimiser's state is not finite either.
                 raise self._diverged(broadcast.round, "the weights are not finite after training")
             seconds = loop.seconds_before + time.monotonic() - started
+            parts = {} if run.part is None else {"parts": float(self._parts.number(run.round))}
             update = Update(
                 site=self.name,
                 round=broadcast.round,
                 n_samples=self._training.n_train,
                 n_steps=n_steps,
                 weights={key: value for key, value in weights.items() if key not in self._methods.withheld},
-                metrics={**metrics, "train_loss": loss, "seconds": seconds},
+                metrics={**metrics, "train_loss": loss, "seconds": seconds, **parts},
                 arrays=arrays,
             )
             update, residual = self._outbound.send(update, broadcast, permit=permit, residual=before.residual)
@@ -371,7 +354,9 @@ class Site:
     def _exactly(self, broadcast: Broadcast) -> str:
         """The fingerprint of a task and of all that the bits of its steps depend on."""
         job, hardware = self._job.model_dump_json(by_alias=True), self.job_network.hardware
-        return fingerprint(broadcast, f"{self._context()} {own_identity()} {torch.__version__} {hardware} {job}")
+        parts = self._parts.number(broadcast.round)
+        context = f"{self._context()} {own_identity()} {torch.__version__} {hardware} {parts} {job}"
+        return fingerprint(broadcast, context)
 
     def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
         """Scores of the model that a round starts from: the aggregate of the round before, or the initial weights."""
@@ -379,6 +364,38 @@ class Site:
         return self._scoring(chain).of_round(round_ - 1) if wanted else {}
 
     # --- the evaluation of a final model ----------------------------------------------------------
+
+    def _score(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Scores:
+        """The scores of `validate`, which may fine-tune before."""
+        trains = self._gate is None or self._gate.trains
+        spares = not trains and not isinstance(self._training, Everything)
+        tunes = trains and not self._held_out and self._tells_own_model
+        with self._session(self._outbound.open(broadcast)) as (run, chain):
+            scoring = self._scoring(chain)
+            if not spares and not self._store.has_trained(broadcast.round):
+                chain.newcomer(self._training)
+            cases = CaseScores()
+            values, evaluations = scoring.final(cases)
+            reference = self._reference(scoring) if self._job.evaluation.reference else None
+            personal: dict[str, dict[str, float]] = {}
+            personal_evaluations: dict[str, Evaluation] = {}
+            if tunes and self._methods.fine_tune_epochs:
+                run.stop = stop
+                self._fine_tune(run, chain)
+                cases = CaseScores()
+                personal, personal_evaluations = scoring.final(cases)
+        # Its own model takes the federation's place in the network, so this comes after the session.
+        against_local = None if self._local is None else self._against_local(cases, scoring)
+        return Scores(
+            site=self.name,
+            round=broadcast.round - 1,
+            values=values,
+            personal=personal,
+            evaluations=evaluations,
+            personal_evaluation=personal_evaluations.get("test"),
+            against_local=against_local,
+            reference=reference,
+        )
 
     def _scoring(self, chain: ClientChain) -> Scoring:
         assert self._data is not None, "a pooled site has no samples to score on"
@@ -470,4 +487,5 @@ class Site:
             marginal=self._data is not None and self._data.manifest.annotated is not None,
             received=received,
             clip_norm=job.task.optimizer.clip_norm,
+            part=self._parts.size(round_),
         )

@@ -46,6 +46,9 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
         blocks.append(paragraph("auto_settings"))
     if len({machine.precision for machine in results.machines.values()}) > 1:
         blocks.append(paragraph("precisions_differ"))
+    in_parts = sorted({site for each in results.rounds for site, told in each.sites.items() if told.parts > 1})
+    if in_parts:
+        blocks.append(paragraph("in_parts", sites=in_parts))
     if results.job.initial_weights != FROM_SCRATCH:
         blocks.append(paragraph("started_from", weights=results.job.initial_weights))
     return Section(

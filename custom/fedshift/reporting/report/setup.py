@@ -56,6 +56,7 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
         ("Seed", str(job.seed)),
         ("Precision", f"{job.precision}, {_threads(job.threads)} a site"),
         *_machines(run),
+        *_parts(run.results),
         ("Versions", ", ".join(f"{name} {version}" for name, version in run.results.versions.items())),
     ]
     return Section(
@@ -129,6 +130,20 @@ def _machines(run: Run) -> list[tuple[str, str]]:
         )
     text = "; ".join(f"{machine}: {', '.join(sites)}" for machine, sites in sites_by_machine.items())
     return [("Sites computed on", text)] if text else []
+
+
+def _parts(results: Results) -> list[tuple[str, str]]:
+    """The sites whose memory ran out, and in how many parts their batches were since."""
+    found: dict[str, dict[int, int]] = {}
+    for record in results.rounds:
+        for site, told in record.sites.items():
+            if told.parts > 1:
+                found.setdefault(site, {}).setdefault(told.parts, record.round)
+    sites = [
+        f"{site}: {', '.join(f'{number} from round {since} on' for number, since in numbers.items())}"
+        for site, numbers in found.items()
+    ]
+    return [("Batches in parts, as memory ran out", "; ".join(sites))] if sites else []
 
 
 def _threads(number: int | str) -> str:

@@ -56,7 +56,7 @@ from fedshift.schema.policy import DpSgd
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.tasks.base import SiteData, Task
 from fedshift.tasks.losses import Logits
-from fedshift.tasks.out_of_memory import is_out_of_memory
+from fedshift.tasks.out_of_memory import batch_out_of_memory, is_out_of_memory
 
 log = logging.getLogger("fedshift")
 
@@ -181,13 +181,15 @@ class PrivateTraining:
     ) -> tuple[int, float]:
         """Train for one round. Returns the number of optimiser steps and the mean loss, which must not leave the site.
 
-        ``loop`` is as in `local_training.train`. Noise and draws of a step are the same whenever it is made.
+        ``loop`` is as in `local_training.train`, and so is the error if memory runs out, where `PART` is the batch.
+        Noise and draws of a step are the same whenever it is made.
         """
         net, plan = run.net, self.plan
         subjects, subject_of = np.unique(data.subjects_of(data.cases("train")), return_inverse=True)
         members = [np.flatnonzero(subject_of == subject) for subject in range(len(subjects))]
         device = next(net.parameters()).device
         loop = loop or Loop()
+        most = PART if run.part is None else run.part
         run.steps = plan.steps
         net.train()
         with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")), _sample_gradients(net):
@@ -199,18 +201,19 @@ class PrivateTraining:
                 takes_part = self.chances(f"cases of step {step}", (len(subjects),)) < plan.sampling_rate
                 image, seed = self.chances(f"images of step {step}", (2, len(subjects)))
                 drawn = [(members[k][int(image[k] * len(members[k]))], seed[k]) for k in np.flatnonzero(takes_part)]
-                parts = [drawn[start : start + PART] for start in range(0, len(drawn), PART)] or [[]]
+                parts = [drawn[start : start + most] for start in range(0, len(drawn), most)] or [[]]
                 optimizer.zero_grad(set_to_none=True)
                 for number, part in enumerate(parts, start=1):
-                    if part:
-                        index, seeds = (np.array(column) for column in zip(*part, strict=True))
-                        x, y = data.train_batch(index, seeds=torch.from_numpy((seeds * 2**53).astype(np.int64)))
-                        batch = chain.batch(Batch(x.to(device), y.to(device)))
-                        losses += _backward(task, net, batch)
-                    _complete(net, len(part))
-                    optimizer.signal_skip_step(number < len(parts))
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
+                    with batch_out_of_memory(run.site, run.round):
+                        if part:
+                            index, seeds = (np.array(column) for column in zip(*part, strict=True))
+                            x, y = data.train_batch(index, seeds=torch.from_numpy((seeds * 2**53).astype(np.int64)))
+                            batch = chain.batch(Batch(x.to(device), y.to(device)))
+                            losses += _backward(task, net, batch)
+                        _complete(net, len(part))
+                        optimizer.signal_skip_step(number < len(parts))
+                        optimizer.step()
+                        optimizer.zero_grad(set_to_none=True)
                 run.step += 1
                 loop.keep(run, chain, {"losses": losses})
         return run.step, float(np.mean(losses)) if losses else 0.0

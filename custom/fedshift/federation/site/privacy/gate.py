@@ -64,8 +64,13 @@ class Gate:
         """Whether scores of a model fine-tuned at the site may leave. With noise on the network they may not."""
         return not self._policy.covers_network
 
+    @property
+    def trains_privately(self) -> bool:
+        """Whether training is by DP-SGD: the policy wants it, and the network leaves."""
+        return self._policy.dp_sgd is not None and self._methods.sends_parameters
+
     def training(self, permit: str) -> PrivateTraining | None:
-        """DP-SGD for the task of a permit, if the policy wants it and the network leaves; else None."""
+        """DP-SGD for the task of a permit, if that is how the site trains; else None."""
         if self._steps is None:
             return None
         return PrivateTraining(self._steps, partial(self._source.draw, permit), partial(self._source.chances, permit))
@@ -73,7 +78,7 @@ class Gate:
     @cached_property
     def _steps(self) -> Plan | None:
         noise = self._policy.dp_sgd
-        if noise is None or not self._methods.sends_parameters:
+        if noise is None or not self.trains_privately:
             return None
         population = self._population
         return make_plan(noise, self._job.task.schedule, images=population.images, subjects=population.subjects)
