@@ -311,7 +311,34 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {"step": a_step, "epoch": an_epoch, "run": a_run, "bits": bits}
+# --- out of memory ------------------------------------------------------------------------------------
+
+
+def out_of_memory(bench: Bench) -> dict[str, Any]:
+    """A round of the prostate's recipe with too little of the GPU's memory for a batch: in how many parts it ends."""
+    if bench.device.type != "cuda":
+        return {"not_measured": "a processor's memory is the whole machine's"}
+    party = bench.party(recipe("prostate", SITES[:2], "fedavg", bench.steps), bench.prostate, "short of memory")
+    needed = megabytes(party.seconds_a_step, bench.device)
+    shorter = bench.party(recipe("prostate", SITES[:2], "fedavg", bench.steps), bench.prostate, "shorter of memory")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(bench.device).total_memory
+    left = torch.cuda.memory_reserved(bench.device) + 0.5e6 * needed
+    torch.cuda.set_per_process_memory_fraction(left / total, bench.device)
+    try:
+        update = shorter.train()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
+    return {"megabytes_of_a_round": needed, "megabytes_left": round(left / 1e6), "metrics": dict(update.metrics)}
+
+
+PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "step": a_step,
+    "epoch": an_epoch,
+    "run": a_run,
+    "bits": bits,
+    "out of memory": out_of_memory,
+}
 
 if __name__ == "__main__":
     main()

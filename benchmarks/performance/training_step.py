@@ -32,7 +32,7 @@ from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods.base import Run
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast
+from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.losses import ce_dice_loss
 from fedshift.tasks.networks.unet import UNet
@@ -133,8 +133,12 @@ class Party:
     def seconds_a_step(self) -> float:
         """Of a round's training, with what a site does before and after it."""
         started = self._now()
-        update = self.site.train(self._first)
+        update = self.train()
         return (self._now() - started) / update.n_steps
+
+    def train(self) -> Update:
+        """A round's training."""
+        return self.site.train(self._first)
 
     def evaluation_of_an_epoch(self) -> float:
         """Scoring the received model on the validation part, as a share of an epoch of training."""

@@ -116,6 +116,36 @@ def gpu(file: str) -> str:
     return table(["", *(f"{task}, ms" for task in tasks)], rows)
 
 
+def checkouts() -> str:
+    """Epochs and rounds on two cores beside those of an earlier commit."""
+    rows = [
+        (name, *(spread(row["seconds"][which], 1) for which in ("other", "this")), spread(row["this_to_other"], 2))
+        for name, row in measured("checkouts").items()
+        if isinstance(row, dict) and "this_to_other" in row
+    ]
+    return table(["on two cores", f"at {measured('checkouts')['other']}, s", "here, s", "ratio"], rows)
+
+
+def ranks() -> str:
+    """An epoch on two processor ranks beside one."""
+    found = measured("ranks")
+    rows = [(name, spread(seconds, 2)) for name, seconds in found["seconds"].items()]
+    return table(["an epoch of the hippocampus", "s"], [*rows, ("ratio", spread(found["two_to_one"], 2))])
+
+
+def step_profile() -> str:
+    """What the kernels of a step do, in percent of their time."""
+    jobs = {name: row for name, row in measured("step_profile").items() if "share_of_kernels" in row}
+    kinds = next(iter(jobs.values()))["share_of_kernels"]
+    rows = [(kind, *(percent(row["share_of_kernels"].get(kind, 0)) for row in jobs.values())) for kind in kinds]
+    rows += [
+        ("**a step, s**", *(spread(row["seconds_a_step"]["plain"], 2) for row in jobs.values())),
+        ("by `torch.compile`, of that", *(spread(row["compiled_to_plain"], 2) for row in jobs.values())),
+        ("compiling it, s", *(f"{row['compile_s']:.0f}" for row in jobs.values())),
+    ]
+    return table(["one thread, bf16", *jobs], rows)
+
+
 def augmentation() -> str:
     """The preset ``strong`` beside MONAI's transforms."""
     rows = []
