@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -162,6 +165,41 @@ def test_a_centralised_reference_and_fine_tuning_go_on(
     limit(4, since=3)
     tuned = run_in_process(small_image_job("pfedavg"), pictures, tmp_path / "tuned").results
     assert tuned.final is not None and tuned.final.fine_tuned and set(tuned.final.personal) == set(pictures)
+
+
+LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from conftest import make_site, small_job
+from fedshift.federation.in_process import run_in_process
+
+def run(name, *options):
+    net = "data.matrix=128", "network.options.features=16", "schedule.local_steps=2", "schedule.rounds=1"
+    job = small_job("fedavg", *net, *options, "federation.min_sites=1", sites=["HK"])
+    return run_in_process(job, {"HK": data}, folder / name, device="cpu").results.rounds[0]
+
+folder = Path(sys.argv[1])
+data = make_site(folder, "HK", matrix=128)
+run("first", "schedule.batch_size=2")  # loads what is loaded when it is first needed
+(size,) = (line for line in open("/proc/self/status") if line.startswith("VmSize"))
+limit = (int(size.split()[1]) << 10) + (250 << 20)  # batches of 16 take some 600 MB more, pairs some 60
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(run("second", "schedule.batch_size=16").sites["HK"].parts)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_whose_memory_really_runs_out_goes_on(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split()[-1]) > 1
 
 
 def test_dp_sgd_has_the_same_noise_in_smaller_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
