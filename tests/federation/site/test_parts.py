@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,14 +40,17 @@ Limit = Callable[..., None]
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
-    """Give sites memory for a number of samples in a pass of training."""
+    """Give sites memory for a number of samples in a pass of training, if nothing of an attempt that failed is held."""
     passes = Passes._forward_and_backward
+    failed: list[weakref.ref[torch.Tensor]] = []
 
     def to(samples: int, *, site: str = "", since: int = 1) -> None:
         def limited(self: Passes, batch: Batch, share: float = 1.0) -> torch.Tensor:
             run = self.run
+            assert all(held() is None for held in failed)
             # Not in the first step: when memory runs out weights and running statistics have moved.
             if run.round >= since and site in ("", run.site) and run.step > 0 and len(batch.x) > samples:
+                failed.append(weakref.ref(batch.x))
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
             return passes(self, batch, share)
 
@@ -147,10 +151,13 @@ def test_norms_move_once_a_step(two_sites: Mapping[str, Path], tmp_path: Path, l
 def test_over_the_wire_too_and_a_restarted_site_remembers(
     pictures: Mapping[str, Path], tmp_path: Path, limit: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every task meets a new executor, which has nothing but the site's files."""
+    """Every task meets a new executor, which has nothing but the site's files, and each round is interrupted.
+
+    In round 1 before memory has run out, so that a checkpoint of whole batches is gone on with first.
+    """
     limit(4)
-    job = small_image_job("fedavg", "schedule.rounds=3")
-    done = Federation(job, pictures, tmp_path / "flare").run()
+    job = small_image_job("fedavg", "schedule.rounds=3", "schedule.checkpoint_minutes=1e-9")
+    done = Federation(job, pictures, tmp_path / "flare").run(interrupted=True)
     assert [{told.parts for told in record.sites.values()} for record in done.results.rounds] == [{2}] * 3
     assert len(warned(caplog)) == len(pictures)
     assert_same_bits(done, run_in_process(job, pictures, tmp_path / "run"))
