@@ -42,6 +42,17 @@ def test_slices_and_pictures_have_the_same_bits_wherever_they_lie(
             assert torch.equal(part, same) and part.dtype == same.dtype
 
 
+@pytest.mark.parametrize(("size", "where"), [(40, "device"), (400, "host"), (4000, "disk")])
+def test_on_a_gpu_its_own_memory_counts(size: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr("fedshift.tasks.cache.free_memory", lambda: 1000)
+    assert place("auto", size, gpu, site="A") == where
+    if where != "device":
+        with raises("cache-memory", naming=("site A", "data.cache=device")):
+            place("device", size, gpu, site="A")
+
+
 def test_auto_on_a_processor_leaves_the_files_to_the_system() -> None:
     assert place("auto", 1, CPU, site="A") == "disk"
 

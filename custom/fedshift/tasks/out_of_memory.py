@@ -16,11 +16,15 @@ REMEDY = (
 )
 MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 """Parts of the messages of plain RuntimeErrors that PyTorch's CPU allocator and NVIDIA's libraries raise."""
+ONEDNN = "could not create a primitive"
+"""All that oneDNN says when a processor's memory runs out. What it cannot do, it says of a primitive's descriptor."""
 
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether an error of torch or NumPy says that memory ran out."""
-    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or any(s in str(error) for s in MESSAGES)
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or str(error).strip() == ONEDNN:
+        return True
+    return any(message in str(error) for message in MESSAGES)
 
 
 @contextmanager

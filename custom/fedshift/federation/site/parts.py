@@ -87,7 +87,7 @@ class Parts:
         if number >= most:
             samples = "a single sample" if least == 1 else f"{least} samples"
             raise TooLittleMemory(
-                "out-of-memory", f"{error.fault}, also for batches in parts of {samples}: {REMEDY}"
+                "out-of-memory", f"{error.fault}, also with the smallest parts of a batch ({samples}): {REMEDY}"
             ) from error
         number = min(2 * number, most)
         self._keep(round_, number)
