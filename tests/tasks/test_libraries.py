@@ -12,21 +12,26 @@ COMPILER = "torch._dynamo"
 SURFACES = (COMPILER, "scipy.ndimage", "scipy.spatial")
 
 
+PLAIN = ("network.name=unet", "loss=ce_dice")
+TRANSFORMS = "data.augmentation=[{name: monai.RandGaussianNoise}]"
+
+
+@pytest.mark.parametrize("protocol", ["quick", None], ids=["slices", "patches"])
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), SURFACES),
-        (("network.name=monai.DynUNet",), (*SURFACES, "monai")),
-        (("loss=monai.DiceLoss",), (*SURFACES, "monai")),
+        (PLAIN, SURFACES),
+        (("network.name=monai.DynUNet", PLAIN[1]), (*SURFACES, "monai")),
+        ((PLAIN[0], "loss=monai.DiceLoss"), (*SURFACES, "monai")),
     ],
 )
-def test_slices_need_monai_for_its_networks_and_losses_only(
-    options: tuple[str, ...], expected: tuple[str, ...]
+def test_scans_need_monai_for_its_networks_and_losses_only(
+    options: tuple[str, ...], expected: tuple[str, ...], protocol: str | None
 ) -> None:
-    assert libraries(resolve("prostate", "fedavg", protocol="quick", options=options).task) == expected
+    assert libraries(resolve("prostate", "fedavg", protocol=protocol, options=options).task) == expected
 
 
-def test_patches_are_put_together_by_monai_and_pictures_need_neither() -> None:
-    patches = resolve("prostate", "fedavg", options=("network.name=unet", "loss=ce_dice")).task
+def test_patches_need_monai_for_its_transforms_and_pictures_need_nothing_of_scans() -> None:
+    patches = resolve("prostate", "fedavg", options=(*PLAIN, TRANSFORMS)).task
     assert "patch" in patches.data and libraries(patches) == (*SURFACES, "monai")
     assert libraries(small_image_job("fedavg").task) == (COMPILER,)

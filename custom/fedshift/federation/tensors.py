@@ -1,10 +1,13 @@
-"""A network's weights as NumPy arrays and back, and files of tensors: written atomically, read without running code."""
+"""A network's weights as NumPy arrays and back, and files of tensors: written atomically, read without running code.
+
+From and to a GPU all tensors of a type travel as one, because every copy waits for the device.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,39 @@ from fedshift.schema.messages import Weights
 
 def read_weights(net: nn.Module) -> Weights:
     """Copy a network's ``state_dict`` into NumPy arrays."""
-    return {key: value.detach().cpu().numpy().copy() for key, value in net.state_dict().items()}
+    state = {key: value.detach() for key, value in net.state_dict().items()}
+    if _device_of(net).type == "cpu":
+        return {key: value.numpy().copy() for key, value in state.items()}
+    return fetched(state)
+
+
+def fetched(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors of one device as arrays of their own memory; those of a type are joined there and copied at once."""
+    arrays: Weights = {}
+    for dtype, keys in _by_type(tensors):
+        joined = torch.cat([tensors[key].reshape(-1) for key in keys])
+        host = torch.empty(joined.shape, dtype=dtype, pin_memory=joined.is_cuda).copy_(joined)
+        parts = host.split_with_sizes([tensors[key].numel() for key in keys])
+        arrays |= {key: part.numpy().reshape(tensors[key].shape).copy() for key, part in zip(keys, parts, strict=True)}
+    return {key: arrays[key] for key in tensors}
+
+
+def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Tensors of the processor on a device; those of a type are joined here and copied at once, and are parts of it."""
+    placed: dict[str, Tensor] = {}
+    for dtype, keys in _by_type(tensors):
+        sizes = [tensors[key].numel() for key in keys]
+        host = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+        torch.cat([tensors[key].reshape(-1) for key in keys], out=host)
+        parts = host.to(device).split_with_sizes(sizes)
+        placed |= {key: part.view(tensors[key].shape) for key, part in zip(keys, parts, strict=True)}
+    return {key: placed[key] for key in tensors}
+
+
+def _by_type(tensors: Mapping[str, Tensor]) -> Iterator[tuple[torch.dtype, list[str]]]:
+    """The keys of the tensors of each type."""
+    for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
+        yield dtype, [key for key, value in tensors.items() if value.dtype == dtype]
 
 
 def require_weights(net: nn.Module, weights: Weights, who: str) -> None:
@@ -44,7 +79,17 @@ def _other_weights(sent: Mapping[str, object], expected: Mapping[str, object], w
 
 def load_weights(net: nn.Module, weights: Weights) -> None:
     """Load weights into a network. PyTorch raises RuntimeError for missing or extra keys and wrong shapes."""
-    net.load_state_dict(to_tensors(weights))
+    load_tensors(net, to_tensors(weights))
+
+
+def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool = True) -> None:
+    """The same of tensors of the processor; ``strict`` is as in ``load_state_dict``."""
+    device = _device_of(net)
+    net.load_state_dict(tensors if device.type == "cpu" else sent(tensors, device), strict=strict)
+
+
+def _device_of(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -268,13 +268,16 @@ class Task(Protocol):
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
 
-    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        """Logits of the images of one batch of ``data.eval_images``.
+    def logits(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, final: bool, apart: bool = False
+    ) -> Iterator[Tensor]:
+        """Logits of the images of each batch of ``data.eval_images``, one after the other.
 
         Args:
             forward: the network with every method's inputs; takes images of the size of training (`spatial`).
-            x: the batch, on the CPU.
+            batches: on the CPU, or where the network is.
             final: whether final models are evaluated, and not those of each round.
+            apart: whether no pass of the network may have images of several batches.
         """
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:

@@ -13,6 +13,7 @@ def libraries(task: TaskSpec) -> tuple[str, ...]:
     """
     if task.kind != "segmentation":
         return ("torch._dynamo",)
-    ours = not any(name.startswith("monai.") for name in (task.network.name, task.loss.name))
     surfaces = ("torch._dynamo", "scipy.ndimage", "scipy.spatial")
-    return surfaces if ours and "patch" not in task.data else (*surfaces, "monai")
+    listed = not isinstance(task.data.get("augmentation", ""), str)
+    theirs = listed or any(name.startswith("monai.") for name in (task.network.name, task.loss.name))
+    return (*surfaces, "monai") if theirs else surfaces

@@ -10,7 +10,7 @@ from typing import TypedDict
 from torch import nn
 
 from fedshift.federation.site.state import SiteState
-from fedshift.federation.tensors import load_weights, require_weights
+from fedshift.federation.tensors import load_tensors, load_weights, require_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
@@ -73,7 +73,7 @@ class JobNetwork:
         require_weights(self.net, broadcast.weights, f"site {run.site}, round {broadcast.round}")
         load_weights(self.net, broadcast.weights)
         if state.personal:
-            self.net.load_state_dict(state.personal, strict=False)
+            load_tensors(self.net, state.personal, strict=False)
         handles = chain.attach(self.net)
         try:
             with training_out_of_memory(run.site, broadcast.round):

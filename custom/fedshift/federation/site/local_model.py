@@ -109,8 +109,12 @@ class LocalModel:
             return state
         with self._loaded(state["weights"], last + 1) as (_, chain):
             schedule = self._job.task.schedule
-            predictions = local_training.predict(self._task, self._data, chain, self._net, "val", schedule)
-            score = self._task.scores(predictions, self._data, "val").get(self._task.metric)
+            scores = local_training.score_beside(
+                local_training.predict(self._task, self._data, chain, self._net, "val", schedule),
+                lambda classes: self._task.scores(classes, self._data, "val"),
+                self._net,
+            )
+        score = scores.get(self._task.metric)
         if best is not None and best["score"] is not None and (score is None or score <= best["score"]):
             return state
         return {**state, "best": {"weights": state["weights"], "round": last, "score": score}}
@@ -126,8 +130,13 @@ class LocalModel:
             cases, seed = CaseScores(), derive_seed(self._job.seed, self._site, 0, "bootstrap")
             schedule = self._job.task.schedule
             with self._loaded(best["weights"], best["round"] + 1) as (_, chain):
-                predicted = local_training.probabilities(self._task, self._data, chain, self._net, "test", schedule)
-                self._task.evaluate(predicted, self._data, "test", seed=seed, share_cases=False, keep=cases)
+                local_training.score_beside(
+                    local_training.probabilities(self._task, self._data, chain, self._net, "test", schedule),
+                    lambda values: self._task.evaluate(
+                        values, self._data, "test", seed=seed, share_cases=False, keep=cases
+                    ),
+                    self._net,
+                )
             self._tested = best["round"], cases
         return self._tested
 

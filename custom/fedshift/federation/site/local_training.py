@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice, starmap
+from queue import Queue
+from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +31,7 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
+from fedshift.tasks.cache import PART
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.out_of_memory import batch_out_of_memory
 from fedshift.tasks.precision import autocast
@@ -130,10 +133,14 @@ def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[T
             x, y = x.pin_memory(), y.pin_memory()
         return number, x, y
 
-    has_free_core = on_gpu or own_cores() > torch.get_num_threads()
-    for number, x, y in (ahead if has_free_core and data.in_threads else starmap)(make, planned()):
+    for number, x, y in (ahead if can_work_beside(run.device) and data.in_threads else starmap)(make, planned()):
         run.epoch = number
         yield x, y
+
+
+def can_work_beside(device: torch.device) -> bool:
+    """Whether another thread makes things faster while the network computes on a device."""
+    return device.type == "cuda" or own_cores() > torch.get_num_threads()
 
 
 def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:
@@ -158,18 +165,62 @@ def predict(
 ) -> Iterator[Tensor]:
     """Predicted classes of a subset of a site, batch by batch, (B, …) uint8 on the CPU."""
     for logits in _logits(task, data, chain, net, subset, schedule, final=False):
-        yield logits.argmax(1).to("cpu", torch.uint8)
+        yield logits.argmax(1).to(torch.uint8).cpu()  # in this order only bytes leave a GPU
 
 
 def probabilities(
-    task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+    task: Task,
+    data: SiteData,
+    chain: ClientChain,
+    net: nn.Module,
+    subset: Subset,
+    schedule: ScheduleSpec,
+    *,
+    apart: bool = False,
 ) -> Iterator[Tensor]:
     """Probabilities of the classes for a subset of a site, batch by batch, (B, K, …) float32 on the CPU.
 
-    NaN becomes 0 for every class, so that a broken model gets low scores and not an error.
+    NaN becomes 0 for every class, so that a broken model gets low scores and not an error. ``apart`` is as in
+    `Task.logits`.
     """
-    for logits in _logits(task, data, chain, net, subset, schedule, final=True):
+    for logits in _logits(task, data, chain, net, subset, schedule, final=True, apart=apart):
         yield logits.float().softmax(1).nan_to_num_(0).cpu()
+
+
+def score_beside(predicted: Iterator[Tensor], score: Callable[[Iterator[Tensor]], Made], net: nn.Module) -> Made:
+    """What ``score`` makes of a network's predictions, in a thread, while the next one is made here.
+
+    One after the other where `can_work_beside` says that a thread would not help. An error of either ends both.
+    """
+    if not can_work_beside(next(net.parameters()).device):
+        return score(predicted)
+    ready: Queue[Tensor | None] = Queue()
+    ended = Event()
+
+    def batches() -> Iterator[Tensor]:
+        while (batch := ready.get()) is not None:
+            ready.task_done()
+            yield batch
+
+    def read() -> Made:
+        unread = batches()
+        try:
+            return score(unread)
+        finally:
+            ended.set()
+            deque(unread, 0)  # so that nobody waits for it to be read
+
+    with ThreadPoolExecutor(1, thread_name_prefix="scores") as thread:
+        scored = thread.submit(read)
+        try:
+            for batch in predicted:
+                ready.put(batch)
+                ready.join()  # no more than one is ahead: they may be large
+                if ended.is_set():
+                    break
+        finally:
+            ready.put(None)
+    return scored.result()
 
 
 @torch.inference_mode()
@@ -182,6 +233,7 @@ def _logits(
     schedule: ScheduleSpec,
     *,
     final: bool,
+    apart: bool = False,
 ) -> Iterator[Tensor]:
     device = next(net.parameters()).device
     net.eval()
@@ -192,8 +244,20 @@ def _logits(
             logits: Tensor = net(x)
         return logits
 
-    for x in data.eval_images(subset):
-        yield task.logits(forward, x, final=final)
+    def images() -> Iterator[Tensor]:
+        for x in data.eval_images(subset):
+            yield x.to(device) if _fits(x, device, task.sizes["classes"][0]) else x
+
+    yield from task.logits(forward, images(), final=final, apart=apart)
+
+
+def _fits(x: Tensor, device: torch.device, n_classes: int) -> bool:
+    """Whether a GPU has room for images with their logits and what becomes of them, of `PART` of its memory."""
+    if device.type != "cuda":
+        return True
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    return 4 * (x.numel() + 3 * n_classes * x[:, 0].numel()) <= PART * free
 
 
 def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset) -> float:

@@ -49,8 +49,10 @@ class Scoring:
         if not self.data.count(subset):
             return {}
         schedule = self.job.task.schedule
-        predictions = local_training.predict(self.task, self.data, self.chain, self.net, subset, schedule)
-        return self.task.scores(predictions, self.data, subset)
+        predicted = local_training.predict(self.task, self.data, self.chain, self.net, subset, schedule)
+        return local_training.score_beside(
+            predicted, lambda classes: self.task.scores(classes, self.data, subset), self.net
+        )
 
     def of_round(self, round_: int) -> dict[str, float]:
         """Validation scores of the aggregate of a round, and test scores if the job has them of this round.
@@ -85,18 +87,24 @@ class Scoring:
 
     def evaluate(self, subset: Subset, cases: CaseScores | None = None) -> Evaluation:
         """Evaluate on one subset, which must have samples; ``cases`` gets the scores of single cases."""
-        predicted, seed = self.probabilities(subset), derive_seed(self.job.seed, self.site, 0, "bootstrap")
-        share = self.share_cases
-        return self.task.evaluate(predicted, self.data, subset, seed=seed, share_cases=share, keep=cases)
+        seed, share = derive_seed(self.job.seed, self.site, 0, "bootstrap"), self.share_cases
+        return local_training.score_beside(
+            self.probabilities(subset),
+            lambda values: self.task.evaluate(values, self.data, subset, seed=seed, share_cases=share, keep=cases),
+            self.net,
+        )
 
-    def probabilities(self, subset: Subset) -> Iterator[Tensor]:
-        """Yield class probabilities for one subset, by batches, (B, K, …) on the CPU."""
+    def probabilities(self, subset: Subset, *, apart: bool = False) -> Iterator[Tensor]:
+        """Yield class probabilities for one subset, by batches, (B, K, …) on the CPU; ``apart`` as in `Task.logits`."""
         schedule = self.job.task.schedule
-        return local_training.probabilities(self.task, self.data, self.chain, self.net, subset, schedule)
+        return local_training.probabilities(self.task, self.data, self.chain, self.net, subset, schedule, apart=apart)
 
     def confidences(self) -> list[float | None]:
         """How sure the model is of each validation case. Only tasks of scans have it; other jobs never ask."""
-        return list(cast("ScanTask", self.task).confidences(self.probabilities("val"), self.data, "val"))
+        task = cast("ScanTask", self.task)
+        return local_training.score_beside(
+            self.probabilities("val"), lambda values: list(task.confidences(values, self.data, "val")), self.net
+        )
 
     def gradient(self, subset: Subset) -> list[Tensor]:
         """Gradient of the mean loss over one subset (`local_training.gradient`), which a site never sends."""

@@ -245,9 +245,12 @@ class Site:
             yield self._scoring(chain)
 
     def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
-        """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
+        """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU.
+
+        Each batch passes the network by itself.
+        """
         with self.loaded(broadcast) as scoring:
-            yield from scoring.probabilities(subset)
+            yield from scoring.probabilities(subset, apart=True)
 
     # --- what it refuses --------------------------------------------------------------------------
 

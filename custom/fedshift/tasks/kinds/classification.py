@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -214,8 +214,10 @@ class Task:
         """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
         return functional.cross_entropy(precise(main(logits)), target)
 
-    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        return forward(x)
+    def logits(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, final: bool, apart: bool = False
+    ) -> Iterator[Tensor]:
+        return map(forward, batches)
 
     def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
         """``accuracy``: the share of the subset's images whose most likely class is the right one."""

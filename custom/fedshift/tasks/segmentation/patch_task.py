@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedshift.data.resampled import FORMAT, intensity_range
 from fedshift.data.splits import STEP, subject_of
 from fedshift.runtime.segmentation import PatchSpec, as_volume, classes_of
-from fedshift.runtime.windows import sliding
+from fedshift.runtime.windows import sliding_in_turn
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -69,7 +69,7 @@ class Task:
         self.per_case = tuple(self.metrics)
         self.spatial = self._data.patch
         self.sizes = sizes(self.spatial, len(task.classes))
-        copies = self._data.channels + 3 * len(task.classes) + 4
+        copies = self._data.channels + 4 * len(task.classes) + 4
         self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
         self.intensities = intensity_range(self._data.normalise, self._data.fixed)
         self._loss = self._make_loss(None)
@@ -129,14 +129,17 @@ class Task:
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         return self._loss(logits, target)
 
-    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        """Of a case, by the sliding window. Final models have the task's overlap, and mirror images if the job asks."""
-        return sliding(
+    def logits(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, final: bool, apart: bool = False
+    ) -> Iterator[Tensor]:
+        """Of cases, by the sliding window. Final models have the task's overlap, and mirror images if the job asks."""
+        return sliding_in_turn(
             forward,
-            x,
+            batches,
             patch=self.spatial,
             overlap=self._data.overlap if final else min(self._data.overlap, OVERLAP_OF_ROUNDS),
             mirror=self._mirrored if final else (),
+            together=False if apart else None,
         )
 
     @property

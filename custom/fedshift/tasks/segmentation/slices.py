@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -295,8 +295,10 @@ class Task:
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         return self._loss(logits, target)
 
-    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
-        return forward(x)
+    def logits(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, final: bool, apart: bool = False
+    ) -> Iterator[Tensor]:
+        return map(forward, batches)
 
     def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
         """``dice``: mean over cases with foreground of its Dice, on the network's grid; missing if there is none.

@@ -226,7 +226,7 @@ def _before(task: Task, images: Tensor, *, windows: bool) -> list[np.ndarray]:
         samples.append(_some(x, PIXELS_OF_A_PASS))
         return x[:, :1]
 
-    task.logits(keep, images, final=True)
+    next(task.logits(keep, [images], final=True))
     return samples
 
 
