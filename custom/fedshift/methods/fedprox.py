@@ -49,6 +49,7 @@ def distance(weights: Sequence[Tensor], anchor: Sequence[Tensor], *, squared: bo
 class Client(base.Client[Config]):
     """Adds the proximal term to the loss."""
 
+    in_ranks = frozenset({"begin", "loss"})
     idle = (
         base.Rule(
             "mu variant",

@@ -132,6 +132,7 @@ def convolutions(net: nn.Module) -> Iterator[_ConvNd]:
 class Client(base.Client[Config]):
     """Trains and predicts without normalisation."""
 
+    in_ranks = frozenset({"attach", "begin", "gradients"})
     attached_to_predict = True
     removes_norms = True
     needs = (base.Rule("a network without layer norms", "attention does not train without them"),)

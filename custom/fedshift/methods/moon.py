@@ -65,6 +65,7 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, *, temperature: floa
 class Client(EmbeddingClient[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
+    in_ranks = frozenset({"attach", "begin", "batch", "loss", "end"})
     clashes = (
         base.Rule(
             "gives a site the model that it trained last",
