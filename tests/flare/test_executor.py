@@ -176,11 +176,11 @@ def test_clients_of_a_simulation_are_spread_over_gpus(
     monkeypatch.setenv("FEDSHIFT_DEVICE", asked)
     taken = []
 
-    def chosen(device: str) -> torch.device:
+    def chosen(device: str, number: int) -> tuple[str, ...]:
         taken.append(device)
-        return torch.device("cpu")
+        return ("cpu",)
 
-    monkeypatch.setattr("fedshift.federation.site.job_network.choose_device", chosen)
+    monkeypatch.setattr("fedshift.federation.site.job_network.choose_devices", chosen)
     ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
     assert taken == [expected]  # HK is the second of BIDMC, HK, UCL
 

@@ -71,7 +71,8 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         check_paths(args)
         settle_root()
-        with phantom_data(getattr(args, "only_phantom", False)), chosen_device(getattr(args, "train_on", None)):
+        device = chosen_device(getattr(args, "train_on", None), getattr(args, "devices", None))
+        with phantom_data(getattr(args, "only_phantom", False)), device:
             code: int = args.func(args)
     except FedshiftError as error:
         if args.debug:

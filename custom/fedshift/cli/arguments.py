@@ -81,6 +81,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "NAME",
         "help": "cpu, cuda, cuda:1 … for all sites (default: $FEDSHIFT_DEVICE, else a GPU if any)",
     },
+    "--devices": {
+        "type": positive,
+        "metavar": "N",
+        "help": "devices that share each batch at every site, as GPUs or cores (default: $FEDSHIFT_DEVICES, else 1)",
+    },
     "--true-spacing": SWITCH | {"help": "voxels of 1 x 1 x 1 mm are real, not a header's placeholder"},
     "--trust-voxels": SWITCH
     | {"help": "accept files whose header differs from the image's if the number of voxels is the same"},
@@ -126,15 +131,20 @@ def add_resume_or_force(parser: Any) -> None:
 
 
 @contextmanager
-def chosen_device(asked: str | None) -> Iterator[None]:
-    """While it is open, this process and those it starts train on the device ``asked`` for, if it is not None."""
-    from fedshift.data.locate import DEVICE  # brings pydantic and numpy
+def chosen_device(asked: str | None, number: int | None = None) -> Iterator[None]:
+    """While it is open, this process and those it starts train on the device ``asked`` for, and on so many.
 
-    if asked is not None:
-        from fedshift.tasks.device import choose_device  # brings torch
+    None leaves them as they are.
+    """
+    from fedshift.data.locate import DEVICE, DEVICES  # brings pydantic and numpy
 
-        choose_device(asked)
-    with _environment(DEVICE, asked):
+    with _environment(DEVICE, asked), _environment(DEVICES, None if number is None else str(number)):
+        if asked is not None or number is not None:
+            from fedshift.data.locate import read_settings
+            from fedshift.tasks.device import choose_devices  # brings torch
+
+            settings = read_settings(None)
+            choose_devices(settings.device, settings.devices)
         yield
 
 

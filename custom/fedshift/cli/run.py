@@ -36,7 +36,7 @@ def add_run(parser: Any) -> None:
         "--in-process", action="store_true", help="without FLARE, one site after another: the same numbers"
     )
     add_resume_or_force(parser)
-    add_shared(parser, "--phantom", "--device", "--ignore-memory")
+    add_shared(parser, "--phantom", "--device", "--devices", "--ignore-memory")
     parser.set_defaults(func=run)
 
 

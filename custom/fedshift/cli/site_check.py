@@ -89,7 +89,7 @@ def _remarks(kit: Kit) -> Iterator[Remark]:
 def _about_data(kit: Kit) -> Iterator[Remark]:
     from fedshift.data.check import check
     from fedshift.federation.site.privacy.ledger import Ledger
-    from fedshift.tasks.device import choose_device
+    from fedshift.tasks.device import choose_devices
 
     try:
         settings = read_settings(kit.local)
@@ -101,7 +101,7 @@ def _about_data(kit: Kit) -> Iterator[Remark]:
         text = f"broken at release {broken.number}: 'fedshift site ledger {kit.folder}' says more"
         yield Remark("error", "ledger", text)
     try:
-        choose_device(settings.device)
+        choose_devices(settings.device, settings.devices)
     except FedshiftError as error:
         yield Remark("error", "device", f"{kit.local / SITE_FILE}: {error}")
     named, privacy = settings.data, settings.privacy

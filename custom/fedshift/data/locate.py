@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec, read_yaml
@@ -20,6 +20,7 @@ from fedshift.schema.task_files import apps_dir, tasks
 SITE_FILE = "fedshift.yaml"
 DATA = "FEDSHIFT_DATA"  # environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``
 DEVICE = "FEDSHIFT_DEVICE"  # environment variable: the device to train on, as `SiteSettings.device`
+DEVICES = "FEDSHIFT_DEVICES"  # environment variable: how many of them, as `SiteSettings.devices`
 MOST_NAMED = 12  # sites that an error lists by name
 PHANTOM = "phantom"  # key of a task file: whether ``fedshift data phantom`` makes data for the task
 
@@ -30,11 +31,13 @@ class SiteSettings(Strict):
     Attributes:
         data: data set -> absolute path of the site's prepared folder.
         device: torch's name of the device to train on, or ``auto``.
+        devices: how many such devices share each batch: GPUs from that one on, or cores of the processor.
         privacy: what may leave the site, and with how much noise. Without it, all that the job's methods send may.
     """
 
     data: dict[str, str] = {}
     device: str = "auto"
+    devices: int = Field(default=1, strict=True, ge=1)
     privacy: Policy | None = None
 
     @field_validator("privacy", mode="before")
@@ -47,14 +50,20 @@ class SiteSettings(Strict):
 
 
 def read_settings(local: Path | None, environ: Mapping[str, str] = os.environ) -> SiteSettings:
-    """Read the settings in a kit's ``local`` folder. ``$FEDSHIFT_DEVICE`` is the device if the file names none.
+    """Read the settings in a kit's ``local`` folder.
+
+    ``$FEDSHIFT_DEVICE`` and ``$FEDSHIFT_DEVICES`` are device and devices if the file names none.
 
     Raises:
-        ConfigError: the file is not YAML, or a key or value in it is not valid.
+        ConfigError: the file is not YAML, or a key or value in it is not valid, or one of the variables.
     """
     path = local / SITE_FILE if local else None
     given = read_yaml(path) if path and path.is_file() else {}
-    return SiteSettings.parse({"device": environ.get(DEVICE) or "auto", **given}, where=str(path))
+    number = environ.get(DEVICES) or "1"
+    if not (number.isdecimal() and int(number)):
+        raise ConfigError("invalid-value", f"${DEVICES} is {number!r}: set it to a whole number from 1")
+    by_environment = {"device": environ.get(DEVICE) or "auto", "devices": int(number)}
+    return SiteSettings.parse({**by_environment, **given}, where=str(path))
 
 
 def data_home(environ: Mapping[str, str] = os.environ) -> Path:

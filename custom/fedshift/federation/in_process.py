@@ -10,11 +10,13 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedshift.data.locate import DEVICES
 from fedshift.data.samples import EverySite, Union
 from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator
@@ -29,6 +31,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
+from fedshift.tasks.device import own_devices
 from fedshift.tasks.kinds import build_task
 
 log = logging.getLogger("fedshift")
@@ -43,6 +46,7 @@ def run_in_process(
     folder: Path,
     *,
     device: str = "auto",
+    devices: int | None = None,
     resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
     on_update: Callable[[Broadcast, Update], None] = lambda broadcast, update: None,
@@ -55,6 +59,7 @@ def run_in_process(
         data: each site's prepared folder.
         folder: where results, models and the sites' state go.
         device: where to train, as torch names it; ``auto`` is a GPU if there is one.
+        devices: how many of them share each batch; None for ``$FEDSHIFT_DEVICES``, else 1.
         resume: go on after the last closed round of an interrupted run in ``folder``.
         on_progress: called whenever there is something new to show.
         on_update: called with every accepted update of a training round and the message that it answers, as sent.
@@ -62,7 +67,8 @@ def run_in_process(
 
     Raises:
         QuorumError: too few sites gave usable answers.
-        ConfigError: the job is a centralised reference, or can't be resumed; or another run is using ``folder``.
+        ConfigError: the job is a centralised reference, or can't be resumed; another run is using ``folder``; or the
+            machine has not so many devices, or they cannot train the job.
     """
     coordinator_class = _coordinator_class(job)
     with lock_run(folder):
@@ -70,26 +76,37 @@ def run_in_process(
         if coordinator.is_pooled:
             method_set.require_federation(job)
         _begin(coordinator, resume=resume)
-        sites = _Sites(job, data, folder / SITE_STATE, device, privacy or {})
-        gradients = DomainGradients(coordinator)
-        for request in coordinator.requests():
-            for name in coordinator.invited:
-                try:
-                    site = sites[name]
-                    answer = site.answer(request.task, request.broadcast)
-                    if gradients.domains and request.task == "validate":
-                        gradients.add(site, request.broadcast)
-                except Exception as error:  # a site that fails is recorded and left out, as under FLARE
-                    log.debug("site %s", name, exc_info=True)
-                    coordinator.reject(name, request.task, str(error))
-                    continue
-                accepted = coordinator.take(answer, site.info())
-                if accepted and request.task == "train" and isinstance(answer, Update):
-                    on_update(request.broadcast, answer)
-            del request  # the message need not stay in memory while the round is closed
-        if gradients.domains:
-            gradients.record()
+        number = devices or own_devices()
+        sites = _Sites(job, data, folder / SITE_STATE, device, number, privacy or {})
+        if number > 1:
+            _ = sites.network  # what is refused is refused at once
+        try:
+            _answer(coordinator, sites, on_update)
+        finally:
+            sites.end()
         return coordinator
+
+
+def _answer(coordinator: Coordinator, sites: _Sites, on_update: Callable[[Broadcast, Update], None]) -> None:
+    """Have the sites answer all requests of a run."""
+    gradients = DomainGradients(coordinator)
+    for request in coordinator.requests():
+        for name in coordinator.invited:
+            try:
+                site = sites[name]
+                answer = site.answer(request.task, request.broadcast)
+                if gradients.domains and request.task == "validate":
+                    gradients.add(site, request.broadcast)
+            except Exception as error:  # a site that fails is recorded and left out, as under FLARE
+                log.debug("site %s", name, exc_info=True)
+                coordinator.reject(name, request.task, str(error))
+                continue
+            accepted = coordinator.take(answer, site.info())
+            if accepted and request.task == "train" and isinstance(answer, Update):
+                on_update(request.broadcast, answer)
+        del request  # the message need not stay in memory while the round is closed
+    if gradients.domains:
+        gradients.record()
 
 
 def run_pooled(
@@ -104,8 +121,12 @@ def run_pooled(
     """Run a centralised reference: train on all sites' images together, and score the model at every site.
 
     The record is that of a federated run in which every site's update is the same model. Arguments and errors are those
-    of `run_in_process`, but a site that fails ends the run.
+    of `run_in_process`, but a site that fails ends the run, and it trains on one device.
     """
+    if own_devices() > 1:
+        raise ConfigError(
+            "devices-unfit", f"${DEVICES} is {own_devices()}, and a centralised reference trains on one: unset it"
+        )
     with lock_run(folder):
         coordinator = Coordinator(job, folder, on_progress=on_progress)
         _begin(coordinator, resume=resume)
@@ -132,18 +153,32 @@ class _Sites(dict[str, Site]):
     """The sites of a run, each opened when it is first asked. They use one network."""
 
     def __init__(
-        self, job: JobSpec, data: Mapping[str, Path], state: Path, device: str, policies: Mapping[str, Policy]
+        self,
+        job: JobSpec,
+        data: Mapping[str, Path],
+        state: Path,
+        device: str,
+        devices: int,
+        policies: Mapping[str, Policy],
     ) -> None:
         super().__init__()
-        self._job, self._data, self._state, self._device, self._policies = job, data, state, device, policies
-        self._network: JobNetwork | None = None
+        self._job, self._data, self._state, self._policies = job, data, state, policies
+        self._device, self._devices = device, devices
+
+    @cached_property
+    def network(self) -> JobNetwork:
+        return JobNetwork.load(self._job, self._job.task.sites[0], device=self._device, devices=self._devices)
+
+    def end(self) -> None:
+        """End the processes that share batches with this one, if there are any."""
+        if self._devices > 1 and self.network.ranks is not None:
+            self.network.ranks.end()
 
     def __missing__(self, name: str) -> Site:
         job, policy, masked = self._job, self._policies.get(name), self._job.federation.encryption == "masks"
-        self._network = self._network or JobNetwork.load(job, name, device=self._device)
         options = SiteOptions(
             self._state,
-            job_network=self._network,
+            job_network=self.network,
             policy=policy,
             share_cases=policy is None or policy.case_scores,
             describe_scans=site_reference,

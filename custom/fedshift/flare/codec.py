@@ -185,7 +185,10 @@ def _encode(answer: Answer) -> DXO:
     content = answer.content
     meta: dict[str, Any] = {"kind": type(content).__name__, "round": int(content.round)}
     if answer.info is not None:
-        meta["info"] = asdict(answer.info)
+        info = asdict(answer.info)
+        if info["devices"] == 1:  # as nearly everywhere
+            del info["devices"]
+        meta["info"] = info
     if answer.ledger is not None:
         meta["ledger"] = answer.ledger.model_dump()
     data: dict[str, DXO] = {}

@@ -97,7 +97,7 @@ def dry_run(
     if name in job.task.held_out:
         return [_evaluation(job, name, data, folder, settings, steps)]
     short = _shortened(job, steps)
-    device, privacy = settings.device, settings.privacy
+    privacy = settings.privacy
     if privacy is not None and job.federation.encryption is not None:
         privacy = privacy.model_copy(update={"encryption": None})  # the job encrypts; what it runs as here does not
     account = folder / "ledger"
@@ -105,7 +105,10 @@ def dry_run(
     for file in (LEDGER_FILE, HEAD_FILE):
         if ledger is not None and (ledger / file).is_file():
             shutil.copy(ledger / file, account)
-    site = Site(short, name, data, SiteOptions(folder / "site", device=device, policy=privacy, ledger=account))
+    options = SiteOptions(
+        folder / "site", device=settings.device, devices=settings.devices, policy=privacy, ledger=account
+    )
+    site = Site(short, name, data, options)
     server = _Alone(short, folder / "server")
     kept = SiteLedger(name, account)
     statistics, first = site.statistics(), kept.head()

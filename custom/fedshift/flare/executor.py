@@ -156,12 +156,14 @@ class FedshiftExecutor(Executor):
         if simulated:
             take_site_back(name, states)
             clients = list(hosts(job))
-            device = spread(device, clients.index(fl_ctx.get_identity_name()))
+            if settings.devices == 1:
+                device = spread(device, clients.index(fl_ctx.get_identity_name()))
             if WORKERS not in os.environ:  # FLARE's own command does not say how many sites work at a time
                 workers = len(clients)
         options = SiteOptions(
             states,
             device=device,
+            devices=settings.devices,
             job_network=next((site.job_network for site in self._sites.values()), None),
             policy=settings.privacy,
             ledger=None if simulated else local,

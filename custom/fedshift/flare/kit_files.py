@@ -58,6 +58,8 @@ data:
 
 # Where to train: auto (a GPU if there is one), cpu, cuda, cuda:1, ...
 device: auto
+# How many such devices share each batch: GPUs from that one on, or with cpu so many cores.
+devices: 1
 
 # What may leave beside the network's weights and scores. A job whose methods send more is refused here.
 privacy:

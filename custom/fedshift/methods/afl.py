@@ -88,6 +88,8 @@ def shares(weights: np.ndarray, *, lowest: float, all_sites: bool) -> np.ndarray
 class Client(base.Client[Config]):
     """Sends the received model's loss over the site's training samples."""
 
+    in_ranks = frozenset({"begin", "end"})
+
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         return {"loss": LOSS}
 

@@ -159,6 +159,7 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
 class Client(base.Client[Config]):
     """Augments every training batch before normalisation."""
 
+    in_ranks = frozenset({"augment"})
     idle = (
         base.Rule(
             "interpolation",

@@ -35,7 +35,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
-from fedshift.schema.seeding import generator
+from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.captured import Captured
 from fedshift.tasks.losses import Logits
@@ -173,6 +173,12 @@ class Run:
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    rank: int = 0
+    """Which of the site's devices this is that share each batch, from 0."""
+    ranks: int = 1
+    """How many they are."""
+    share: float = 1.0
+    """How large the share of this rank is in the present batch, of 1."""
     clip_norm: float | None = None
     """Largest L2 norm of a batch's gradient, over all parameters."""
     normalise: Normalise = lambda x, *, training: x
@@ -195,6 +201,10 @@ class Run:
         assert self.optimizer is not None
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def seed_of(self, purpose: str) -> int:
+        """The seed of what this rank draws for a purpose in the round."""
+        return derive_seed(self.seed, self.site, self.round, f"{purpose} at rank {self.rank}" if self.rank else purpose)
+
     def received_parameters(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         """Yield every parameter's name, the parameter, and its received value on the parameter's device."""
         for name, parameter in self.net.named_parameters():
@@ -215,10 +225,14 @@ class Context:
         return self.run.round
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The generator for (seed, site, round, method, purpose). Its state advances within the round."""
+        """The generator for (seed, site, round, method, purpose). Its state advances within the round.
+
+        Where several devices share each batch, what is first drawn in `begin` or before is the same at each, and what
+        is first drawn in a step is not.
+        """
         name = f"{self.method}.{purpose}"
         if name not in self.run.generators:
-            self.run.generators[name] = generator(self.run.seed, self.run.site, self.run.round, name)
+            self.run.generators[name] = torch.Generator().manual_seed(self.run.seed_of(name))
         return self.run.generators[name]
 
 
@@ -297,6 +311,10 @@ class Client(Generic[ConfigT]):
     """Fewest samples of a batch that `loss` and the layers of `attach` may be given at a time, where batches go through
     the network in parts (`fedshift.federation.site.parts`): 1 if the mean over parts is the whole batch's, 2 if layers
     compare samples and may compare those of a part, 0 if all samples of the batch are needed at once."""
+    in_ranks: ClassVar[frozenset[str]] = frozenset()
+    """Hooks of this half that fit several devices of a site that share each batch: what they make of a share, averaged
+    over the shares, is what they make of the batch, and what they keep is the same at every device. Methods with other
+    hooks are refused there (`fedshift.federation.site.ranks.refusals`)."""
     resumable: ClassVar[bool] = True
     """Whether `checkpoint` has all that a round's later steps need. If not, an interrupted round is begun anew."""
     option_for_sums: ClassVar[str] = ""

@@ -104,6 +104,7 @@ class Client(base.Client[Config]):
     State: ``own.<key>`` is the network after the site's last training round, ``received.<key>`` what the server sent.
     """
 
+    in_ranks = frozenset({"begin", "end"})
     needs = (base.Rule("two sites", "each is compared with the others"),)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:

@@ -89,6 +89,8 @@ def adjusted(weights: np.ndarray, gaps: np.ndarray, *, step: float, released: bo
 class Client(base.Client[Config]):
     """Sends the received and the trained model's loss over the site's validation samples, or else training samples."""
 
+    in_ranks = frozenset({"begin", "end"})
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         sites = min(len(job.task.sites), job.federation.sites_per_round or len(job.task.sites))
         if self.config.variant == "paper" and sites < PAPER_SITES:

@@ -74,6 +74,7 @@ class Client(base.Client[Config]):
     State: l_k, by `tally`.
     """
 
+    in_ranks = frozenset({"begin", "gradients", "end"})
     adds_up_changes = True
     clashes = (
         base.Rule("keeps a model, or parts of it, at the site", "needs every site's change of all parameters"),

@@ -41,6 +41,7 @@ class Config(harmofl.Config):
 class Client(harmofl.Client):
     """Normalises images and takes the local step with the gradient at w + δ."""
 
+    in_ranks = frozenset({"inputs", "step"})
     owns = frozenset({"step"})
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:

@@ -50,6 +50,7 @@ class Client(base.Client[Config]):
     """Adds the proximal term to the loss."""
 
     least_part = 1
+    in_ranks = frozenset({"begin", "loss"})
     idle = (
         base.Rule(
             "mu variant",

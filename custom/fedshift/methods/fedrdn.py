@@ -69,6 +69,7 @@ def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 class Client(base.Client[Config]):
     """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
 
+    in_ranks = frozenset({"inputs"})
     per_sample = frozenset({"inputs"})  # in training only what all sites have sent is used
     idle = (
         base.Rule(

@@ -59,6 +59,7 @@ def head_steps(steps: int, share: float) -> int:
 class Client(base.Client[Config]):
     """Keeps the head at the site and trains one part at a time."""
 
+    in_ranks = frozenset({"begin", "gradients"})
     needs = (base.Rule("a named head"),)
     traits = (base.Rule("trains parts of the network in turn"),)
     clashes = (base.Rule("may keep the head at the site", "keeps it too"),)

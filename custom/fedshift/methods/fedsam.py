@@ -80,6 +80,7 @@ def perturbed_step(
 class Client(base.Client[Config]):
     """Takes the local step with the gradient at w + ε."""
 
+    in_ranks = frozenset({"step"})
     owns = frozenset({"step"})
     idle = (base.Rule("eta", "it belongs to adaptive SAM: --set fedsam.adaptive=true as well", {"adaptive": False}),)
 

@@ -48,6 +48,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Accumulates gradients and takes one step at the end of the round."""
 
+    in_ranks = frozenset({"step", "end"})
     owns = frozenset({"step"})
     waits = True
     needs = (

@@ -133,6 +133,7 @@ class Client(base.Client[Config]):
     """Trains and predicts without normalisation."""
 
     least_part = 1
+    in_ranks = frozenset({"attach", "begin", "gradients"})
     attached_to_predict = True
     removes_norms = True
     needs = (base.Rule("a network without layer norms", "attention does not train without them"),)

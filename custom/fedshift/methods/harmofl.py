@@ -78,6 +78,7 @@ def with_mean(x: Tensor, shared: Tensor) -> Tensor:
 class Client(base.Client[Config]):
     """Sends its mean spectrum once and normalises every image with the shared one."""
 
+    in_ranks = frozenset({"inputs"})
     clashes = (base.Rule("normalises images", "would undo that, or be undone"),)
 
     def perturbations(self) -> Mapping[str, base.Client[Any]]:

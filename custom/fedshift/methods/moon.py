@@ -66,6 +66,7 @@ class Client(EmbeddingClient[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
     least_part = 1
+    in_ranks = frozenset({"attach", "begin", "batch", "loss", "end"})
     clashes = (
         base.Rule(
             "gives a site the model that it trained last",

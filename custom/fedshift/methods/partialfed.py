@@ -132,6 +132,7 @@ def random_batches(
 class Client(base.Client[Config]):
     """Keeps a copy of its model and mixes it with the received one."""
 
+    in_ranks = frozenset({"begin", "end"})
     clashes = (base.Rule("keeps parts of the model at the site", "decides that too"),)
     idle = (
         base.Rule("keep", "mode adaptive learns what to keep", {"mode": "adaptive"}),

@@ -77,6 +77,7 @@ class Client(base.Client[Config]):
     State: c_i, by `tally`.
     """
 
+    in_ranks = frozenset({"begin", "gradients", "end"})
     adds_up_changes = True
     needs = (
         base.Rule("SGD"),

@@ -69,6 +69,8 @@ def coefficients(losses: np.ndarray, shares: np.ndarray, *, beta: float, release
 class Client(base.Client[Config]):
     """Sends the loss of the received model, or with ``variant: released`` of the trained one."""
 
+    in_ranks = frozenset({"begin", "end"})
+
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         return {"loss": LOSS}
 

@@ -97,8 +97,8 @@ ROWS_OF_EVERY_JOB = (
         "the size of the data set, whether it has changed, and whether distances in mm are valid",
     ),
     (
-        "device model, precision, threads",
-        "3 values",
+        "device model, precision, threads, number of devices",
+        "4 values",
         "every answer",
         "the kind of machine at the site",
     ),

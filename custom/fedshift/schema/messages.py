@@ -93,6 +93,7 @@ class SiteInfo:
 
     ``cases``: the number of cases of each split, of which the samples (slices, patches, pictures) are.
     ``device``: model name of the GPU or the processor. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
+    ``devices``: how many such devices, or cores of the processor, share each batch.
     ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing. ``simulated``: what
     was simulated of real scans, such as their scanners. ``phantom``: `fedshift.schema.manifest.PhantomOptions` of scans
     that are simulated as a whole.
@@ -108,6 +109,7 @@ class SiteInfo:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int = 1
+    devices: int = 1
     unknown_spacing: bool = False
     simulated: str = ""
     phantom: dict[str, Any] | None = None

@@ -127,11 +127,19 @@ class DataRecord(_Model):
 
 
 class MachineRecord(_Model):
-    """A site's hardware as it reports it: device model, precision and PyTorch threads."""
+    """A site's hardware as it reports it: device model, precision and PyTorch threads.
+
+    ``devices``: how many such devices share each batch, with so many threads each; it is written if it is not 1.
+    """
 
     device: str = Field(max_length=64, pattern=r"^\w[ -~]*$")
     precision: Literal["fp32", "bf16"]
     threads: int = Field(strict=True, ge=1, le=4096)
+    devices: int = Field(default=1, strict=True, ge=1, le=4096)
+
+    @model_serializer(mode="wrap")
+    def _in_short(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if name != "devices" or value != 1}
 
 
 class SiteRound(_Model):

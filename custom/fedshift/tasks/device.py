@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from fedshift.data.locate import read_settings
 from fedshift.schema.errors import ConfigError
+from fedshift.tasks.machine import cores
 
 MAX_NAME_LENGTH = 64
 """Maximum length of a device name in records."""
@@ -83,6 +85,27 @@ def choose_device(asked: str = "auto") -> torch.device:
     return device
 
 
+def choose_devices(asked: str, number: int) -> tuple[str, ...]:
+    """Names of so many devices that train together: GPUs from the one asked for on, or the processor, with its cores.
+
+    Raises:
+        ConfigError: this machine does not have so many.
+    """
+    first = choose_device(asked)
+    if number == 1:
+        return (str(first),)
+    have, what = 1, f"{first.type} device"
+    if first.type == "cuda":
+        have, what = torch.cuda.device_count() - first.index, f"CUDA device from {first} on"
+    elif first.type == "cpu" and sys.platform != "win32":
+        have, what = cores(), "processor core"
+    if number > have:
+        raise ConfigError(
+            "device-unusable", f"devices is {number}, and this machine has {have} {what}: set devices to at most {have}"
+        )
+    return tuple(f"cuda:{first.index + rank}" if first.type == "cuda" else str(first) for rank in range(number))
+
+
 def _unusable(asked: str, reason: str) -> ConfigError:
     return ConfigError(
         "device-unusable", f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda"
@@ -92,3 +115,8 @@ def _unusable(asked: str, reason: str) -> ConfigError:
 def own_device() -> str:
     """The device that this process trains on: ``$FEDSHIFT_DEVICE``, else a GPU if there is one."""
     return str(choose_device(read_settings(None).device))
+
+
+def own_devices() -> int:
+    """How many devices a site of this process trains on: ``$FEDSHIFT_DEVICES``, else 1."""
+    return read_settings(None).devices

@@ -31,8 +31,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processes(workers: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """How many processes share this machine's cores: ``workers``, or ``$FEDSHIFT_WORKERS``, or this one alone."""
+    text = environ.get(WORKERS, "")
+    return max(workers or (int(text) if text.isdigit() else 1), 1)
+
+
 def own_cores(workers: int | None = None, environ: Mapping[str, str] = os.environ, *, total: int | None = None) -> int:
     """This process's share of the cores, if ``workers`` (default ``$FEDSHIFT_WORKERS``) processes share ``total``."""
-    text = environ.get(WORKERS, "")
-    processes = workers or (int(text) if text.isdigit() else 1)
-    return max(1, (total or cores()) // max(processes, 1))
+    return max(1, (total or cores()) // processes(workers, environ))

@@ -51,12 +51,13 @@ class Checkpoint:
     _last: float = field(default_factory=time.monotonic)
 
     def done(self, name: str, make: Callable[[], Any]) -> Any:
-        """The result of a part of the round, which is not made again after an interruption. Tensors and plain values.
+        """The result of a part of the round, which is made once: not again after an interruption.
 
-        Parts and loops come in the same order each time.
+        Tensors and plain values. Parts and loops come in the same order each time.
         """
-        saved: Content = self._saved.get("done", {})
-        self._parts[name] = saved[name] if name in saved else make()
+        if name not in self._parts:
+            saved: Content = self._saved.get("done", {})
+            self._parts[name] = saved[name] if name in saved else make()
         return self._parts[name]
 
     def loop(self, name: str) -> Loop:

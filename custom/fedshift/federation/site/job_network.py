@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+import torch
 from torch import nn
 
 from fedshift.federation.site.state import SiteState
@@ -17,10 +18,14 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.captured import Captured, make_captured
-from fedshift.tasks.device import choose_device, device_name
+from fedshift.tasks.device import choose_devices, device_name
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.machine import processes
 from fedshift.tasks.out_of_memory import training_out_of_memory
 from fedshift.tasks.precision import prepare, settled, use_threads
+
+if TYPE_CHECKING:
+    from fedshift.federation.site.ranks.team import Ranks
 
 
 class Hardware(TypedDict):
@@ -29,37 +34,56 @@ class Hardware(TypedDict):
     device: str
     precision: str
     threads: int
+    devices: int
 
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """The network and the job's methods. It keeps nothing from one task to the next."""
+    """The network and the job's methods. It keeps nothing from one task to the next.
+
+    ``ranks``: the processes that share each batch with this one, on other devices, if there are any.
+    """
 
     net: nn.Module
     methods: MethodSet
     hardware: Hardware
     captured: Captured | None = None
+    ranks: Ranks | None = None
 
     @classmethod
-    def load(cls, job: JobSpec, site: str, *, device: str = "auto", workers: int | None = None) -> JobNetwork:
+    def load(
+        cls, job: JobSpec, site: str, *, device: str = "auto", devices: int = 1, workers: int | None = None
+    ) -> JobNetwork:
         """Build the network and move it to where it is trained. Errors name ``site``, the first that uses it.
 
-        ``device`` and ``workers`` are as in `fedshift.federation.site.site.SiteOptions`.
+        ``device``, ``devices`` and ``workers`` are as in `fedshift.federation.site.site.SiteOptions`.
 
         Raises:
-            ConfigError: this machine has no such device.
+            ConfigError: this machine has no such device, or not so many; or several cannot train the job.
             TooLittleMemory: the network does not fit.
         """
         schedule = job.task.schedule
+        if site in job.task.held_out:
+            devices = 1  # it only scores
         with training_out_of_memory(site):
-            place = choose_device(device)
+            names = choose_devices(device, devices)
+            place = torch.device(names[0])
+            if devices > 1:
+                workers = processes(workers) * devices
             hardware = Hardware(
                 device=device_name(place),
                 precision=settled(schedule.precision, place),
                 threads=use_threads(schedule.threads, workers=workers),
+                devices=devices,
             )
             net = prepare(build_task(job).network(), schedule.precision, place)
-        return cls(net, MethodSet(job, net), hardware, make_captured(net, schedule.precision, place))
+        methods, captured = MethodSet(job, net), make_captured(net, schedule.precision, place)
+        if devices == 1:
+            return cls(net, methods, hardware, captured)
+        from fedshift.federation.site.ranks import refusals, team
+
+        refusals.check(methods, devices=devices, site=site)
+        return cls(net, methods, hardware, captured, team.Ranks(names, workers=workers))
 
     @contextmanager
     def session(self, broadcast: Broadcast, run: Run, state: SiteState) -> Iterator[ClientChain]:

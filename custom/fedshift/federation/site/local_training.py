@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count, islice, starmap
 from queue import Queue
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from fedshift.tasks.cache import PART
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.out_of_memory import batch_out_of_memory
 from fedshift.tasks.precision import autocast
+
+if TYPE_CHECKING:
+    from fedshift.federation.site.ranks.group import Group
 
 log = logging.getLogger("fedshift")
 
@@ -65,12 +68,19 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
 
 
 def train(
-    task: Task, data: Samples, chain: ClientChain, run: Run, schedule: ScheduleSpec, loop: Loop | None = None
+    task: Task,
+    data: Samples,
+    chain: ClientChain,
+    run: Run,
+    schedule: ScheduleSpec,
+    loop: Loop | None = None,
+    group: Group | None = None,
 ) -> tuple[int, float]:
     """Train for one round. Returns the number of optimiser steps and the mean training loss per step.
 
     With ``schedule.minutes`` the round ends after so many minutes of steps, and at least one step, or with the planned
-    number of steps. The ``chain`` has begun the round; ``loop`` keeps checkpoints and goes on from one, if given.
+    number of steps. The ``chain`` has begun the round; ``loop`` keeps checkpoints and goes on from one, if given;
+    ``group`` are the ranks that share each batch, if several do.
 
     Raises:
         BatchTooLarge: the passes of a batch ran out of memory.
@@ -83,8 +93,10 @@ def train(
     limit = math.inf if schedule.minutes is None else 60 * schedule.minutes
     net.train()
     run.steps = planned_steps(data, schedule)
-    passes = Passes(task, chain, run, schedule)
-    with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
+    passes = Passes(task, chain, run, schedule, group)
+    if group is not None:
+        run.rank, run.ranks = group.rank, group.size
+    with seeded_global(run.seed_of("layers")):
         total = loop.resume(run, chain).get("loss", torch.zeros(())).to(device)
         passes.capture(data)
         for x, y in batches(data, run, schedule):
@@ -92,6 +104,8 @@ def train(
                 raise Stopped("stopped", f"site {run.site}, round {run.round}: stopped before it was done")
             if run.step and loop.seconds >= limit:
                 break
+            if group is not None:
+                group.begin_step()
             batch = chain.batch(Batch(x.to(device, non_blocking=True), y.to(device, non_blocking=True)))
             with batch_out_of_memory(run.site, run.round):
                 total += chain.step(Replayed(run, partial(passes.gradients, batch)), optimizer.step)
@@ -108,6 +122,9 @@ def train(
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of a round from step ``run.step`` on, of as many shuffled epochs as needed; ``run.epoch`` counts.
 
+    Of a batch that several ranks share, this rank's share; ``run.share`` is how large it is. Order and samples do not
+    depend on the number of ranks.
+
     Where a core is free, or a GPU trains, the next batch is made by another thread while the present one trains.
     """
     order = generator(run.seed, run.site, run.round, "order")
@@ -118,29 +135,43 @@ def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[T
             each = data.epoch(batch_size=schedule.batch_size, order=order, drop_last=schedule.drop_last)
             yield from ((number, index) for index in each)
 
-    def planned() -> Iterator[tuple[int, np.ndarray, Tensor]]:
+    def planned() -> Iterator[tuple[int, np.ndarray, Tensor, float]]:
         place = 0
         for step, (number, index) in enumerate(islice(epochs(), planned_steps(data, schedule))):
             if step >= run.step:
-                yield number, index, sample_seeds(seed, torch.arange(place, place + len(index)))
+                seeds = sample_seeds(seed, torch.arange(place, place + len(index)))
+                taken, share = share_of(len(index), rank=run.rank, ranks=run.ranks)
+                yield number, index[taken], seeds[taken], share
             place += len(index)
 
     on_gpu = run.device.type == "cuda"
 
-    def make(number: int, index: np.ndarray, seeds: Tensor) -> tuple[int, Tensor, Tensor]:
+    def make(number: int, index: np.ndarray, seeds: Tensor, share: float) -> tuple[int, float, Tensor, Tensor]:
         x, y = data.train_batch(index, seeds=seeds)
         if on_gpu and not x.is_cuda:  # so that the copy need not be waited for
             x, y = x.pin_memory(), y.pin_memory()
-        return number, x, y
+        return number, share, x, y
 
-    for number, x, y in (ahead if can_work_beside(run.device) and data.in_threads else starmap)(make, planned()):
-        run.epoch = number
+    beside = can_work_beside(run.device, ranks=run.ranks) and data.in_threads
+    for number, share, x, y in (ahead if beside else starmap)(make, planned()):
+        run.epoch, run.share = number, share
         yield x, y
 
 
-def can_work_beside(device: torch.device) -> bool:
-    """Whether another thread makes things faster while the network computes on a device."""
-    return device.type == "cuda" or own_cores() > torch.get_num_threads()
+def can_work_beside(device: torch.device, *, ranks: int = 1) -> bool:
+    """Whether another thread makes things faster while the network computes on a device, of one of so many ranks."""
+    return device.type == "cuda" or own_cores() // ranks > torch.get_num_threads()
+
+
+def share_of(size: int, *, rank: int, ranks: int) -> tuple[slice, float]:
+    """A rank's share of a batch of so many samples, in their order, and its part of the batch.
+
+    A rank for which there is no sample takes the first, as a part of 0, so that all do the same passes.
+    """
+    each, more = divmod(size, ranks)
+    start = rank * each + min(rank, more)
+    count = each + (rank < more)
+    return slice(start, start + count) if count else slice(0, 1), count / size
 
 
 def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:

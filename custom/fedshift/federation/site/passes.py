@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +23,24 @@ from fedshift.tasks.base import Task
 from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import autocast
 
+if TYPE_CHECKING:
+    from fedshift.federation.site.ranks.group import Group
+
 log = logging.getLogger("fedshift")
 
 
 @dataclass
 class Passes:
-    """The passes of a round's batches through the network, in parts of at most ``run.part`` samples."""
+    """The passes of a round's batches through the network, in parts of at most ``run.part`` samples.
+
+    ``group``: the ranks that share each batch, if several do.
+    """
 
     task: Task
     chain: ClientChain
     run: Run
     schedule: ScheduleSpec
+    group: Group | None = None
 
     def gradients(self, batch: Batch) -> Tensor:
         """Set the gradients of a batch (images as the methods' ``batch`` gave them). Returns its loss, a scalar."""
@@ -43,6 +51,8 @@ class Passes:
             loss = self._forward_and_backward(batch)
         else:
             loss = self._in_parts(split(batch, run.part), len(batch.x))
+        if self.group is not None:
+            loss = self.group.mean(run.net, loss, part=run.share)
         self.chain.gradients()
         if run.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.net.parameters(), run.clip_norm)
@@ -82,11 +92,11 @@ class Passes:
         if captured is None or self.chain.takes_gradients or run.part is not None:
             run.captured = None
             return
-        each = data.epoch(
-            batch_size=self.schedule.batch_size, order=torch.Generator(), drop_last=self.schedule.drop_last
-        )
+        schedule = self.schedule
+        each = data.epoch(batch_size=schedule.batch_size, order=torch.Generator(), drop_last=schedule.drop_last)
         with self._nothing_changed():
-            x = footprint.noise(run.net, self.task, len(next(each)))[0].to(run.device)
+            size = max(1, math.ceil((len(next(each)) - run.rank) / run.ranks))  # of this rank's share
+            x = footprint.noise(run.net, self.task, size)[0].to(run.device)
         if captured.covers(x):
             return
         try:

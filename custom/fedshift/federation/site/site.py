@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from fedshift.federation.site.state import AnswerStore, SiteState, StateStore, f
 from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
-from fedshift.schema.errors import DataError, PolicyError
+from fedshift.schema.errors import ConfigError, DataError, PolicyError, Stopped
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
 from fedshift.schema.identity import own_identity
@@ -46,6 +46,7 @@ from fedshift.tasks.out_of_memory import training_out_of_memory
 
 if TYPE_CHECKING:
     from fedshift.federation.site.privacy.gate import Gate
+    from fedshift.federation.site.ranks.group import Group
 
 log = logging.getLogger("fedshift")
 
@@ -61,6 +62,7 @@ class SiteOptions:
         state: folder for state files of the job; the site writes to ``state/<name>``.
         job_network: that of another site of the job in this process; None to load one.
         device: where to train, as a PyTorch device name; ``auto`` is a GPU if there is one.
+        devices: how many devices share each batch: that one and the GPUs after it, or cores of the processor.
         workers: processes that work in parallel on this machine, as for `JobNetwork.load`.
         policy: the site's privacy policy; None if it has none.
         ledger: folder of the account of what left with noise; None for that of the job's state.
@@ -74,6 +76,7 @@ class SiteOptions:
     _: KW_ONLY
     job_network: JobNetwork | None = None
     device: str = "auto"
+    devices: int = 1
     workers: int | None = None
     policy: Policy | None = None
     ledger: Path | None = None
@@ -122,6 +125,8 @@ class Site:
 
                 self._parts.largest = PART
         self._outbound = Outbound(self._methods, self._gate, options.encryption)
+        if self.job_network.ranks is not None and not self._held_out:
+            self._say_what_is_shared(options.policy)
         if not job.evaluation.local or self._held_out:
             return
         if self._tells_own_model:
@@ -140,7 +145,7 @@ class Site:
         self.name, self._job, self._task, self._training, self._options = name, job, task, training, options
         self._held_out = name in job.task.held_out
         self.job_network = options.job_network or JobNetwork.load(
-            job, name, device=options.device, workers=options.workers
+            job, name, device=options.device, devices=options.devices, workers=options.workers
         )
         self._net, self._methods = self.job_network.net, self.job_network.methods
         self._state_folder = options.state / name
@@ -288,18 +293,38 @@ class Site:
     def _train_round(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
         """Train a received model; the site's state is on disk before its answer leaves."""
         permit = self._outbound.admit(broadcast)
-        before = self._state_before(broadcast.round)
-        schedule = self._job.task.schedule
+        ranks, minutes = self.job_network.ranks, self._job.task.schedule.checkpoint_minutes
+        resumable = self._methods.resumable and ranks is None
         checkpoint = Checkpoint(
-            self._state_folder,
-            partial(self._exactly, broadcast),
-            minutes=schedule.checkpoint_minutes if self._methods.resumable else None,
+            self._state_folder, partial(self._exactly, broadcast), minutes=minutes if resumable else None
         )
+        once = partial(self._train_once, broadcast, permit, checkpoint, stop)
+        if ranks is None:
+            return once()
+        from fedshift.federation.site.ranks.team import RankDied
+
+        try:
+            return once()
+        except RankDied as error:
+            log.warning("%s; the round is begun anew", error)
+            return once()
+
+    def _train_once(
+        self, broadcast: Broadcast, permit: str, checkpoint: Checkpoint, stop: Callable[[], bool]
+    ) -> Update:
+        """Train from the site's state of the round before; with several ranks it may be done again."""
+        before, ranks, schedule = self._state_before(broadcast.round), self.job_network.ranks, self._job.task.schedule
+        is_new = broadcast.round > 1 and not self._store.has_trained(broadcast.round)
         local = checkpoint.done("local", partial(self._train_local, broadcast, before, checkpoint, stop))
         started = time.monotonic()
-        with self._session(broadcast, before) as (run, chain):
+        shared = (
+            nullcontext()
+            if ranks is None
+            else ranks.round(self._job, self.name, self._folder, broadcast, before, is_new=is_new)
+        )
+        with shared as group, self._session(broadcast, before) as (run, chain):
             run.stop = stop
-            if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
+            if is_new:
                 chain.newcomer(self._training)
             metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round))
             run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round, before.optimizer)
@@ -308,9 +333,11 @@ class Site:
             if private is not None and self._data is not None:
                 n_steps, loss = private.train(self._task, self._data, chain, run, loop)
             else:
-                n_steps, loss = local_training.train(self._task, self._training, chain, run, schedule, loop)
+                n_steps, loss = local_training.train(self._task, self._training, chain, run, schedule, loop, group)
             if not np.isfinite(loss):
                 raise self._diverged(broadcast.round, f"the training loss is {loss}")
+            if group is not None:
+                group.close(run, chain)
             arrays = chain.end(self._training)
             weights = read_weights(self._net)
             if not all(np.isfinite(value).all() for value in weights.values()):
@@ -338,6 +365,41 @@ class Site:
             self._store.write(broadcast.round, after, best_round=broadcast.best_round)
             checkpoint.remove()
         return update
+
+    def train_share(
+        self, broadcast: Broadcast, before: SiteState, group: Group, *, is_new: bool, stop: Callable[[], bool]
+    ) -> None:
+        """What another rank of the site does in a round: its share of every batch. Nothing is scored, kept or sent.
+
+        ``before`` is the state that the round starts from, ``is_new`` whether the site has never trained; ``stop``
+        waits for the first rank's word whether the round is over.
+        """
+        schedule: ScheduleSpec = self._job.task.schedule.model_copy(update={"minutes": None})  # the first rank's clock
+        with self._session(broadcast, before) as (run, chain):
+            run.stop = stop
+            if is_new:
+                chain.newcomer(self._training)
+            run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round, before.optimizer)
+            chain.begin(self._training)
+            with suppress(Stopped):
+                local_training.train(self._task, self._training, chain, run, schedule, group=group)
+            group.close(run, chain)
+
+    def _say_what_is_shared(self, policy: Policy | None) -> None:
+        """Refuse what the site's devices cannot share, and tell what only the first one does."""
+        ranks = self.job_network.ranks
+        assert ranks is not None
+        if policy is not None and policy.dp_sgd is not None:
+            raise ConfigError(
+                "devices-unfit",
+                f"site {self.name} has devices: {len(ranks.devices)}, and its policy's dp_sgd draws cases and noise on "
+                "one: leave out one of them",
+            )
+        log.warning(
+            "site %s: %d devices (%s) share each batch of a round; scores, a model of its own (evaluation.local) and "
+            "fine-tuning are computed on the first alone, and there are no checkpoints within a round",
+            *(self.name, len(ranks.devices), ", ".join(ranks.devices)),
+        )
 
     def _train_local(
         self, broadcast: Broadcast, before: SiteState, checkpoint: Checkpoint, stop: Callable[[], bool]

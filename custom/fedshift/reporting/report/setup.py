@@ -8,7 +8,7 @@ from typing import Any
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Cell, Column, Facts, Row, Section, Table, paragraph
 from fedshift.schema.manifest import Split
-from fedshift.schema.results import DataRecord, Results
+from fedshift.schema.results import DataRecord, MachineRecord, Results
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _RULES = {
@@ -125,9 +125,7 @@ def _machines(run: Run) -> list[tuple[str, str]]:
     """The sites' machines, grouped; empty in records of earlier versions."""
     sites_by_machine: dict[str, list[str]] = {}
     for site, machine in run.results.machines.items():
-        sites_by_machine.setdefault(f"{machine.device}, {machine.precision}, {_threads(machine.threads)}", []).append(
-            site
-        )
+        sites_by_machine.setdefault(machine_name(machine), []).append(site)
     text = "; ".join(f"{machine}: {', '.join(sites)}" for machine, sites in sites_by_machine.items())
     return [("Sites computed on", text)] if text else []
 
@@ -144,6 +142,12 @@ def _parts(results: Results) -> list[tuple[str, str]]:
         for site, numbers in found.items()
     ]
     return [("Batches in parts, as memory ran out", "; ".join(sites))] if sites else []
+
+
+def machine_name(machine: MachineRecord) -> str:
+    """A site's hardware in a few words."""
+    each = f"{machine.device}, {machine.precision}, {_threads(machine.threads)}"
+    return each if machine.devices == 1 else f"{machine.devices} devices that share each batch, each {each}"
 
 
 def _threads(number: int | str) -> str:
