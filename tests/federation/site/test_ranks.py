@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,10 +25,11 @@ from volumesites import blob_job, make_volume_site
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site import local_training
+from fedshift.federation.site import local_training, parts
 from fedshift.federation.site.checkpoint import Loop
 from fedshift.federation.site.job_network import JobNetwork
 from fedshift.federation.site.ranks import group, refusals, team
+from fedshift.federation.site.ranks.channel import Channel
 from fedshift.federation.site.ranks.team import Ranks
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.methods.base import Run
@@ -41,6 +43,7 @@ from fedshift.schema.policy import Policy
 from fedshift.schema.results import MachineRecord
 from fedshift.tasks.device import choose_devices
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.out_of_memory import BatchTooLarge
 
 PLAIN = "network.name=lenet5", "network.options={size: 16}", "schedule.local_steps=3"
 """No norms, and a loss that is a mean over images."""
@@ -227,6 +230,30 @@ def test_an_error_at_a_rank_is_the_sites(ranks: Ranks, pictures: Path, tmp_path:
     site._folder = gone  # as if the folder had been moved away
     with raises("rank-died", naming=("rank 1 (cpu)", str(gone))):
         site.train(broadcast)
+
+
+def test_ranks_take_their_shares_in_parts_where_memory_is_short(ranks: Ranks, pictures: Path, tmp_path: Path) -> None:
+    trial = Trial(small_image_job("fedavg", *PLAIN), pictures, tmp_path)
+    whole = arrays(trial("whole", ranks))
+    (tmp_path / "parts" / "A").mkdir(parents=True)
+    (tmp_path / "parts" / "A" / parts.FILE).write_text('{"1": 4}')
+    in_parts = trial("parts", ranks)
+    assert in_parts.metrics["parts"] == 4
+    for key, array in arrays(in_parts).items():
+        np.testing.assert_allclose(array, whole[key], rtol=2e-3, atol=2e-5, err_msg=key)
+    assert any((array != whole[key]).any() for key, array in arrays(in_parts).items())
+
+
+def test_a_rank_whose_memory_runs_out_has_the_site_take_parts() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    here, there = socket.socketpair()
+    Channel(there).send({"error": "site A, round 1: memory ran out; take less", "code": "out-of-memory"})
+    there.close()
+    first = team.First([team.Member(1, "cpu", process, Channel(here, seconds=60))])
+    process.wait()
+    with raises("out-of-memory", naming="site A, round 1") as raised:
+        first.look()
+    assert isinstance(raised.value, BatchTooLarge)
 
 
 def test_a_stopped_round_leaves_no_process(ranks: Ranks, pictures: Path, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class Work:
         arrays = {name: to_arrays(tensors) for name, tensors in told["arrays"].items()}
         broadcast = Broadcast(told["round"], told["best_round"], to_arrays(told["weights"]), arrays)
         site = self._site(told["job"], told["site"], told["data"])
-        site.train_share(broadcast, SiteState(**told["before"]), group, is_new=told["is_new"], stop=group.is_over)
+        before = SiteState(**told["before"])
+        site.train_share(broadcast, before, group, part=told["part"], is_new=told["is_new"], stop=group.is_over)
 
     def _site(self, text: str, name: str, data: str) -> Site:
         if text != self._text:
@@ -102,7 +103,7 @@ def main() -> None:
     except Exception as error:
         code = 1
         logging.getLogger("fedshift").error("a rank has failed", exc_info=True)
-        channel.send({"error": str(error) or type(error).__name__})
+        channel.send({"error": str(error) or type(error).__name__, "code": getattr(error, "code", "")})
     os._exit(code)  # nothing is left to be done, and connections to ranks that have gone would be waited for
 
 

@@ -317,10 +317,11 @@ class Site:
         is_new = broadcast.round > 1 and not self._store.has_trained(broadcast.round)
         local = checkpoint.done("local", partial(self._train_local, broadcast, before, checkpoint, stop))
         started = time.monotonic()
+        part, folder = self._parts.size(broadcast.round), self._folder
         shared = (
             nullcontext()
             if ranks is None
-            else ranks.round(self._job, self.name, self._folder, broadcast, before, is_new=is_new)
+            else ranks.round(self._job, self.name, folder, broadcast, before, part=part, is_new=is_new)
         )
         with shared as group, self._session(broadcast, before) as (run, chain):
             run.stop = stop
@@ -367,16 +368,23 @@ class Site:
         return update
 
     def train_share(
-        self, broadcast: Broadcast, before: SiteState, group: Group, *, is_new: bool, stop: Callable[[], bool]
+        self,
+        broadcast: Broadcast,
+        before: SiteState,
+        group: Group,
+        *,
+        part: int | None,
+        is_new: bool,
+        stop: Callable[[], bool],
     ) -> None:
         """What another rank of the site does in a round: its share of every batch. Nothing is scored, kept or sent.
 
-        ``before`` is the state that the round starts from, ``is_new`` whether the site has never trained; ``stop``
-        waits for the first rank's word whether the round is over.
+        ``before`` is the state that the round starts from, ``part`` the first rank's `Run.part`, ``is_new`` whether the
+        site has never trained; ``stop`` waits for the first rank's word whether the round is over.
         """
         schedule: ScheduleSpec = self._job.task.schedule.model_copy(update={"minutes": None})  # the first rank's clock
         with self._session(broadcast, before) as (run, chain):
-            run.stop = stop
+            run.stop, run.part = stop, part
             if is_new:
                 chain.newcomer(self._training)
             run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round, before.optimizer)

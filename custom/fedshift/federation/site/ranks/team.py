@@ -36,6 +36,7 @@ from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
+from fedshift.tasks.out_of_memory import BatchTooLarge
 
 log = logging.getLogger("fedshift")
 
@@ -128,7 +129,7 @@ class First(Group):
         except (EOFError, OSError):
             raise self._died(member, "was lost") from None
 
-    def _dead(self, otherwise: str) -> RankDied:
+    def _dead(self, otherwise: str) -> FedshiftError:
         """Of the rank that has ended, or of any if none has."""
         deadline = time.monotonic() + TO_END
         while time.monotonic() < deadline:
@@ -138,13 +139,16 @@ class First(Group):
             time.sleep(0.05)
         return RankDied("rank-died", f"{self.where}: a rank of {self.size} {otherwise}: {ONE}, or see to the machine")
 
-    def _died(self, member: Member, otherwise: str) -> RankDied:
+    def _died(self, member: Member, otherwise: str) -> FedshiftError:
         try:
             code: int | None = member.process.wait(0 if not otherwise else TO_END)
         except subprocess.TimeoutExpired:
             code = None
         ended = otherwise if code is None else f"ended with exit code {code}"
-        why = "" if code is None else _last_words(member)
+        error = {} if code is None else _last_words(member)
+        if error.get("code") == "out-of-memory":
+            return BatchTooLarge("out-of-memory", error["error"])
+        why = f" ({error['error']})" if error else ""
         return RankDied(
             "rank-died",
             f"{self.where}: {member.name} {ended}{why}: see this site's log and memory, or {ONE}",
@@ -168,15 +172,24 @@ class Ranks:
 
     @contextmanager
     def round(
-        self, job: JobSpec, site: str, data: Path, broadcast: Broadcast, before: SiteState, *, is_new: bool
+        self,
+        job: JobSpec,
+        site: str,
+        data: Path,
+        broadcast: Broadcast,
+        before: SiteState,
+        *,
+        part: int | None,
+        is_new: bool,
     ) -> Iterator[Group]:
         """Have all ranks begin a round of a site, from the opened message and the site's state.
 
-        ``data`` is the site's prepared folder; ``is_new`` whether it has never trained. An error in the round ends the
-        other ranks.
+        ``data`` is the site's prepared folder, ``part`` that of `Run`; ``is_new``: whether it has never trained. An
+        error in the round ends the other ranks.
 
         Raises:
             RankDied: one has ended.
+            BatchTooLarge: its memory ran out.
             ConfigError: they run another version.
             DataError: after the round they do not have the same model or state.
         """
@@ -190,6 +203,7 @@ class Ranks:
             "weights": copied(broadcast.weights),
             "arrays": {name: copied(arrays) for name, arrays in broadcast.arrays.items()},
             "before": {"optimizer": before.optimizer, "personal": before.personal, "methods": before.methods},
+            "part": part,
             "is_new": is_new,
         }
         try:
@@ -266,12 +280,12 @@ def _end(members: list[Member]) -> None:
     members.clear()
 
 
-def _last_words(member: Member) -> str:
-    """The sentence that a rank has sent before it ended, if it was an error of ours."""
+def _last_words(member: Member) -> dict[str, str]:
+    """The error that a rank has sent before it ended, if there was one: its sentence and code."""
     try:
         while True:
             told = member.channel.receive() or {}
             if "error" in told:
-                return f" ({told['error']})"
+                return dict(told)
     except (EOFError, OSError):
-        return ""
+        return {}
