@@ -29,7 +29,7 @@ ALONE, TOGETHER = "one rank", "two ranks"
 
 
 def main() -> None:
-    parser = frame.parser(__doc__, repeats=5, cases=120)
+    parser = frame.parser(__doc__, repeats=5, cases=260)
     parser.add_argument("--device", default="cpu", help="the first of the two, as torch names it (default: cpu)")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -138,6 +138,17 @@ def test_the_kit_says_where_to_train_else_the_environment_else_what_there_is(tmp
         read_settings(tmp_path, {})
 
 
+def test_the_kit_says_on_how_many_devices_else_the_environment_else_one(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, {}).devices == 1 and read_settings(tmp_path, {"FEDSHIFT_DEVICES": "2"}).devices == 2
+    with raises("invalid-value", naming=("FEDSHIFT_DEVICES", "two")):
+        read_settings(tmp_path, {"FEDSHIFT_DEVICES": "two"})
+    (tmp_path / "fedshift.yaml").write_text("devices: 4\n", encoding="utf-8")
+    assert read_settings(tmp_path, {"FEDSHIFT_DEVICES": "2"}).devices == 4
+    (tmp_path / "fedshift.yaml").write_text("devices: 0\n", encoding="utf-8")
+    with raises("invalid-value", naming=("fedshift.yaml", "'devices'")):
+        read_settings(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     ("dataset", "command"),
     [

@@ -36,7 +36,7 @@ UPDATE = Update(
     metrics={"dice": 0.5, "train_loss": 1.25},
     arrays={"fedfa": {"mean.1": np.float32([1, 2])}, "fedrdn": {"mean": np.float64([3])}},
 )
-INFO = SiteInfo("HK", "phantom", 4, 2, 1, "abc", "case")
+INFO = SiteInfo("HK", "phantom", 4, 2, 1, "abc", "case", devices=2)
 
 
 def travelled(shareable: Shareable) -> Shareable:

@@ -298,6 +298,7 @@ def test_ranks_of_another_version_are_refused(
 def test_what_cannot_be_shared_is_refused(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("fedshift.tasks.device.cores", lambda: 2)
     with raises("device-unusable", naming="1000"):
         choose_devices("cpu", 1000)
     with raises("devices-unfit", naming=("site A", "schedule.batch_size")):
@@ -316,10 +317,11 @@ def test_what_cannot_be_shared_is_refused(
 
 
 def test_a_run_in_one_process_records_its_devices_and_ends_them(
-    three_image_sites: dict[str, Path], ranks: Ranks, tmp_path: Path
+    three_image_sites: dict[str, Path], ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.end()
     job = small_image_job("fedavg", *PLAIN, "schedule.rounds=1")
+    monkeypatch.setattr("fedshift.tasks.device.cores", lambda: 2)
     results = run_in_process(job, three_image_sites, tmp_path / "run", device="cpu", devices=2).results
     assert {machine.devices for machine in results.machines.values()} == {2}
     assert not [child for child in psutil.Process().children() if team.MODULE in child.cmdline()]

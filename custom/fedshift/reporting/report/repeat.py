@@ -34,7 +34,9 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     lines.append(shlex.join(["fedshift", command, *what, *options]))
     if command == JOB:
         name = job.name if job is not None else results.job.name
-        lines.append(shlex.join(["fedshift", "run", f"jobs/{name}"]))
+        devices = {machine.devices for site, machine in results.machines.items() if site in run.trained}
+        shared = ["--devices", str(*devices)] if len(devices) == 1 and devices != {1} else []
+        lines.append(shlex.join(["fedshift", "run", f"jobs/{name}", *shared]))
     blocks: list[Block] = [Commands(lines)]
     if None in made_with.values():
         blocks.append(paragraph("phantom_unknown", sites=_sites_made_with(made_with, None)))
