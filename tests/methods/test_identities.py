@@ -145,6 +145,11 @@ IDENTITIES = [
     Identity("fedfa fedfa.p=0", other="fedfa"),
     # personal parts
     Identity(f"fedbn {NO_NORM}", reference=f"fedavg {NO_NORM}"),
+    Identity(
+        f"silobn {ROUNDS_3}",
+        reference=f"fedavg fedavg.buffers=local {ROUNDS_3}",
+        other=f"fedbn {ROUNDS_3}",
+    ),
     Identity("pfedavg"),  # fine-tuning comes after the last round
     Identity("partialfed partialfed.keep=[]", other="partialfed"),
     Identity(

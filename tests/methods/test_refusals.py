@@ -89,6 +89,7 @@ slices fedsr -> fedsr
 slices fpl -> fpl
 slices moon -> moon
 images fedrep schedule.local_steps=1 -> fedrep schedule.local_steps
+slices silobn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]} -> silobn monai.BasicUNet
 images fedrep schedule.minutes=5 -> fedrep schedule.minutes=null
 slices fraug -> fraug
 images fraug schedule.batch_size=1 -> fraug schedule.batch_size=2
@@ -126,6 +127,15 @@ images ditto+fedbn
 images ditto+pfedavg
 images ditto+afl
 images fedrep+partialfed
+images fedper+fedrep
+images fedper+partialfed
+images fedper+fedproto
+images ditto+fedper
+images fedper+feddyn
+images fedbn+silobn
+images fedwon+silobn
+images scaffold+silobn
+images silobn fedavg.buffers=local
 images fedrep+fedproto
 images fedproto+fedavgm
 images fedce+fedproto
@@ -240,6 +250,8 @@ ACCEPTED = [
     ("slices", "fedirm", "ABC"),
     ("slices", "fediir fediir.gamma=0.1", "ABC"),
     ("images", "fedbn+fedrep fedrep.head=0.3", "ABC"),
+    ("images", "fedper+silobn", "ABC"),
+    ("images", "fedadam+silobn", "ABC"),
     ("images", "ditto+fedprox ditto.lam=0.5", "ABC"),
     ("slices", "ditto ditto.lam=1000", "ABC"),  # Adam's steps have a bound
     ("images", "feddg_ga feddg_ga.variant=released", "AB"),
@@ -287,7 +299,10 @@ def test_a_job_is_accepted_with_its_options(kind: str, job: str, sites: str) -> 
 @pytest.mark.parametrize(
     ("method", "net", "names"),
     [
-        *((method, nn.Linear(1, 1), "head") for method in ("fedproto", "moon", "fpl", "fedsr", "fedrep", "fediir")),
+        *(
+            (method, nn.Linear(1, 1), "head")
+            for method in ("fedproto", "moon", "fpl", "fedsr", "fedper", "fedrep", "fediir")
+        ),
         ("fraug", nn.Linear(1, 1), "head"),
         ("fedwon", nn.LayerNorm(2), "layer norms"),
         *((method, nn.Linear(1, 1), "stages") for method in ("manifold_mixup", "mixstyle", "moex", "fedfa")),
@@ -299,8 +314,9 @@ def test_a_network_without_what_the_method_needs_is_refused(method: str, net: nn
         MethodSet(job.model_copy(update={"methods": {method: {}}}), net).check()
 
 
-def test_a_held_out_site_has_no_head_of_its_own() -> None:
-    job = small_image_job("fedrep", sites=("A", "B"))
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_a_held_out_site_has_no_head_of_its_own(method: str) -> None:
+    job = small_image_job(method, sites=("A", "B"))
     job = job.model_copy(update={"task": job.task.model_copy(update={"held_out": ("C",)})})
-    with raises("method-needs", naming=("fedrep", "C")):
+    with raises("method-needs", naming=(method, "C")):
         MethodSet(job, build_task(job).network()).check()

@@ -305,7 +305,7 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
         if changed <= half.per_sample and half.trains_on == "site":
             taken.append(name)
     server_only = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedgma", "fedheal", "fednova", "fedomg", "fedyogi"}
-    assert set(taken) == server_only | {"fedbn", "fedrdn", "pfedavg", "single"}
+    assert set(taken) == server_only | {"fedbn", "fedper", "fedrdn", "pfedavg", "silobn", "single"}
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(8.0, 0.8221435546875), (1.0, 3.18359375)])
