@@ -99,6 +99,16 @@ IDENTITIES = [
         )
         for options in ("fedheal.beta=0", "fedheal.tau=0 fedheal.beta=1")
     ),
+    *(
+        Identity(
+            f"fedawa fedawa.lr=0 fedawa.weights={weights} {ROUNDS_3}",
+            reference=f"fedavg fedavg.weights={weights} {ROUNDS_3}",
+            other=f"fedawa fedawa.lr=1 fedawa.weights={weights} {ROUNDS_3}",
+            tolerance=ROUNDING,
+        )
+        for weights in ("samples", "uniform")
+    ),
+    Identity("fedlws fedlws.min_tau=0 fedlws.max_tau=0", other="fedlws"),
     Identity("fedomg fedomg.kappa=0", reference=UNIFORM, other="fedomg", tolerance=ROUNDING),
     Identity(  # in round 1 every site's terms are 0 without α, and the server moves twice as far
         f"feddyn feddyn.alpha=1e-9 {ROUND_1}",

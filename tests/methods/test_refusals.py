@@ -58,6 +58,7 @@ images vrex vrex.weight=50 schedule.local_steps=7 -> vrex weight
 images fedavg fedavg.buffers=local network.name=mnist_cnn network.options.size=16 -> fedavg buffers
 slices fedwon fedwon.gain=learned network.options.norm=batch_statistics network.options.bn_momentum=0.1 -> fedwon gain
 images fedproto fedavg.weights=uniform -> fedproto fedavg weights
+images fedlws fedlws.max_tau=0.01 fedlws.beta=0.1 -> fedlws beta
 """,
     "unknown-key": """
 images fedadagrad fedadagrad.beta2=0.9 -> fedadagrad beta2
@@ -67,6 +68,7 @@ slices single single.epochs=3 -> single epochs
 """,
     "options-clash": """
 images ditto ditto.lam=40 -> ditto ditto.lam
+images fedlws fedlws.max_tau=0.001 -> fedlws.min_tau fedlws.max_tau
 slices fedgma fedgma.variant=released fedgma.tau=0 -> fedgma variant fedgma.tau=0.4
 images fedrobust fedrobust.step_delta=0.3 -> fedrobust step_delta
 slices fedrobust fedrobust.penalty_gamma=2000 -> fedrobust penalty_gamma
@@ -120,6 +122,7 @@ images fedwon evaluation.local=true schedule.batch_size=1 -> schedule.batch_size
 CLASHES = """
 images fedsgd+fedavgm
 images fedadam+fedgma
+images fedawa+fedlws
 images fraug+fedsam
 images fedharmo+fedrdn
 images harmofl+fedrdn

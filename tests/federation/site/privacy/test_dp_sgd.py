@@ -304,7 +304,8 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
         changed = {hook for hook in HOOKS if getattr(half, hook) is not getattr(base.Client, hook)}
         if changed <= half.per_sample and half.trains_on == "site":
             taken.append(name)
-    server_only = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedgma", "fedheal", "fednova", "fedomg", "fedyogi"}
+    adaptive = {"fedadagrad", "fedadam", "fedawa", "fedyogi"}
+    server_only = adaptive | {"fedavg", "fedavgm", "fedgma", "fedheal", "fedlws", "fednova", "fedomg"}
     assert set(taken) == server_only | {"fedbn", "fedper", "fedrdn", "pfedavg", "silobn", "single"}
 
 
