@@ -175,6 +175,10 @@ IDENTITIES = [
         for names in ("", "fedfa+", "mixup+")
         for options in KEPT_OPTIMIZERS
     ),
+    *(
+        Identity(f"fedrod fedrod.gamma=0 {options}", reference=f"fedavg {options}", scored=False)
+        for options in KEPT_OPTIMIZERS
+    ),
     # augmentation
     Identity("augmentation augmentation.level=none", other="augmentation"),
     Identity("mixup mixup.alpha=0", other="mixup"),

@@ -106,6 +106,7 @@ ROWS = {
     "fedprox": Row({"mu": 1}),
     "fedrdn": Row({"fixed_mean": [0.3], "fixed_std": [0.2]}),
     "fedrep": Row({"head": 0.8}, steps=4),
+    "fedrod": Row({"gamma": 0.5}, kept=True),
     "fedrobust": Row(
         {"step_delta": 0.1, "step_gamma": 0.005, "penalty_delta": 1, "penalty_gamma": 10},
         contexts=({"step_delta": 0}, {"step_gamma": 0}),
@@ -162,11 +163,12 @@ ROWS = {
 """Methods whose options are all words or truth values, or which have none, need no row."""
 
 ELSEWHERE = {
+    ("fedrod", "gamma"),
     ("fedbn", "norms"),
     ("elcfs", "partners"),
     *(("elcfs", option) for option in ("contrast", "bounded", "temperature")),
 }
-"""Options whose effect needs another network, a third site or masks, with a test in the method's own file."""
+"""Options that need another network, a third site, masks or unequal classes: the methods' own files test it."""
 
 
 # --- what the table gives -------------------------------------------------------------------------------

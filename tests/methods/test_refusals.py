@@ -87,6 +87,7 @@ images augmentation augmentation.rotation=10 data.mean=[0.5] -> augmentation rot
 slices fedirm fedirm.penalty=classifier -> fedirm fedirm.penalty=scalar
 slices irm irm.penalty=classifier -> irm irm.penalty=scalar
 slices fedproto -> fedproto
+slices fedrod -> fedrod
 slices fedsr -> fedsr
 slices fpl -> fpl
 slices moon -> moon
@@ -131,6 +132,11 @@ images ditto+pfedavg
 images ditto+afl
 images fedrep+partialfed
 images fedper+fedrep
+images fedper+fedrod
+images fedrod+partialfed
+images fedrod+pfedavg
+images afl+fedrod
+images ditto+fedrod
 images fedper+partialfed
 images fedper+fedproto
 images ditto+fedper
@@ -254,6 +260,7 @@ ACCEPTED = [
     ("slices", "fediir fediir.gamma=0.1", "ABC"),
     ("images", "fedbn+fedrep fedrep.head=0.3", "ABC"),
     ("images", "fedper+silobn", "ABC"),
+    ("images", "fedbn+fedrod", "ABC"),
     ("images", "fedadam+silobn", "ABC"),
     ("images", "ditto+fedprox ditto.lam=0.5", "ABC"),
     ("slices", "ditto ditto.lam=1000", "ABC"),  # Adam's steps have a bound
@@ -304,7 +311,7 @@ def test_a_job_is_accepted_with_its_options(kind: str, job: str, sites: str) -> 
     [
         *(
             (method, nn.Linear(1, 1), "head")
-            for method in ("fedproto", "moon", "fpl", "fedsr", "fedper", "fedrep", "fediir")
+            for method in ("fedproto", "moon", "fpl", "fedsr", "fedper", "fedrep", "fedrod", "fediir")
         ),
         ("fraug", nn.Linear(1, 1), "head"),
         ("fedwon", nn.LayerNorm(2), "layer norms"),
