@@ -28,10 +28,10 @@ REPORTED = [
     *(f"fedfa+{other}" for other in ("mixup", "manifold_mixup", "mixstyle", "moex")),
     *(f"augmentation+{other}" for other in ("afl", "gen_afl", "vm", "fedprox")),
 ]
-BESIDE = ["fedbn+fedce", "fedfa+feddg_ga", "fedheal+fedrdn", "fedomg+fedprox"]
+BESIDE = ["fedawa+fedper", "fedbn+fedce", "fedfa+feddg_ga", "fedheal+fedrdn", "fedlws+silobn", "fedomg+fedprox"]
 """Server rules beside a method at the sites that keeps parts, changes features or images, or the loss."""
 
-REFUSED = {(name, "segmentation") for name in ("fedproto", "fedsr", "fpl", "fraug", "moon")}
+REFUSED = {(name, "segmentation") for name in ("fedproto", "fedrod", "fedsr", "fpl", "fraug", "moon")}
 """(method, kind): a segmentation network has no embedding of an image."""
 
 

@@ -22,7 +22,7 @@ _shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 WHOLE = ("feddyn", "fedprox", "fedrep", "fedsam", "fedsgd", "fedwon", "harmofl", "moon", "partialfed", "fedavg+mixup")
 """Change loss, inputs, gradients, steps, or which parameters train: the network is one graph."""
-IN_PARTS = ("fedfa", "fedsr", "fraug", "manifold_mixup", "mixstyle")
+IN_PARTS = ("fedfa", "fedrod", "fedsr", "fraug", "manifold_mixup", "mixstyle")
 """Attach layers to the network."""
 LAYER_BY_LAYER = ("elcfs", "fediir", "fedirm", "fedmix")
 """Take gradients of the pass by themselves."""

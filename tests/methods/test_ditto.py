@@ -13,6 +13,7 @@ from torch import nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import base, ditto
+from fedshift.methods.shared.auxiliary import under
 
 from .made import last_weights, run, site_state
 
@@ -22,7 +23,7 @@ MOMENTUM = ("optimizer.momentum=0.5", "optimizer.keep=true")
 
 def personal(folder: Path, site: str, round_: int) -> dict[str, torch.Tensor]:
     """A site's personal model."""
-    return ditto.under(ditto.OWN, site_state(folder, site, round_)["methods"]["ditto"])
+    return under(ditto.OWN, site_state(folder, site, round_)["methods"]["ditto"])
 
 
 @pytest.mark.parametrize("options", [ADAM, MOMENTUM, ("optimizer.clip_norm=0.5",)], ids=["adam", "momentum", "clip"])

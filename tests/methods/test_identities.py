@@ -99,6 +99,16 @@ IDENTITIES = [
         )
         for options in ("fedheal.beta=0", "fedheal.tau=0 fedheal.beta=1")
     ),
+    *(
+        Identity(
+            f"fedawa fedawa.lr=0 fedawa.weights={weights} {ROUNDS_3}",
+            reference=f"fedavg fedavg.weights={weights} {ROUNDS_3}",
+            other=f"fedawa fedawa.lr=1 fedawa.weights={weights} {ROUNDS_3}",
+            tolerance=ROUNDING,
+        )
+        for weights in ("samples", "uniform")
+    ),
+    Identity("fedlws fedlws.min_tau=0 fedlws.max_tau=0", other="fedlws"),
     Identity("fedomg fedomg.kappa=0", reference=UNIFORM, other="fedomg", tolerance=ROUNDING),
     Identity(  # in round 1 every site's terms are 0 without α, and the server moves twice as far
         f"feddyn feddyn.alpha=1e-9 {ROUND_1}",
@@ -145,6 +155,11 @@ IDENTITIES = [
     Identity("fedfa fedfa.p=0", other="fedfa"),
     # personal parts
     Identity(f"fedbn {NO_NORM}", reference=f"fedavg {NO_NORM}"),
+    Identity(
+        f"silobn {ROUNDS_3}",
+        reference=f"fedavg fedavg.buffers=local {ROUNDS_3}",
+        other=f"fedbn {ROUNDS_3}",
+    ),
     Identity("pfedavg"),  # fine-tuning comes after the last round
     Identity("partialfed partialfed.keep=[]", other="partialfed"),
     Identity(
@@ -158,6 +173,10 @@ IDENTITIES = [
     *(  # the personal model's passes draw nothing that the global model's would draw
         Identity(f"{names}ditto {options}", reference=f"{names}fedavg {options}", scored=False)
         for names in ("", "fedfa+", "mixup+")
+        for options in KEPT_OPTIMIZERS
+    ),
+    *(
+        Identity(f"fedrod fedrod.gamma=0 {options}", reference=f"fedavg {options}", scored=False)
         for options in KEPT_OPTIMIZERS
     ),
     # augmentation

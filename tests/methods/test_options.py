@@ -81,6 +81,7 @@ ROWS = {
         {"alpha": 0.2, "lam": 0.2, "spectra": 1, "partners": 1, "inner_lr": 0.5, "contrast": 1, "temperature": 1},
         base={"inner_lr": 0.1},
     ),
+    "fedawa": Row({"lr": 0.5, "steps": 3}),
     "fedavgm": Row({"beta": 0.5, "server_lr": 0.5}, contexts=({"beta": 0},)),
     "fedce": Row(rounds=3, steps=20, batch=12),
     "feddg_ga": Row({"step": 0.6}, sites="ABC"),
@@ -94,12 +95,18 @@ ROWS = {
     "fedheal": Row({"tau": 0, "beta": 0.9}),
     "fediir": Row({"gamma": 1, "ema": 0.5}),
     "fedirm": PENALTY,
+    "fedlws": Row(
+        {"beta": 0.3, "min_tau": 10, "max_tau": 0},
+        base={"min_tau": 0, "max_tau": 1e6},
+        contexts=({"min_tau": 0.1, "max_tau": 0.1},),
+    ),
     "fedmix": Row({"lam": 0.5, "images": 3, "per_round": 1}),
     "fedomg": Row({"kappa": 0.1, "server_lr": 0.5}),
     "fedproto": Row({"weight": 5, "min_samples": 1000}),
     "fedprox": Row({"mu": 1}),
     "fedrdn": Row({"fixed_mean": [0.3], "fixed_std": [0.2]}),
     "fedrep": Row({"head": 0.8}, steps=4),
+    "fedrod": Row({"gamma": 0.5}, kept=True),
     "fedrobust": Row(
         {"step_delta": 0.1, "step_gamma": 0.005, "penalty_delta": 1, "penalty_gamma": 10},
         contexts=({"step_delta": 0}, {"step_gamma": 0}),
@@ -156,11 +163,12 @@ ROWS = {
 """Methods whose options are all words or truth values, or which have none, need no row."""
 
 ELSEWHERE = {
+    ("fedrod", "gamma"),
     ("fedbn", "norms"),
     ("elcfs", "partners"),
     *(("elcfs", option) for option in ("contrast", "bounded", "temperature")),
 }
-"""Options whose effect needs another network, a third site or masks, with a test in the method's own file."""
+"""Options that need another network, a third site, masks or unequal classes: the methods' own files test it."""
 
 
 # --- what the table gives -------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ images vrex vrex.weight=50 schedule.local_steps=7 -> vrex weight
 images fedavg fedavg.buffers=local network.name=mnist_cnn network.options.size=16 -> fedavg buffers
 slices fedwon fedwon.gain=learned network.options.norm=batch_statistics network.options.bn_momentum=0.1 -> fedwon gain
 images fedproto fedavg.weights=uniform -> fedproto fedavg weights
+images fedlws fedlws.max_tau=0.01 fedlws.beta=0.1 -> fedlws beta
 """,
     "unknown-key": """
 images fedadagrad fedadagrad.beta2=0.9 -> fedadagrad beta2
@@ -67,6 +68,7 @@ slices single single.epochs=3 -> single epochs
 """,
     "options-clash": """
 images ditto ditto.lam=40 -> ditto ditto.lam
+images fedlws fedlws.max_tau=0.001 -> fedlws.min_tau fedlws.max_tau
 slices fedgma fedgma.variant=released fedgma.tau=0 -> fedgma variant fedgma.tau=0.4
 images fedrobust fedrobust.step_delta=0.3 -> fedrobust step_delta
 slices fedrobust fedrobust.penalty_gamma=2000 -> fedrobust penalty_gamma
@@ -85,10 +87,12 @@ images augmentation augmentation.rotation=10 data.mean=[0.5] -> augmentation rot
 slices fedirm fedirm.penalty=classifier -> fedirm fedirm.penalty=scalar
 slices irm irm.penalty=classifier -> irm irm.penalty=scalar
 slices fedproto -> fedproto
+slices fedrod -> fedrod
 slices fedsr -> fedsr
 slices fpl -> fpl
 slices moon -> moon
 images fedrep schedule.local_steps=1 -> fedrep schedule.local_steps
+slices silobn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]} -> silobn monai.BasicUNet
 images fedrep schedule.minutes=5 -> fedrep schedule.minutes=null
 slices fraug -> fraug
 images fraug schedule.batch_size=1 -> fraug schedule.batch_size=2
@@ -119,6 +123,7 @@ images fedwon evaluation.local=true schedule.batch_size=1 -> schedule.batch_size
 CLASHES = """
 images fedsgd+fedavgm
 images fedadam+fedgma
+images fedawa+fedlws
 images fraug+fedsam
 images fedharmo+fedrdn
 images harmofl+fedrdn
@@ -126,6 +131,20 @@ images ditto+fedbn
 images ditto+pfedavg
 images ditto+afl
 images fedrep+partialfed
+images fedper+fedrep
+images fedper+fedrod
+images fedrod+partialfed
+images fedrod+pfedavg
+images afl+fedrod
+images ditto+fedrod
+images fedper+partialfed
+images fedper+fedproto
+images ditto+fedper
+images fedper+feddyn
+images fedbn+silobn
+images fedwon+silobn
+images scaffold+silobn
+images silobn fedavg.buffers=local
 images fedrep+fedproto
 images fedproto+fedavgm
 images fedce+fedproto
@@ -240,6 +259,9 @@ ACCEPTED = [
     ("slices", "fedirm", "ABC"),
     ("slices", "fediir fediir.gamma=0.1", "ABC"),
     ("images", "fedbn+fedrep fedrep.head=0.3", "ABC"),
+    ("images", "fedper+silobn", "ABC"),
+    ("images", "fedbn+fedrod", "ABC"),
+    ("images", "fedadam+silobn", "ABC"),
     ("images", "ditto+fedprox ditto.lam=0.5", "ABC"),
     ("slices", "ditto ditto.lam=1000", "ABC"),  # Adam's steps have a bound
     ("images", "feddg_ga feddg_ga.variant=released", "AB"),
@@ -287,7 +309,10 @@ def test_a_job_is_accepted_with_its_options(kind: str, job: str, sites: str) -> 
 @pytest.mark.parametrize(
     ("method", "net", "names"),
     [
-        *((method, nn.Linear(1, 1), "head") for method in ("fedproto", "moon", "fpl", "fedsr", "fedrep", "fediir")),
+        *(
+            (method, nn.Linear(1, 1), "head")
+            for method in ("fedproto", "moon", "fpl", "fedsr", "fedper", "fedrep", "fedrod", "fediir")
+        ),
         ("fraug", nn.Linear(1, 1), "head"),
         ("fedwon", nn.LayerNorm(2), "layer norms"),
         *((method, nn.Linear(1, 1), "stages") for method in ("manifold_mixup", "mixstyle", "moex", "fedfa")),
@@ -299,8 +324,9 @@ def test_a_network_without_what_the_method_needs_is_refused(method: str, net: nn
         MethodSet(job.model_copy(update={"methods": {method: {}}}), net).check()
 
 
-def test_a_held_out_site_has_no_head_of_its_own() -> None:
-    job = small_image_job("fedrep", sites=("A", "B"))
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_a_held_out_site_has_no_head_of_its_own(method: str) -> None:
+    job = small_image_job(method, sites=("A", "B"))
     job = job.model_copy(update={"task": job.task.model_copy(update={"held_out": ("C",)})})
-    with raises("method-needs", naming=("fedrep", "C")):
+    with raises("method-needs", naming=(method, "C")):
         MethodSet(job, build_task(job).network()).check()

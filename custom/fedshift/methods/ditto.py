@@ -44,6 +44,7 @@ from torch.func import functional_call
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
+from fedshift.methods.shared.auxiliary import like, optimizer_tensors, restore_optimizer, under
 from fedshift.methods.shared.passes import at_weights, extra_pass, same_precision
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
@@ -63,32 +64,6 @@ class Config(Strict):
     """
 
     lam: float = Field(default=1.0, ge=0)
-
-
-def like(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """An optimiser of the same type and settings for other parameters."""
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    made: torch.optim.Optimizer = type(optimizer)(parameters, lr=settings["lr"])  # type: ignore[call-arg]
-    made.param_groups[0].update(settings)
-    return made
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimiser's state as tensors by ``number of the parameter.name``."""
-    return {
-        f"{number}.{name}": value.detach().cpu().clone()
-        for number, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 class Client(base.Client[Config]):
@@ -130,7 +105,7 @@ class Client(base.Client[Config]):
         self._buffers = personal
         self._optimizer = like(run.optimizer, list(self._parameters.values()))
         if run.optimizer.state:  # it was restored, so the task keeps it
-            restore(self._optimizer, under(OPTIMIZER, ctx.state))
+            restore_optimizer(self._optimizer, under(OPTIMIZER, ctx.state))
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Note the batch; the loss stays as it is."""
@@ -167,7 +142,7 @@ class Client(base.Client[Config]):
         held = {**self._parameters, **self._buffers}
         for key, value in under(OWN, kept).items():
             held[key].copy_(value)
-        restore(self._optimizer, under(OPTIMIZER, kept))
+        restore_optimizer(self._optimizer, under(OPTIMIZER, kept))
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Keep the personal model at the site; sends nothing.
@@ -185,8 +160,3 @@ class Client(base.Client[Config]):
         ctx.state.clear()
         ctx.state.update(held)
         return {}
-
-
-def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, without it."""
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

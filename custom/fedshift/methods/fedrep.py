@@ -34,7 +34,7 @@ from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import head_keys
+from fedshift.methods.shared.head import head_keys, refuse_held_out
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -79,12 +79,7 @@ class Client(base.Client[Config]):
                 "end the round before the body's turn: use --set schedule.minutes=null, and schedule.local_steps for "
                 "shorter rounds",
             )
-        if job.task.held_out:
-            raise ConfigError(
-                "method-needs",
-                f"method fedrep: every site has a head of its own, and {', '.join(job.task.held_out)}, held out as it "
-                "is, may not train one: leave held_out empty",
-            )
+        refuse_held_out("fedrep", job)
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         return head_keys(net)

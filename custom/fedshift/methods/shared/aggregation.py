@@ -132,18 +132,24 @@ def move(
     return result
 
 
-def inner_products(weights: Weights, updates: Sequence[SiteUpdate], *, trainable: frozenset[str]) -> np.ndarray:
+def inner_products(
+    weights: Weights, updates: Sequence[SiteUpdate], *, trainable: frozenset[str], with_model: bool = False
+) -> np.ndarray:
     """Inner products of the sites' changes w_k − w over all trainable parameters, (K, K) float64.
+
+    With ``with_model`` w itself comes first, (K + 1, K + 1).
 
     One tensor of all sites is in memory at a time. Without BLAS, whose last digits depend on the number of processors.
     """
-    total = np.zeros((len(updates), len(updates)))
+    total = np.zeros((len(updates) + with_model,) * 2)
     for key in sorted(trainable & set(updates[0].weights)):
         old, models = weights[key].reshape(-1), [update.weights[key].reshape(-1) for update in updates]
         for start in range(0, old.size, BLOCK):
             block = slice(start, start + BLOCK)
-            changes = np.stack([model[block] for model in models]).astype(np.float64) - old[block]
-            total += np.einsum("ip,jp->ij", changes, changes)
+            vectors = np.stack([model[block] for model in models]).astype(np.float64) - old[block]
+            if with_model:
+                vectors = np.concatenate((old[block].astype(np.float64)[None], vectors))
+            total += np.einsum("ip,jp->ij", vectors, vectors)
     return total
 
 

@@ -1,4 +1,4 @@
-"""Small networks that a method trains beside the job's network."""
+"""What a method trains beside the job's network: small networks, and copies with an optimiser of the task's type."""
 
 from __future__ import annotations
 
@@ -72,3 +72,38 @@ class AuxiliaryNetwork:
         if step:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+# --- a second optimiser of the task's type --------------------------------------------------------------
+
+
+def like(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """An optimiser of the same type and settings for other parameters."""
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    made: torch.optim.Optimizer = type(optimizer)(parameters, lr=settings["lr"])  # type: ignore[call-arg]
+    made.param_groups[0].update(settings)
+    return made
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimiser's state as tensors by ``number of the parameter.name``."""
+    return {
+        f"{number}.{name}": value.detach().cpu().clone()
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Take what `optimizer_tensors` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -13,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods.base import Client, ConfigT, Context, Rule
 from fedshift.methods.shared.norms import module_keys
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 from fedshift.tasks import trial
 from fedshift.tasks.stages import ClassifyingNetwork
 
@@ -53,6 +55,16 @@ def head_keys(net: nn.Module) -> frozenset[str]:
     head = getattr(net, "head", None)
     inside = {id(module) for module in head.modules()} if isinstance(head, nn.Module) else set()
     return frozenset(key for _, module, keys in module_keys(net) if id(module) in inside for key in keys)
+
+
+def refuse_held_out(method: str, job: JobSpec) -> None:
+    """Refuse held-out sites with a method that keeps heads at the sites (`ConfigError`)."""
+    if job.task.held_out:
+        raise ConfigError(
+            "method-needs",
+            f"method {method}: every site has a head of its own, and {', '.join(job.task.held_out)}, held out as it "
+            "is, may not train one: leave held_out empty",
+        )
 
 
 # --- the layers that give a network's logits ----------------------------------------------------------

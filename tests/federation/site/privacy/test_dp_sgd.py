@@ -304,8 +304,9 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
         changed = {hook for hook in HOOKS if getattr(half, hook) is not getattr(base.Client, hook)}
         if changed <= half.per_sample and half.trains_on == "site":
             taken.append(name)
-    server_only = {"fedadagrad", "fedadam", "fedavg", "fedavgm", "fedgma", "fedheal", "fednova", "fedomg", "fedyogi"}
-    assert set(taken) == server_only | {"fedbn", "fedrdn", "pfedavg", "single"}
+    adaptive = {"fedadagrad", "fedadam", "fedawa", "fedyogi"}
+    server_only = adaptive | {"fedavg", "fedavgm", "fedgma", "fedheal", "fedlws", "fednova", "fedomg"}
+    assert set(taken) == server_only | {"fedbn", "fedper", "fedrdn", "pfedavg", "silobn", "single"}
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(8.0, 0.8221435546875), (1.0, 3.18359375)])

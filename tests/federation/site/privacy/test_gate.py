@@ -622,6 +622,7 @@ W, D = {"weights": {"epsilon": 8, "clip": 1.0}}, {"dp_sgd": {"epsilon": 8, "delt
         ("single", (), W),
         ("single", (), D),
         ("ditto", (), W),
+        ("fedper", (), W),
         ("fedrep", ("schedule.local_steps=2",), W),
         ("fedbn+fedrep", ("schedule.local_steps=2",), W),
         ("partialfed", ("partialfed.keep=[head]",), W),
