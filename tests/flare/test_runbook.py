@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -54,8 +55,8 @@ NOT_TYPED = {
 
 SMALL = "network.options.features=4 schedule.batch_size=4"
 """Of 32 and 16: what jobs get besides, so that a round takes a second."""
-ROUNDS = {"schedule.rounds=40": "schedule.rounds=20"}
-"""Of the trial, which must last until it has been looked at three times."""
+ROUNDS = {"schedule.rounds=40": "schedule.rounds=30"}
+"""Of the trial, which must last until it has been looked at: `nvflare job monitor` asks every ten seconds."""
 LEFT_OUT = ("FEDSHIFT_DATA", "FEDSHIFT_WEIGHTS", "XDG_DATA_HOME")
 
 
@@ -139,6 +140,15 @@ class Typist:
             f"$ {command} ({party or COORDINATOR}) ended with {done.returncode}:\n{said[-4000:]}"
         )
         return said
+
+    @contextmanager
+    def meanwhile(self, command: str) -> Iterator[None]:
+        """Have the coordinator type a command in a second window, which must have ended well when the block is left."""
+        with ThreadPoolExecutor(1) as window:
+            ended = window.submit(self.type, command)
+            wait_for(lambda: ended.done() or any(log.exists() for log in self._logs.get(command, [])), 60, command)
+            yield
+            ended.result()
 
     def _call(self, command: str, place: Path, log: Path) -> str:
         """A command of ours that must end with 0, without a process of its own."""
@@ -255,11 +265,11 @@ def run_through(book: Typist) -> Typist:
     book.until_connected(*SITES)
     # 9: submit
     book.submitted(book.type("nvflare job submit -j jobs/trial --startup-kit LEAD"))
-    book.type("nvflare job list --startup-kit LEAD")
-    book.until_round(3)
-    book.type("nvflare job stats ID --startup-kit LEAD")
-    book.type('nvflare job monitor ID --metric "best so far" --startup-kit LEAD')
-    book.type("nvflare job wait ID --timeout 86400 --startup-kit LEAD")
+    with book.meanwhile('nvflare job monitor ID --metric "best so far" --startup-kit LEAD'):
+        book.type("nvflare job list --startup-kit LEAD")
+        book.until_round(3)
+        book.type("nvflare job stats ID --startup-kit LEAD")
+        book.type("nvflare job wait ID --timeout 86400 --startup-kit LEAD")
     book.type("nvflare job logs ID --tail 20 --startup-kit LEAD")
     # 13: take the results
     book.type("nvflare job download ID -o results --startup-kit LEAD")
