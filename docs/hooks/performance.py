@@ -129,7 +129,7 @@ def checkouts() -> str:
 def ranks() -> str:
     """An epoch on two processor ranks beside one."""
     found = measured("ranks")
-    rows = [(name, spread(seconds, 2)) for name, seconds in found["seconds"].items()]
+    rows = [(name, spread(seconds, 2)) for name, seconds in found["seconds_of_an_epoch"].items()]
     return table(["an epoch of the hippocampus", "s"], [*rows, ("ratio", spread(found["two_to_one"], 2))])
 
 

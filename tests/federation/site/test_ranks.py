@@ -50,11 +50,14 @@ PLAIN = "network.name=lenet5", "network.options={size: 16}", "schedule.local_ste
 DRAWS = {"augmentation", "fedrdn"}
 """Methods that draw anew for every image of a batch: each rank has draws of its own."""
 FIT = {
-    *("afl", "augmentation", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedce", "feddg_ga", "feddyn"),
-    *("fedgma", "fedharmo", "fedheal", "fednova", "fedomg", "fedprox", "fedrdn", "fedrep", "fedsam", "fedsgd"),
-    *("fedwon", "fedyogi", "gen_afl", "harmofl", "moon", "partialfed", "pfedavg", "scaffold", "single", "vm"),
+    *("afl", "augmentation", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedawa", "fedbn", "fedce", "feddg_ga"),
+    *("feddyn", "fedgma", "fedharmo", "fedheal", "fedlws", "fednova", "fedomg", "fedper", "fedprox", "fedrdn"),
+    *("fedrep", "fedsam", "fedsgd", "fedwon", "fedyogi", "gen_afl", "harmofl", "moon", "partialfed", "pfedavg"),
+    *("scaffold", "silobn", "single", "vm"),
 }
 """Methods that ranks can train."""
+NEEDS_BATCH_NORM = {"silobn"}
+"""Not in the network of `PLAIN`; with it two ranks are not as near to one."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,7 @@ def job_with(method: str) -> JobSpec:
 # --- the same training ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", sorted(FIT))
+@pytest.mark.parametrize("method", sorted(FIT - NEEDS_BATCH_NORM))
 def test_two_ranks_train_as_one_does_and_to_the_same_bits_again(
     method: str, ranks: Ranks, pictures: Path, tmp_path: Path
 ) -> None:
