@@ -242,6 +242,7 @@ SAME_STEP: Mapping[str, Callable[[], JobSpec]] = {
     "fedmix": lambda: plain("fedmix"),
     "fedmix, released": lambda: plain("fedmix", "fedmix.variant=released"),
     "fedproto": lambda: plain("fedproto", "fedproto.average_weights=true"),
+    "fedrod": lambda: plain("fedrod"),
     "fpl": lambda: plain("fpl"),
     "moon": lambda: plain("moon"),
     "fedrdn and mixup": lambda: plain("fedrdn+mixup"),
