@@ -74,11 +74,11 @@ def test_the_released_code_averages_with_the_weights_before_its_step() -> None:
     np.testing.assert_allclose(result, shares @ models / shares.sum())
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_without_a_learning_rate_it_is_fedavg(weights: str) -> None:
+@pytest.mark.parametrize("start", ["samples", "uniform"])
+def test_without_a_learning_rate_it_is_fedavg(start: str) -> None:
     models = np.random.default_rng(0).normal(size=(3, 5))
-    server = started(lr=0, steps=5, weights=weights)
-    shares = np.array(COUNTS) / 80 if weights == "samples" else np.full(3, 1 / 3)
+    server = started(lr=0, steps=5, start=start)
+    shares = np.array(COUNTS) / 80 if start == "samples" else np.full(3, 1 / 3)
     for round_ in (1, 2):
         result = server.combine({"w": np.ones(5)}, sent(models), server_context("w", round=round_))["w"]
         np.testing.assert_allclose(result, shares @ models)
@@ -87,7 +87,7 @@ def test_without_a_learning_rate_it_is_fedavg(weights: str) -> None:
 def test_a_site_that_goes_elsewhere_loses_weight_and_statistics_follow() -> None:
     old = {"w": np.ones(3), "running_mean": np.zeros(1)}
     moves = {"A": [1.0, 0, 0], "B": [1.0, 0.1, 0], "C": [-3.0, 0, 1]}
-    server = started(lr=0.1, weights="uniform")
+    server = started(lr=0.1, start="uniform")
     for round_ in range(1, 6):
         updates = [
             Sent(site, {"w": old["w"] + move, "running_mean": np.array([float(site == "C")])})

@@ -101,9 +101,9 @@ IDENTITIES = [
     ),
     *(
         Identity(
-            f"fedawa fedawa.lr=0 fedawa.weights={weights} {ROUNDS_3}",
+            f"fedawa fedawa.lr=0 fedawa.start={weights} {ROUNDS_3}",
             reference=f"fedavg fedavg.weights={weights} {ROUNDS_3}",
-            other=f"fedawa fedawa.lr=1 fedawa.weights={weights} {ROUNDS_3}",
+            other=f"fedawa fedawa.lr=1 fedawa.start={weights} {ROUNDS_3}",
             tolerance=ROUNDING,
         )
         for weights in ("samples", "uniform")

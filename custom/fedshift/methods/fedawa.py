@@ -57,14 +57,14 @@ TINY = torch.finfo(torch.float64).tiny
 class Config(Strict):
     """Options of FedAWA.
 
-    ``lr``: of Adam on T; 0 is ``fedavg``. ``steps``: of Adam in each round. ``weights``: where λ begins: ``samples`` is
+    ``lr``: of Adam on T; 0 is ``fedavg``. ``steps``: of Adam in each round. ``start``: where λ begins: ``samples`` is
     n_k/n, ``uniform`` 1/K. ``variant``: ``released`` is public code of the method.
     """
 
     variant: Literal["paper", "released"] = "paper"
     lr: float = Field(default=0.001, ge=0)
     steps: int = Field(default=1, ge=1)
-    weights: Literal["samples", "uniform"] = "samples"
+    start: Literal["samples", "uniform"] = "samples"
 
 
 def objective(shares: Tensor, products: Tensor, *, released: bool) -> Tensor:
@@ -127,7 +127,7 @@ class Server(base.Server[Config]):
     def _first(self, updates: Sequence[base.SiteUpdate], *, released: bool) -> np.ndarray:
         """Where T begins: for the paper without dividing by n, so that sites that come later fit in."""
         if released:
-            return np.array(site_fractions(updates, self.config.weights))
-        samples = [update.n_samples if self.config.weights == "samples" else 1 for update in updates]
+            return np.array(site_fractions(updates, self.config.start))
+        samples = [update.n_samples if self.config.start == "samples" else 1 for update in updates]
         logarithms: np.ndarray = np.log(np.array(samples, np.float64))
         return logarithms

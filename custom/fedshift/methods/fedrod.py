@@ -23,8 +23,9 @@ first round, and the counts stay at the site. Soft targets (Mixup) enter both lo
 refused: its classes are those of pixels, of which background has nearly all at every site, and Dice losses are balanced
 already. FL-MedSegBench (arXiv:2603.11659) runs it there without the balanced loss, which is its idea.
 
-Read: the losses and steps in code of FedETF's and FedLAW's kind (``client_fedrod``), in FL-bench (γ), and
-FL-MedSegBench's. The authors' repository (hongyouc/Fed-RoD) has no code, and the paper's text was not at hand.
+Read: the losses and steps in code that has the method as a baseline (``client_fedrod`` in three repositories,
+FL-MedSegBench's among them), and γ in copies of FL-bench. The authors' repository (hongyouc/Fed-RoD) has no code, and
+the paper's text was not at hand.
 
 When: sites differ in how frequent the classes are; the common model should not learn that, and each site's should.
 """

@@ -287,6 +287,7 @@ SAME_STEP: Mapping[str, Callable[[], JobSpec]] = {
     "fedmix": lambda: plain("fedmix"),
     "fedmix, released": lambda: plain("fedmix", "fedmix.variant=released"),
     "fedproto": lambda: plain("fedproto", "fedproto.average_weights=true"),
+    "fedrod": lambda: plain("fedrod"),
     "fpl": lambda: plain("fpl"),
     "moon": lambda: plain("moon"),
     "fedsr, without noise": lambda: plain("fedsr", "fedsr.stochastic=false"),
