@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -317,12 +317,10 @@ class Site:
         is_new = broadcast.round > 1 and not self._store.has_trained(broadcast.round)
         local = checkpoint.done("local", partial(self._train_local, broadcast, before, checkpoint, stop))
         started = time.monotonic()
-        part, folder = self._parts.size(broadcast.round), self._folder
-        shared = (
-            nullcontext()
-            if ranks is None
-            else ranks.round(self._job, self.name, folder, broadcast, before, part=part, is_new=is_new)
-        )
+        shared: AbstractContextManager[Group | None] = nullcontext()
+        if ranks is not None:
+            part = self._parts.size(broadcast.round)
+            shared = ranks.round(self._job, self.name, self._folder, broadcast, before, part=part, is_new=is_new)
         with shared as group, self._session(broadcast, before) as (run, chain):
             run.stop = stop
             if is_new:
