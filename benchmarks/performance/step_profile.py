@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ def main() -> None:
 
 def measured(job: JobSpec, steps: int, repeats: int) -> dict[str, Any]:
     """Shares of a step's kernels, and seconds with and without ``torch.compile``."""
-    plain, compiled = step_of(job), step_of(job, torch.compile)
+    torch.compiler.reset()
+    plain, compiled = step_of(job), step_of(job, partial(torch.compile, dynamic=False))
     started = time.perf_counter()
     compiled()
     compile_s = round(time.perf_counter() - started, 1)

@@ -116,6 +116,16 @@ def gpu(file: str) -> str:
     return table(["", *(f"{task}, ms" for task in tasks)], rows)
 
 
+def same_scores() -> str:
+    """Test Dice with samples drawn by a counter, and as they were drawn at an earlier commit."""
+    found = load("same_scores")
+    dice, gap = found["mean_test_dice"], found["difference"]
+    pairs = zip(dice["this"], dice["other"], strict=True)
+    rows = [(f"seed {seed}", f"{a:.3f}", f"{b:.3f}") for seed, (a, b) in enumerate(pairs)]
+    rows.append(("**difference**", f"{gap['mean']:.3f} ± {gap['deviation']:.3f}", ""))
+    return table(["mean test Dice", "counted", "by generators"], rows)
+
+
 def checkouts() -> str:
     """Epochs and rounds on two cores beside those of an earlier commit."""
     rows = [
