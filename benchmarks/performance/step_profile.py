@@ -5,7 +5,7 @@
 A step is forward, loss, backward and optimiser in bf16 on one thread: of the demo (FedFA's U-Net at half its width on
 16 slices of 96x96), and of the recipes of the prostate and the hippocampus. Kernels are timed by PyTorch's profiler,
 after steps in which memory was got from the system. ``torch.compile`` is that of PyTorch with a C++ compiler, in turn
-with the network without; the time that compiling takes is not in the steps, and is told.
+with the network without; the time that compiling takes is not in the steps.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ def measured(job: JobSpec, steps: int, repeats: int) -> dict[str, Any]:
     """Shares of a step's kernels, and seconds with and without ``torch.compile``."""
     torch.compiler.reset()
     plain, compiled = step_of(job), step_of(job, partial(torch.compile, dynamic=False))
-    started = time.perf_counter()
-    compiled()
-    compile_s = round(time.perf_counter() - started, 1)
     for _ in range(WARM_UP):
         plain()
         compiled()
@@ -66,7 +63,6 @@ def measured(job: JobSpec, steps: int, repeats: int) -> dict[str, Any]:
     return {
         "seconds_a_step": seconds,
         "compiled_to_plain": frame.ratios(seconds["compiled"], seconds["plain"]),
-        "compile_s": compile_s,
         "share_of_kernels": shares(plain, steps),
     }
 

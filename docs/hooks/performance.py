@@ -151,7 +151,6 @@ def step_profile() -> str:
     rows += [
         ("**a step, s**", *(spread(row["seconds_a_step"]["plain"], 2) for row in jobs.values())),
         ("by `torch.compile`, of that", *(spread(row["compiled_to_plain"], 2) for row in jobs.values())),
-        ("compiling it, s", *(f"{row['compile_s']:.0f}" for row in jobs.values())),
     ]
     return table(["one thread, bf16", *jobs], rows)
 
