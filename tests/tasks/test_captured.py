@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.tasks import networks
-from fedshift.tasks.captured import Captured
+from fedshift.tasks.captured import MOST, Captured
 from fedshift.tasks.losses import Logits
 
 from .graphs import make_graphs
@@ -81,3 +81,12 @@ def test_a_network_that_is_not_as_it_was_goes_layer_by_layer(change: Callable[[n
     assert all(map(torch.equal, answer(net, captured, x), answer(net, captured.layer_by_layer, x)))
     other = torch.rand(3, 1, 32, 32)
     assert torch.equal(captured(other), captured.layer_by_layer(other))
+
+
+def test_no_more_than_a_few_sizes_are_kept() -> None:
+    captured = Captured(network("unet"), "fp32", make=make_graphs)
+    sizes = [torch.rand(size, 1, 32, 32) for size in (2, 3, 4)]
+    for x in sizes:
+        captured.capture(x)
+    assert len(captured.parts) == MOST == 2
+    assert [captured.covers(x) for x in sizes] == [False, True, True]

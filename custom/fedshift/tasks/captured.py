@@ -28,13 +28,16 @@ log = logging.getLogger("fedshift")
 SWITCH = "FEDSHIFT_CUDA_GRAPHS"
 """Environment variable: ``off`` has every pass go layer by layer."""
 
+MOST = 2
+"""Sizes of batch, or other states of the network, whose passes are kept: a graph keeps all the memory that it needs."""
+
 Graphed = Callable[..., Any]
 MakeGraphs = Callable[..., Sequence[Graphed]]
 """`torch.cuda.make_graphed_callables` of modules and a tuple of arguments for each, in the order of their calls."""
 
 
 class Captured:
-    """The training passes of a network, captured for each size of batch that `capture` was given."""
+    """The training passes of a network, captured for the last sizes of batch that `capture` was given."""
 
     def __init__(self, net: nn.Module, precision: Precision, *, make: MakeGraphs | None = None) -> None:
         """``net`` as its job made it, before any method attached layers to it."""
@@ -69,6 +72,8 @@ class Captured:
         Nothing else may use the device meanwhile.
         """
         state = self._state(x)
+        while len(self._parts) >= MOST:
+            del self._parts[next(iter(self._parts))]
         self._parts[state] = []
         parts = self._find_parts(x)
         graphed = self._make(
