@@ -81,10 +81,21 @@ def write_measured(name: str, content: Mapping[str, Any], *, module: str | None 
     path = PERFORMANCE / f"{name}.json"
     machine = {"processor": _processor(), "cores": os.cpu_count(), "load_before": round(LOAD, 2)}
     versions = {"python": platform.python_version(), **{package: version(package) for package in ("torch", "nvflare")}}
-    command = " ".join(("python -m", f"benchmarks.performance.{module or name}", *map(_word, sys.argv[1:])))
-    write(path, {"command": command, "machine": machine | versions, **content})
+    write(
+        path, {"command": command(f"benchmarks.performance.{module or name}"), "machine": machine | versions, **content}
+    )
     print(path, flush=True)
     return path
+
+
+def command(module: str) -> str:
+    """The line that ran this script, which is a module."""
+    return " ".join(("python -m", module, *map(_word, sys.argv[1:])))
+
+
+def code_of(checkout: Path) -> dict[str, str]:
+    """The environment variable with which a Python runs the code of a checkout."""
+    return {"PYTHONPATH": f"{checkout / 'custom'}{os.pathsep}{checkout}"}
 
 
 def page(name: str, **facts: Any) -> str:

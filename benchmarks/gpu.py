@@ -1,7 +1,7 @@
-"""All that a GPU should make quick, measured on one card in less than ten minutes, and written to one file.
+"""What one GPU should make quick, measured in about ten minutes, and written to one file.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --steps 1 --repeats 1 --rounds 1 --cases 2 --out /tmp/gpu.json
+    python -m benchmarks.gpu --device cpu --steps 1 --repeats 1 --rounds 1 --cases 2 --out gpu.json
 
 The second line goes the same way on a processor, whose figures mean nothing. What is measured, each part beside what it
 is compared with, in turn:
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from benchmarks import frame
 from benchmarks.performance.made_volumes import hippocampus_sites
+from benchmarks.performance.plain_step import plain_step
 from benchmarks.performance.training_step import Party, step_job
 from data_prep.phantom import make_phantom
 from fedshift.data.samples import Samples
@@ -49,7 +50,6 @@ from fedshift.schema.results import LAST
 from fedshift.tasks.captured import SWITCH
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import autocast
 
 SITES = ("BIDMC", "HK", "BMC", "RUNMC")
 PLAIN_FP32, PLAIN, PLAIN_LAST = "plain, fp32", "plain, bf16", "plain, bf16 and channels last"
@@ -89,7 +89,7 @@ def main() -> None:
     device = choose_device(args.device)
     torch.set_num_threads(1)
     content: dict[str, Any] = {
-        "command": " ".join(("python -m benchmarks.gpu", *(a for a in sys.argv[1:] if "/" not in a))),
+        "command": frame.command("benchmarks.gpu"),
         **frame.made_with("torch", "monai", "nvflare"),
         "device": device_name(device),
         "steps": args.steps,
@@ -165,14 +165,7 @@ def plain(bench: Bench, job: JobSpec, kind: str) -> Callable[[], float]:
     net = net.to(bench.device, memory_format=layout).train()  # type: ignore[call-overload]
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     precision: Precision = "fp32" if kind == PLAIN_FP32 else "bf16"
-    x = x.contiguous(memory_format=layout)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast(precision, bench.device):
-            logits = net(x)
-        task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    step = plain_step(task, net, optimizer, x.contiguous(memory_format=layout), y, precision=precision)
 
     def measure() -> float:
         with as_torch_comes():
@@ -276,7 +269,7 @@ def a_run(bench: Bench) -> dict[str, Any]:
     for command in commands:
         started = time.perf_counter()
         words = [str(Path(sys.executable).with_name("fedshift")), *command]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"fedshift {command[0]}: {done.stderr[-800:]}")
         seconds[command[0]] = round(time.perf_counter() - started, 1)

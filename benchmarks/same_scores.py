@@ -57,7 +57,7 @@ def main() -> None:
 def dice(tree: Path, data: Path, seed: int, rounds: int, steps: int) -> float:
     """The mean test Dice after a run with the code of a checkout."""
     with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, "PYTHONPATH": f"{tree / 'custom'}{os.pathsep}{tree}"}
+        environ = os.environ | frame.code_of(tree)
         words = json.dumps([SITES, str(data), folder, seed, rounds, steps])
         subprocess.run([sys.executable, "-c", TRAIN, words], cwd=folder, env=environ, check=True)
         final = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))["final"]

@@ -83,7 +83,7 @@ def demo_round(tree: Path, data: Path, rounds: int) -> float:
 
 def python(tree: Path, folder: str, *words: str, data: Path | None = None) -> None:
     """Run this Python with the code of a checkout."""
-    environ = {**os.environ, "PYTHONPATH": f"{tree / 'custom'}{os.pathsep}{tree}", "FEDSHIFT_DEVICE": "cpu"}
+    environ = os.environ | frame.code_of(tree) | {"FEDSHIFT_DEVICE": "cpu"}
     environ |= {"FEDSHIFT_DATA": str(data)} if data else {}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False

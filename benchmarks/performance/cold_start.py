@@ -81,7 +81,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 def seconds(words: Sequence[str], checkout: Path) -> tuple[float, float]:
     """Processor and wall seconds of a Python process with a checkout's packages."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environ |= {"PYTHONPATH": f"{checkout / 'custom'}{os.pathsep}{checkout}", "OMP_NUM_THREADS": "1"}
+    environ |= frame.code_of(checkout) | {"OMP_NUM_THREADS": "1"}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as elsewhere:
         subprocess.run([sys.executable, *words], cwd=elsewhere, env=environ, stdout=subprocess.DEVNULL, check=True)

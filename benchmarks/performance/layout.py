@@ -20,12 +20,13 @@ import torch
 
 from benchmarks import frame
 from benchmarks.performance.made_volumes import AS_MEASURED
+from benchmarks.performance.plain_step import plain_step
 from benchmarks.performance.step_3d import seconds
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import autocast, keep_freed_memory, prepare
+from fedshift.tasks.precision import keep_freed_memory, prepare
 
 CPU = torch.device("cpu")
 LAST, CONTIGUOUS, OURS = "channels last", "contiguous", "fedshift"
@@ -89,15 +90,7 @@ def training_step(name: str, way: str) -> Callable[[], None]:
     net.train()
     optimizer = local_training.make_optimizer(net, job.task.optimizer)
     x = x.contiguous(memory_format=last) if way == LAST else x
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast("bf16", CPU):
-            logits = net(x)
-        task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
+    return plain_step(task, net, optimizer, x, y)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import frame
+from benchmarks.performance.plain_step import plain_step
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import autocast, prepare
+from fedshift.tasks.precision import prepare
 
 CPU = torch.device("cpu")
 WARM_UP = 8
@@ -73,15 +74,7 @@ def step_of(job: JobSpec, change: Callable[[nn.Module], Any] = lambda net: net) 
     net = prepare(task.network(), "bf16", CPU).train()
     forward, optimizer = change(net), local_training.make_optimizer(net, job.task.optimizer)
     x, y = noise(net, task, job.task.schedule.batch_size)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast("bf16", CPU):
-            logits = forward(x)
-        task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
+    return plain_step(task, forward, optimizer, x, y)
 
 
 def timed(step: Callable[[], None], steps: int) -> Callable[[], float]:
