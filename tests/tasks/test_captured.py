@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from errors import raises
 from torch import Tensor, nn
 
 from fedshift.tasks import networks
-from fedshift.tasks.captured import MOST, Captured
+from fedshift.tasks.captured import MOST, SWITCH, Captured, make_captured
 from fedshift.tasks.losses import Logits
 
 from .graphs import make_graphs
@@ -90,3 +91,14 @@ def test_no_more_than_a_few_sizes_are_kept() -> None:
         captured.capture(x)
     assert len(captured.parts) == MOST == 2
     assert [captured.covers(x) for x in sizes] == [False, True, True]
+
+
+def test_the_switch_takes_nothing_else_for_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, gpu = network("unet"), torch.device("cuda:0")
+    monkeypatch.setenv(SWITCH, "off")
+    assert make_captured(net, "fp32", gpu) is None
+    monkeypatch.setenv(SWITCH, "on")
+    assert make_captured(net, "fp32", gpu) is not None and make_captured(net, "fp32", torch.device("cpu")) is None
+    monkeypatch.setenv(SWITCH, "0")
+    with raises("invalid-value", naming=(SWITCH, "0")):
+        make_captured(net, "fp32", gpu)

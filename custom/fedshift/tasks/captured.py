@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.runtime.segmentation import uses_bf16
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import Precision
 from fedshift.tasks.losses import Logits
 from fedshift.tasks.precision import autocast
@@ -26,7 +27,7 @@ from fedshift.tasks.precision import autocast
 log = logging.getLogger("fedshift")
 
 SWITCH = "FEDSHIFT_CUDA_GRAPHS"
-"""Environment variable: ``off`` has every pass go layer by layer."""
+"""Environment variable: ``off`` has every pass go layer by layer, ``on`` is the default."""
 
 MOST = 2
 """Sizes of batch, or other states of the network, whose passes are kept: a graph keeps all the memory that it needs."""
@@ -183,9 +184,15 @@ class _InPrecision(nn.Module):
 
 
 def make_captured(net: nn.Module, precision: Precision, device: torch.device) -> Captured | None:
-    """`Captured` of a network on a GPU; None elsewhere, and where it is switched off."""
-    wanted = device.type == "cuda" and os.environ.get(SWITCH) != "off"
-    return Captured(net, precision) if wanted else None
+    """`Captured` of a network on a GPU; None elsewhere, and where it is switched off.
+
+    Raises:
+        ConfigError: the switch is neither on nor off.
+    """
+    wanted = os.environ.get(SWITCH, "on")
+    if wanted not in ("on", "off"):
+        raise ConfigError("invalid-value", f"{SWITCH} must be on or off, not {wanted!r}")
+    return Captured(net, precision) if wanted == "on" and device.type == "cuda" else None
 
 
 def _hooks(module: nn.Module) -> tuple[int, int, int]:

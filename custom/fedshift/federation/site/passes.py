@@ -52,7 +52,7 @@ class Passes:
         else:
             loss = self._in_parts(split(batch, run.part), len(batch.x))
         if self.group is not None:
-            loss = self.group.mean(run.net, loss, part=run.share)
+            loss = self.group.mean(run.net, loss, share=run.share)
         self.chain.gradients()
         if run.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.net.parameters(), run.clip_norm)

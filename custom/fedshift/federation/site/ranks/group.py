@@ -70,17 +70,17 @@ class Group(ABC):
     def begin_step(self) -> None:
         """The first rank tells the others that there is another step."""
 
-    def mean(self, net: nn.Module, loss: Tensor, *, part: float) -> Tensor:
+    def mean(self, net: nn.Module, loss: Tensor, *, share: float) -> Tensor:
         """Make the gradients of this rank's share of a batch those of the batch; returns the batch's loss.
 
-        ``part`` is the share's part of the batch. Parameters without a gradient have none at any rank.
+        ``share`` is how large it is, of 1. Parameters without a gradient have none at any rank.
         """
         gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), loss.detach().reshape(1)])
-        self.total(flat.mul_(part))
+        self.total(flat.mul_(share))
         parts = torch.split(flat[:-1], [gradient.numel() for gradient in gradients])
-        for gradient, part_ in zip(gradients, parts, strict=True):
-            gradient.copy_(part_.view(gradient.shape))
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view(gradient.shape))
         return flat[-1].to(loss)
 
     # --- at the end of a round --------------------------------------------------------------------
