@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from data_prep.pictures import Source
-from data_prep.reading import open_file, reason
+from fedshift.data.downloads import open_file, reason
 from fedshift.schema.errors import DataError
 
 UNREADABLE_MAT = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error, struct.error)

@@ -32,7 +32,7 @@ from data_prep.manysites import plan_sites
 from data_prep.partition import dirichlet, least, require_seed
 from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan
-from data_prep.reading import names_in, open_file, reason
+from fedshift.data.downloads import names_in, open_file, reason
 from fedshift.schema.errors import DataError
 
 CIFAR10 = PictureSet(

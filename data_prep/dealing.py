@@ -13,7 +13,8 @@ from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
-from data_prep.pictures import Dealing, Hashed
+from data_prep.pictures import Dealing, Hashed, Source
+from fedshift.data.splits import subject_groups
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
 
@@ -125,6 +126,69 @@ def deal_counts(
     return {picture.id: dealt[sha] for picture, sha in pictures}
 
 
+def deal_by_subject(site: str, pictures: Hashed, *, fixed: Mapping[str, Split] | None = None) -> dict[str, Split]:
+    """Split by id: 60/20/20 of the subjects of each class, so that all pictures of a subject are in one split.
+
+    Pictures of one subject, or of the same content, are together. A subject counts for the class of its pictures that
+    the fewest subjects have, and with findings for the rarest of those that it has; subjects are sorted by a hash of
+    their contents.
+
+    Args:
+        site: not used.
+        pictures: the site's pictures.
+        fixed: split by id of pictures that have one; the others of the same subject join it, testing first.
+    """
+    fixed = fixed or {}
+    groups = _subjects(pictures)
+    has = [{name for picture, _ in group for name in _classes(picture)} for group in groups]
+    times = Counter(name for classes in has for name in classes)
+    by_class: dict[str, list[Hashed]] = defaultdict(list)
+    for group, classes in zip(groups, has, strict=True):
+        by_class[min(classes, key=lambda name: (times[name], name), default="")].append(group)
+    split_of: dict[str, Split] = {}
+    for members in by_class.values():
+        share, taken = _share(len(members), 5), Counter[Split]()
+        ordered = sorted(members, key=lambda group: min(sha for _, sha in group))
+        known = [_split_given(group, fixed) for group in ordered]
+        taken.update(split for split in known if split is not None)
+        for group, given in zip(ordered, known, strict=True):
+            split = given or ("test" if taken["test"] < share else "val" if taken["val"] < share else "train")
+            taken[split] += given is None
+            split_of |= {picture.id: split for picture, _ in group}
+    return split_of
+
+
+def deal_official_by_subject(
+    site: str, pictures: Hashed, *, is_test: Callable[[str], bool], one_in: int = 10
+) -> dict[str, Split]:
+    """Split by id, like `deal_official`, with all pictures of a subject in one split; in the test part if one is."""
+    tested: list[Hashed] = []
+    rest: list[Hashed] = []
+    for group in _subjects(pictures):
+        (tested if any(is_test(picture.id) for picture, _ in group) else rest).append(group)
+    rest.sort(key=lambda group: min(sha for _, sha in group))
+    parts: dict[Split, list[Hashed]] = {"test": tested, "val": rest[: _share(len(rest), one_in)]}
+    parts["train"] = rest[len(parts["val"]) :]
+    return {picture.id: split for split, groups in parts.items() for group in groups for picture, _ in group}
+
+
+def _subjects(pictures: Hashed) -> list[Hashed]:
+    """The pictures of each subject; two that share a content are one."""
+    groups = subject_groups([sha for _, sha in pictures], [picture.subject for picture, _ in pictures])
+    return [[pictures[number] for number in group] for group in groups]
+
+
+def _classes(picture: Source) -> list[str]:
+    return [picture.label] if picture.label else [name for name, has in picture.findings.items() if has]
+
+
+def _split_given(group: Hashed, fixed: Mapping[str, Split]) -> Split | None:
+    given = {fixed[picture.id] for picture, _ in group if picture.id in fixed}
+    order: tuple[Split, ...] = ("test", "val", "train")
+    return next((split for split in order if split in given), None)
+
+
+BY_SUBJECT = Dealing(deal_by_subject, "by subject 60/20/20 within each class")
 BY_CONTENT = Dealing(deal_by_content, "by content 60/20/20 within each class")
 OFFICIAL = Dealing(deal_official, "official test part; val is a tenth of the rest, by content")
 

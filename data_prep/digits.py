@@ -41,10 +41,10 @@ from data_prep.arrayfiles import (
     require_classes,
 )
 from data_prep.dealing import OFFICIAL
-from data_prep.decode import read_picture
 from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan, Source
-from data_prep.reading import names_in, read_file
+from fedshift.data.decode import read_picture
+from fedshift.data.downloads import names_in, read_file
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest

@@ -40,7 +40,7 @@ from data_prep.dealing import TEST, deal_small, deal_small_official
 from data_prep.manysites import plan_sites, site_names
 from data_prep.partition import least, require_seed, size_skewed
 from data_prep.pictures import Dealing, PictureSet, Plan, Source
-from data_prep.reading import names_in, read_file
+from fedshift.data.downloads import names_in, read_file
 from fedshift.schema.errors import DataError
 
 Form = Literal["letters", "balanced", "byclass"]

@@ -1,8 +1,10 @@
 """Any task of the Medical Segmentation Decathlon, or a data set in nnU-Net's layout, as one site.
 
 The source is the unpacked folder, with ``imagesTr``, ``labelsTr`` and ``dataset.json``. Sequences, classes and the
-values of the masks are those of ``dataset.json``; 4D files hold several sequences. Classes can be merged or named
-otherwise: ``--label NAME=1,2`` for each. Described in Antonelli et al., Nature Communications 2022; http://medicaldecathlon.com.
+values of the masks are those of ``dataset.json``; 4D files hold several sequences. Pictures (``file_ending`` .png, .tif
+or .bmp) have red, green and blue where three channels are named, and are grey where one is. Classes can be merged or
+named otherwise: ``--label NAME=1,2`` for each. Described in Antonelli et al., Nature Communications 2022;
+http://medicaldecathlon.com.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from data_prep.volumes import SitePlan, VolumePlan
 from fedshift.data.cases import CaseTable, parse_sequences
+from fedshift.data.colours import with_colours
 from fedshift.data.labels import parse_labels, settle_labels
 from fedshift.data.layouts.find import find_sets
 from fedshift.schema.errors import ConfigError, DataError
@@ -53,7 +56,7 @@ def plan_volumes(
         ConfigError: nothing says what the masks' values mean, or names that do not fit.
         DataError: another layout.
     """
-    table = find_described(source).with_sequences(tuple(parse_sequences(sequence)))
+    table = with_colours(find_described(source).with_sequences(tuple(parse_sequences(sequence))))
     given = parse_labels(label)
     labels = settle_labels(given=given, described=table.described_labels(given), annotated=annotated)
     if labels is None:
@@ -68,7 +71,7 @@ def plan_volumes(
         source=f"{table.name}, in the Decathlon's or nnU-Net's layout",
         licence=table.licence or LICENCE,
         citation=CITATION,
-        preparation={TRUE_SPACING: True},
+        preparation={} if table.of_pictures else {TRUE_SPACING: True},
     )
     return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=table.sequences)
 

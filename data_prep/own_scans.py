@@ -15,18 +15,21 @@ import numpy as np
 
 from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, refuse_unmatched, write_site
 from fedshift.data.case_check import MOST_OF_A_MASK, SWAPPED, look_swapped, read_values
-from fedshift.data.cases import CaseTable, sequences_fault, spelled_as
+from fedshift.data.cases import CaseTable, both_sides, sequences_fault, spelled_as
 from fedshift.data.check import numbers_of_structures
-from fedshift.data.labels import Labels, every_label, settle_labels
+from fedshift.data.colours import colours_of_masks, with_colours
+from fedshift.data.labels import Labels, colours_as_values, every_label, settle_labels
 from fedshift.data.layouts.find import gather
 from fedshift.data.named_masks import names_structures
 from fedshift.data.scan_file import same_form
 from fedshift.data.scans import read_volumes
 from fedshift.data.site_check import prepared_files
 from fedshift.data.splits import subject_of
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.codes import WITHOUT_STRUCTURE, ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, TRUE_SPACING, Case, Manifest, Split, read_manifest
+from fedshift.schema.regions import Regions
 from fedshift.schema.strict import nearest
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ def prepare_own(
     annotated: Sequence[str] | None = None,
     wanted: Sequence[str] | None = None,
     volume: int | None = None,
+    subject: str | None = None,
     withdraw: Sequence[str] = (),
     matrices: Sequence[int] = (),
     licence: str = LICENCE,
@@ -57,6 +61,8 @@ def prepare_own(
     trust_voxels: bool = False,
     interpolate: bool = False,
     true_spacing: bool = False,
+    regions: Regions | None = None,
+    ignore: bool | None = None,
     empty: bool = False,
     skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -84,6 +90,7 @@ def prepare_own(
         annotated: the classes that the site's masks outline; None for all.
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         volume: which volume to take of images that have several, from 1 (`fedshift.data.scans.read_scan`).
+        subject: whose scan a case is, by its id (`fedshift.data.cases.subject_pattern`); None where BIDS names say it.
         withdraw: ids of cases to remove.
         matrices: sizes whose slices are cached now, in addition to those that the site already has.
         licence: licence terms, for the manifest.
@@ -91,6 +98,8 @@ def prepare_own(
         trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contours`).
         true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
+        regions: of the task's classes; ``annotated``, labels and structures of masks may then be of regions.
+        ignore: whether the task has voxels to ignore; None if no task is named.
         empty: whether masks may be empty, see `fedshift.schema.codes`.
         skip_damaged: leave out cases with an error.
         progress: called with the id of each case before it is read.
@@ -105,17 +114,25 @@ def prepare_own(
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
     known = {case.id: case for case in manifest.cases} if manifest else {}
     withdraw = [same_form(case) for case in withdraw]
-    table = _gather(source, images, masks, sequences, volume, manifest, target)
+    table = _gather(source, images, masks, sequences, volume, manifest, target, wanted)
+    table = table.with_subjects(subject) if table is not None and subject is not None else table
     if table is not None and not table.cases:
         refuse_unmatched(table.findings, site)
+    labels = colours_of_masks(labels, [table]) if table else labels
     stay = known.keys() - set(withdraw)
-    meant = _labels(table, manifest, labels, classes, annotated, target, codes, stay)
+    of_task: dict[str, Any] = {"codes": codes, "regions": regions, "ignore": ignore}
+    meant = _labels(table, manifest, labels, classes, annotated, target, stay, of_task)
     names = _names(table, manifest, wanted, target, asked=bool(sequences)) if table else ()
-    for finding in numbers_of_structures(table, labels) if table else ():
+    for finding in (*numbers_of_structures(table, labels), *both_sides(table)) if table else ():
         log.warning("%s", finding.sentence())
     options = {"trust_voxels": trust_voxels, "interpolate": interpolate, "may_be_empty": empty}
     given = [
-        replace(case, labels=meant, subject=case.subject or (known[case.id].subject if case.id in known else ""))
+        replace(
+            case,
+            labels=meant,
+            subject=case.subject or (known[case.id].subject if case.id in known else ""),
+            strata=case.strata or (known[case.id].strata if case.id in known else {}),
+        )
         for case in (table.with_options(**options).cases if table else ())
     ]
     _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
@@ -130,8 +147,12 @@ def prepare_own(
     preparation = dict(manifest.preparation) if manifest else {}
     origin = preparation.get("source", OWN) if manifest else OWN
     mixed = manifest is not None and origin != OWN and bool(given) and OWN not in origin
-    assert meant is not None or manifest is not None
-    settled = meant or Labels.of_classes(manifest.classes, manifest.annotated)  # type: ignore[union-attr]
+    if meant is None:
+        assert manifest is not None
+        meant = Labels.of_classes(manifest.classes, manifest.annotated)
+    if manifest is not None and manifest.ignore and not meant.ignored:
+        meant = replace(meant, ignored=frozenset({IGNORED}))
+    settled = meant
     return write_site(
         list(cases.values()),
         root,
@@ -179,6 +200,7 @@ def _gather(
     volume: int | None,
     manifest: Manifest | None,
     target: Path,
+    of_task: Sequence[str] | None,
 ) -> CaseTable | None:
     """The scans that are given; None if cases are only withdrawn."""
     if manifest is not None and manifest.kind != "patients":
@@ -190,6 +212,10 @@ def _gather(
     wanted = sequences or dict.fromkeys(manifest.sequences if manifest else (), "")
     tables = gather(source, images=images, masks=masks, sequences=wanted, volume=volume)
     table = _of_site(tables, target.name, images or source)
+    table = with_colours(table, manifest.sequences if manifest and of_task is None else of_task)
+    if manifest is not None and table.cases and table.of_pictures != manifest.pictured:
+        held = "pictures" if manifest.pictured else "volumes"
+        raise DataError("kind-of-data", f"{target} holds {held}, the given scans are others: choose another --site")
     if not table.cases and not any(finding.level == "error" for finding in table.findings):
         raise DataError(
             "scans-missing",
@@ -260,10 +286,13 @@ def _labels(
     classes: Sequence[str] | None,
     annotated: Sequence[str] | None,
     target: Path,
-    codes: Mapping[str, ClassCodes],
     stay: Set[str],
+    of_task: Mapping[str, Any],
 ) -> Labels | None:
-    """What the masks' values mean; None if there are no masks. ``stay``: the cases that the site has and keeps."""
+    """What the masks' values mean; None if there are no masks.
+
+    ``stay``: the cases that the site has and keeps; ``of_task``: options of `settle_labels`.
+    """
     if table is None:
         return None
     if manifest is not None:
@@ -276,7 +305,7 @@ def _labels(
         annotated = annotated or manifest.annotated
         classes = manifest.classes
     recorded = manifest.preparation.get("labels") if manifest else None
-    recorded_labels = Labels.named(recorded) if isinstance(recorded, dict) else None
+    recorded_labels = _recorded(recorded) if isinstance(recorded, dict) else None
     described = table.labels if recorded_labels else table.described_labels(given)
     labels = settle_labels(
         given=given,
@@ -284,7 +313,7 @@ def _labels(
         recorded=recorded_labels,
         classes=classes,
         annotated=annotated,
-        codes=codes,
+        **of_task,
         named=all(names_structures(case.mask) for case in table.cases),
     )
     if labels is None:
@@ -300,6 +329,11 @@ def _labels(
                 f"other cases again, or delete the folder and prepare it again with --annotated {_listed(outlined)}",
             )
     return labels
+
+
+def _recorded(values: Mapping[str, Sequence[int | str]]) -> Labels:
+    numbers = {name: [int(value) for value in those] for name, those in colours_as_values(values).items()}
+    return Labels.named(numbers)
 
 
 def _listed(names: Sequence[str]) -> str:

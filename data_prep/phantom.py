@@ -72,24 +72,13 @@ def make_phantom(
         ConfigError: an unknown site, a negative seed, fewer than one case, or another number of sequences.
         DataError: ``root`` contains sites that are not a phantom, or cannot be written.
     """
-    chosen = list(SCANNERS) if sites is None else list(dict.fromkeys(sites))
+    chosen = chosen_sites(sites, tuple(SCANNERS))
     count = CASES if cases is None else cases
-    for site in chosen:
-        if site not in SCANNERS:
-            raise ConfigError("site-unknown", f"the phantom has no site {site!r}{nearest(site, SCANNERS)}")
-    if count < 1 or seed < 0:
-        raise ConfigError("invalid-value", f"the phantom needs cases >= 1 and seed >= 0, not {count} and {seed}")
+    check_numbers(cases=count, seed=seed)
     if sequences not in (1, 2):
         raise ConfigError("invalid-value", f"the phantom has 1 or 2 sequences, not {sequences}")
     dataset = dataset_of(zones=zones, sequences=sequences)
-    _refuse_patients(root / dataset)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
-    except OSError as error:
-        raise DataError(
-            "folder-unwritable", f"{root} cannot be written ({error.strerror}): give another folder"
-        ) from None
+    begin(root, dataset, seed=seed)
     made_with = PhantomOptions(
         cases=count,
         seed=seed,
@@ -110,13 +99,46 @@ def make_phantom(
                 kind="phantom",
                 labels=ZONES if zones else GLAND,
                 sequences=SEQUENCES if sequences > 1 else (),
-                preparation={**({} if zones else MERGED), PHANTOM: made_with.model_dump(mode="json")},
+                preparation={**({} if zones else MERGED), PHANTOM: made_with.model_dump(mode="json", exclude={"task"})},
                 licence="Apache-2.0 (simulated, not patients)",
                 citation=f"fedshift prostate phantom, seed {seed}",
                 matrices=made_with.matrices,
                 source=f"simulated by fedshift data phantom, seed {seed}",
             )
     return root
+
+
+def chosen_sites(sites: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """The phantom's sites to make, each once; all if none are named.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    for site in sites or ():
+        if site not in known:
+            raise ConfigError("site-unknown", f"the phantom has no site {site!r}{nearest(site, known)}")
+    return list(known) if sites is None else list(dict.fromkeys(sites))
+
+
+def check_numbers(*, cases: int, seed: int) -> None:
+    if cases < 1 or seed < 0:
+        raise ConfigError("invalid-value", f"the phantom needs cases >= 1 and seed >= 0, not {cases} and {seed}")
+
+
+def begin(root: Path, dataset: str, *, seed: int) -> None:
+    """Make the phantom's own folder, with a note that says what it is.
+
+    Raises:
+        DataError: it holds prepared scans of patients, or cannot be written.
+    """
+    _refuse_patients(root / dataset)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            "folder-unwritable", f"{root} cannot be written ({error.strerror}): give another folder"
+        ) from None
 
 
 def dataset_of(*, zones: bool, sequences: int) -> str:

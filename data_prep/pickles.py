@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.reading import reason
+from fedshift.data.downloads import reason
 from fedshift.schema.errors import DataError
 
 NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")

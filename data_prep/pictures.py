@@ -12,6 +12,7 @@ of an earlier site is left out.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,17 +23,20 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from data_prep.decode import picture_sha256, resize_picture
-from data_prep.depth import DeepPicture, Depth
 from data_prep.replace_folder import replace_folder
+from fedshift.data.arrays import class_labels
 from fedshift.data.blocks import write_hashes
+from fedshift.data.decode import cached_picture, picture_sha256
+from fedshift.data.depth import DeepPicture, Depth
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import DEPTH, FILE_NAME, Manifest, Picture, Split, count
+from fedshift.schema.manifest import DEPTH, FILE_NAME, Manifest, Picture, Split, classes_of, count
 
 log = logging.getLogger(__name__)
 
 MONTAGE, TILE, PER_ROW, MARGIN = "montage.png", 72, 8, 150
 SHOWN = 20
+DEEP_LEVEL = 257
+"""Between two levels of 8 bits, in 16."""
 FEW = 20
 """Up to this many sites have a montage each. With more sites there is one for all, because drawing takes longest."""
 
@@ -53,11 +57,17 @@ class PictureSet:
 
 @dataclass(frozen=True)
 class Source:
-    """A picture that is not read yet. ``id`` is ``<class>/<file>``; ``read`` raises DataError."""
+    """A picture that is not read yet. ``id`` is ``<class>/<file>``; ``read`` raises DataError.
+
+    ``label`` (empty with findings), ``findings``, ``subject``, ``strata``: as a `Picture` has them.
+    """
 
     id: str
     label: str
     read: Callable[[], Image.Image | DeepPicture]
+    findings: Mapping[str, bool] = field(default_factory=dict)
+    subject: str = ""
+    strata: Mapping[str, str] = field(default_factory=dict)
 
 
 PicturesBySite = dict[str, list[Source]]
@@ -154,7 +164,18 @@ def write_pictures(
             if errors:
                 continue  # keep reading so that the error names all damaged pictures
             split_of = dealing.deal(site, cache)
-            pictures = [Picture(id=p.id, sha256=sha, label=p.label, split=split_of[p.id]) for p, sha in cache]
+            pictures = [
+                Picture(
+                    id=p.id,
+                    sha256=sha,
+                    label=p.label,
+                    split=split_of[p.id],
+                    findings=dict(p.findings),
+                    subject=p.subject,
+                    strata=dict(p.strata),
+                )
+                for p, sha in cache
+            ]
             if not pictures and unreadable == len(sources):
                 raise DataError(
                     "pictures-damaged",
@@ -165,6 +186,9 @@ def write_pictures(
                     "picture-missing",
                     f"site {site} has no picture that no other site has: give the data set as downloaded",
                 )
+            labels = class_labels(pictures, picture_set.classes)
+            for size in sizes:
+                np.save(folder / "arrays" / str(size) / "labels.npy", labels)
             notes = _notes(pictures, before, left_out=len(sources) - len(pictures) - unreadable)
             before |= {picture.sha256 for picture in pictures}
             Manifest(
@@ -174,8 +198,8 @@ def write_pictures(
                 kind="images",
                 preparation={
                     "source": picture_set.name,
-                    "pixels": f"upright 8-bit {'RGB' if picture_set.channels == 3 else 'grey'}, resized to a square: "
-                    "bilinear, antialiased",
+                    "pixels": f"upright {_bits(folder, sizes)}-bit {'RGB' if picture_set.channels == 3 else 'grey'}, "
+                    "resized to a square: bilinear, antialiased",
                     "sizes": sorted(set(sizes)),
                     **({} if depth.said is None else {DEPTH: depth.said}),
                     "split_rule": dealing.rule,
@@ -195,7 +219,7 @@ def write_pictures(
                 draw_montage(by_class).save(folder / MONTAGE)
             elif len(rows) * len(targets) <= targets.index(target) * FEW:
                 numbers = [number for c in picture_set.classes for number in _of_class(pictures, c)]
-                classes = f"{len({picture.label for picture in pictures})} classes"
+                classes = f"{len({name for picture in pictures for name in classes_of(picture)})} classes"
                 rows.append(_row(folder, site, numbers, classes, size=max(sizes)))
             if notes["pictures_straddling"]:
                 log.warning("site %s: %d pictures straddle splits or sites", site, notes["pictures_straddling"])
@@ -235,14 +259,20 @@ def draw_montage(rows: Sequence[Row]) -> Image.Image:
     for line, (text, images) in enumerate(rows):
         draw.multiline_text((6, line * TILE + TILE // 3), text, fill="black", font=font)
         for column, image in enumerate(images):
-            pixels = np.broadcast_to(image.transpose(1, 2, 0), (*image.shape[1:], 3))
+            levels = image if image.dtype == np.uint8 else (image >> 8).astype(np.uint8)
+            pixels = np.broadcast_to(levels.transpose(1, 2, 0), (*image.shape[1:], 3))
             tile = Image.fromarray(np.ascontiguousarray(pixels)).resize((TILE - 2, TILE - 2), Image.Resampling.BILINEAR)
             sheet.paste(tile, (MARGIN + column * TILE, line * TILE + 1))
     return sheet
 
 
+def _bits(site: Path, sizes: Sequence[int]) -> int:
+    images = np.load(site / "arrays" / str(sizes[0]) / "images.npy", mmap_mode="r", allow_pickle=False)
+    return int(8 * images.dtype.itemsize)
+
+
 def _of_class(pictures: Sequence[Picture], label: str) -> list[int]:
-    return [number for number, picture in enumerate(pictures) if picture.label == label]
+    return [number for number, picture in enumerate(pictures) if label in classes_of(picture)]
 
 
 def _row(site: Path, name: str, numbers: Sequence[int], *more: str, size: int) -> Row:
@@ -254,17 +284,39 @@ def _row(site: Path, name: str, numbers: Sequence[int], *more: str, size: int) -
 
 
 class _Rows:
-    """An ``.npy`` file that is written row by row, without keeping all pictures in memory or knowing their number."""
+    """An ``.npy`` file that is written row by row, without keeping all pictures in memory or knowing their number.
+
+    It has 8 bits until the first row of 16; those before are then written again, and later ones of 8 bits scaled.
+    """
 
     def __init__(self, path: Path, *shape: int) -> None:
-        self._file: BinaryIO = path.open("wb")
-        self._shape = shape
-        self._n = 0
-        self._start = self._header()
+        self._path, self._shape = path, shape
+        self._open(np.dtype(np.uint8))
 
     def append(self, row: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(row, np.uint8).tobytes())
+        if row.dtype.itemsize > self._dtype.itemsize:
+            self._widen()
+        if row.dtype.itemsize < self._dtype.itemsize:
+            row = row.astype(self._dtype) * DEEP_LEVEL
+        self._file.write(np.ascontiguousarray(row).tobytes())
         self._n += 1
+
+    def _open(self, dtype: np.dtype[Any]) -> None:
+        self._file: BinaryIO = self._path.open("wb")
+        self._dtype, self._n = dtype, 0
+        self._start = self._header()
+
+    def _widen(self) -> None:
+        self.close()
+        before = self._path.with_suffix(".8-bits")
+        self._path.rename(before)
+        with before.open("rb") as file:
+            file.seek(self._start)
+            n, self._n = self._n, 0
+            self._open(np.dtype(np.uint16))
+            for _ in range(n):
+                self.append(np.fromfile(file, np.uint8, math.prod(self._shape)))
+        before.unlink()
 
     def close(self) -> None:
         """Write the final number of rows into the header; NumPy pads headers so that any number fits."""
@@ -274,7 +326,11 @@ class _Rows:
         self._file.close()
 
     def _header(self) -> int:
-        about = {"descr": "|u1", "fortran_order": False, "shape": (self._n, *self._shape)}
+        about = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self._n, *self._shape),
+        }
         np.lib.format.write_array_header_1_0(self._file, about)
         return self._file.tell()
 
@@ -290,7 +346,7 @@ def _cache(
     damaged: Callable[[str], None],
     announce: Callable[[str], None] | None,
 ) -> tuple[list[tuple[Source, str]], int]:
-    """Write the arrays of every picture whose content is not in ``others``.
+    """Write the images of every picture whose content is not in ``others``.
 
     Returns these pictures with their hashes, and the number of pictures that could not be read; ``damaged`` is called
     with the reason for each.
@@ -305,27 +361,26 @@ def _cache(
         images = {
             size: rows(folder / "images.npy", picture_set.channels, size, size) for size, folder in folders.items()
         }
-        labels = [rows(folder / "labels.npy") for folder in folders.values()]
         kept: list[tuple[Source, str]] = []
-        unreadable = 0
+        unreadable, mode = 0, "RGB" if picture_set.channels == 3 else "L"
         for source in sources:
             if announce:
                 announce(source.id)
             try:
                 stored = source.read()
-                picture = depth.shown(stored).convert("RGB" if picture_set.channels == 3 else "L")
+                cached = {
+                    size: cached_picture(stored, depth, size=size, channels=picture_set.channels) for size in sizes
+                }
             except DataError as error:
                 damaged(str(error))
                 unreadable += 1
                 continue
-            sha = picture_sha256(stored if isinstance(stored, DeepPicture) else picture)
+            sha = picture_sha256(stored if isinstance(stored, DeepPicture) else stored.convert(mode))
             if sha in others:
                 continue
             kept.append((source, sha))
-            for size, array in images.items():
-                array.append(resize_picture(picture, size))
-            for column in labels:
-                column.append(np.array(picture_set.classes.index(source.label)))
+            for size, pixels in cached.items():
+                images[size].append(pixels)
     return kept, unreadable
 
 

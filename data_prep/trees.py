@@ -20,10 +20,10 @@ from typing import IO, Protocol, Self
 
 from PIL import Image
 
-from data_prep.decode import decode_picture, read_picture
-from data_prep.depth import DeepPicture
 from data_prep.pictures import PicturesBySite, PictureSet, Source
-from data_prep.reading import names_in, read_file, reason, unreadable
+from fedshift.data.decode import decode_picture, read_picture
+from fedshift.data.depth import DeepPicture
+from fedshift.data.downloads import names_in, read_file, reason, unreadable
 from fedshift.schema.errors import DataError
 from fedshift.schema.strict import nearest
 

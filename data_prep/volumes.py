@@ -24,11 +24,13 @@ from typing import Any, Literal
 
 from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
-from fedshift.data.case_check import Decoded, read_case
+from fedshift.data.case_check import Decoded, Draw, read_case
 from fedshift.data.case_notes import Notes
 from fedshift.data.cases import CaseFiles as CaseFiles
 from fedshift.data.cases import name_fault, site_fault
 from fedshift.data.labels import Labels, check_name
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import write_picture
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
 from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import ORIENTATION, write_scan
@@ -36,7 +38,7 @@ from fedshift.data.site_check import empty_splits
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
+from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, Stored, read_manifest
 from fedshift.schema.reading import Reading
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,12 @@ log = logging.getLogger(__name__)
 SPLIT_RULE = "by-case 60/20/20"
 OWN = "own scans"
 """In the source of a site's manifest, where a hospital's own scans are among its cases."""
+VOLUMES = {
+    "orientation": ORIENTATION,
+    "intensity": "per volume: clip at the 99th percentile, min-max, times 255, floor",
+}
+PICTURES = {"orientation": "upright", "intensity": "as decoded"}
+"""What the manifest says of all sites of volumes, and of all sites of pictures."""
 LEFT_OUT = "cases_left_out_as_damaged"
 """Key in ``preparation``: how many cases ``skip_damaged`` has left out."""
 Change = Callable[[str, Decoded], Decoded]
@@ -54,7 +62,7 @@ Change = Callable[[str, Decoded], Decoded]
 class SitePlan:
     """The scans of one site, not read yet.
 
-    ``preparation``: what the manifest says besides what is the same for all. ``change``: see `write_site`.
+    ``preparation``: what the manifest says besides what is the same for all. ``change`` and ``draw``: see `write_site`.
     """
 
     site: str
@@ -65,6 +73,7 @@ class SitePlan:
     citation: str
     preparation: Mapping[str, Any] | None = None
     change: Change | None = None
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +139,8 @@ def write_volumes(
                     findings=site.findings,
                     preparation=site.preparation,
                     change=site.change,
+                    draw=site.draw,
+                    splits={case.id: case.split for case in cases if case.split is not None},
                     skip_damaged=skip_damaged,
                     together=together,
                     progress=announce,
@@ -155,6 +166,7 @@ def write_site(
     findings: Sequence[Finding] = (),
     preparation: Mapping[str, Any] | None = None,
     change: Change | None = None,
+    draw: Draw | None = None,
     skip_damaged: bool = False,
     together: ExitStack | None = None,
     images: Mapping[str, str] | None = None,
@@ -181,6 +193,7 @@ def write_site(
         findings: what was found when images and masks were matched.
         preparation: what the manifest says of the preparation besides what is the same for all.
         change: what is done to each case before it is written.
+        draw: puts the masks of pictures together (`fedshift.data.case_check.read_case`).
         skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
         together: the site gets its name only when this is closed, with the others that are written in it.
         images: hashes of the images of cases that keep their split, so that their ids must mean the same patients.
@@ -193,19 +206,27 @@ def write_site(
     unmatched = [finding for finding in findings if finding.level == "error"]
     if not (skip_damaged and cases):
         refuse_unmatched(unmatched, site)
-    _refuse_names(cases, dataset, site, several=len(sequences) > 1)
+    _refuse_names(cases, dataset, site, several=len(sequences) > 1 and not is_picture(cases[0].image))
     if matrices and len(labels.classes) > 2:
         raise DataError(
             "option-classes",
             f"site {site} has {len(labels.classes) - 1} classes, slices at a matrix are cached for one: leave out "
             "--matrix",
         )
+    if matrices and labels.ignored:
+        raise DataError(
+            "option-classes",
+            f"site {site} has voxels to ignore, which slices at a matrix have not: leave out --matrix",
+        )
     target = root / dataset / site
     with ExitStack() if together is None else nullcontext(together) as opened:
         folder = opened.enter_context(replace_folder(target))
         (folder / FOLDER).mkdir()
         names = [check_name(name, what="a sequence") for name in sequences]
-        writer = _Writer(folder, names, change, images or {}, recorded=kind != "phantom")
+        stored: Stored = "png" if is_picture(cases[0].image) else "nifti"
+        if stored == "png" and matrices:
+            raise DataError("option-kind", f"site {site} has pictures, --matrix is for slices of volumes: leave it out")
+        writer = _Writer(folder, names, change, images or {}, recorded=kind != "phantom", stored=stored, draw=draw)
         for case in cases:
             if progress:
                 progress(case.id)
@@ -213,9 +234,8 @@ def write_site(
         writer.refuse_errors(site, skip_damaged=skip_damaged)
         said = {
             "source": source,
-            "orientation": ORIENTATION,
-            "intensity": "per volume: clip at the 99th percentile, min-max, times 255, floor",
-            "labels": labels.values,
+            **(PICTURES if stored == "png" else VOLUMES),
+            "labels": labels.recorded,
             "split_rule": SPLIT_RULE,
             **(preparation or {}),
         }
@@ -237,11 +257,13 @@ def write_site(
             classes=labels.classes,
             sequences=sequences,
             annotated=labels.annotated,
+            ignore=bool(labels.ignored),
             cases=tuple(case.model_copy(update={"split": split_of[case.id]}) for case in writer.entries),
+            stored=stored,
             licence=licence,
             citation=citation,
         )
-        _warn([*unmatched, *writer.findings], cases, manifest, writer, target)
+        _warn([*findings, *writer.findings], cases, manifest, writer, target)
         arrays = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
         manifest.model_copy(update={"arrays": arrays}).write(folder)
     return target
@@ -307,10 +329,12 @@ class _Writer:
         images: Mapping[str, str],
         *,
         recorded: bool,
+        stored: Stored,
+        draw: Draw | None,
     ) -> None:
         """``recorded``: whether the entries say how their files were read, which tells nothing of simulated ones."""
         self._folder, self._sequences, self._change, self._images = folder, sequences, change, images
-        self._recorded = recorded
+        self._recorded, self._stored, self._draw = recorded, stored, draw
         self.entries: list[Case] = []
         self.findings: list[Finding] = []
         self.notes = Notes()
@@ -324,14 +348,14 @@ class _Writer:
         Raises:
             DataError: another image than the site has under this id.
         """
-        decoded, found = read_case(case)
+        decoded, found = read_case(case, draw=self._draw)
         self.findings += found
         if decoded is None:
             self.lost += [case.id] if case.id in self._images else []
             return
         if self._change is not None:
             decoded = self._change(case.id, decoded)
-        hashes, of_all = [image.sha256 for image in decoded.images], decoded.sha256
+        hashes, of_all = decoded.contents, decoded.sha256
         if self._images.get(case.id, of_all) != of_all:
             raise DataError(
                 "case-changed",
@@ -346,11 +370,15 @@ class _Writer:
                 )
                 return
         self._seen.update(dict.fromkeys(hashes, case.id))
-        for image, path in zip(
-            decoded.images, sequence_files(self._folder, len(self._sequences), case.id), strict=True
-        ):
-            write_scan(image, path)
-        write_scan(decoded.mask, mask_file(self._folder, case.id))
+        files = sequence_files(self._folder, len(self._sequences), case.id, self._stored)
+        mask = mask_file(self._folder, case.id, self._stored)
+        if self._stored == "png":
+            write_picture([image.voxels for image in decoded.images], files[0])
+            write_picture([decoded.mask.voxels], mask)
+        else:
+            for image, path in zip(decoded.images, files, strict=True):
+                write_scan(image, path)
+            write_scan(decoded.mask, mask)
         slices, rows, columns = decoded.image.voxels.shape
         x, y, z = decoded.image.spacing
         self.entries.append(
@@ -366,6 +394,7 @@ class _Writer:
                 offset=self._offset,
                 reading=self._reading(case, decoded),
                 subject="" if case.subject == subject_of(case.id) else case.subject,
+                strata=dict(case.strata),
             )
         )
         self._offset += slices

@@ -206,3 +206,47 @@ def test_tables_as_spreadsheets_save_them(tmp_path: Path) -> None:
     (tmp_path / "excel.csv").write_text(text, encoding="utf-8", newline="")
     (excel,) = read_cases(tmp_path / "excel.csv")
     assert excel.sequences == ("T2",) and excel.cases[0].mask == found.cases[0].mask and not excel.findings
+
+
+def table_with_strata(folder: Path, *values: str, column: str = "stratum vendor") -> Path:
+    """A table of as many cases, each with a value."""
+    lines = [f"case,image,mask,{column}"]
+    for k, value in enumerate(values):
+        write_pair(folder, f"P{k}", seed=k)
+        lines.append(f"P{k},P{k}.nii.gz,P{k}_segmentation.nii.gz,{value}")
+    (folder / "cases.csv").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "cases.csv"
+
+
+def test_strata_stay_with_the_cases_through_later_preparations(tmp_path: Path) -> None:
+    table = table_with_strata(tmp_path / "scans", "GE", "", "Siemens")
+    prepare_own(None, None, "HK", tmp_path / "data", dataset="balls", source=table, labels=LABELS)
+    manifest = read_manifest(tmp_path / "data" / "balls" / "HK")
+    assert {case.id: case.strata for case in manifest.cases} == {
+        "P0": {"vendor": "GE"},
+        "P1": {},
+        "P2": {"vendor": "Siemens"},
+    }
+    assert manifest.strata == ("vendor",)
+    prepare_own(None, None, "HK", tmp_path / "data", dataset="balls", withdraw=["P1"])
+    kept = read_manifest(tmp_path / "data" / "balls" / "HK").cases
+    assert {case.id: case.strata for case in kept} == {"P0": {"vendor": "GE"}, "P2": {"vendor": "Siemens"}}
+    write_cases(read_cases(table), tmp_path / "again.csv")
+    assert [case.strata for case in read_cases(tmp_path / "again.csv")[0].cases] == [
+        {"vendor": "GE"},
+        {},
+        {"vendor": "Siemens"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "code"),
+    [
+        ("stratum age", [str(60 + k) for k in range(13)], "too-many-strata"),
+        ("stratum", ["GE"], "column-unknown"),
+        ("stratum of the scanner", ["GE"], "column-unknown"),
+    ],
+)
+def test_columns_that_make_no_groups_are_refused(column: str, values: list[str], code: str, tmp_path: Path) -> None:
+    with raises(code):
+        read_cases(table_with_strata(tmp_path, *values, column=column))

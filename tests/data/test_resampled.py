@@ -105,7 +105,7 @@ def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:
 
 def test_places_are_capped_and_drawn_by_their_seed() -> None:
     labels = np.ones((40, 40, 40), np.uint8)
-    one, two, other = (places(labels, 1, most=MOST_PLACES, seed=seed) for seed in ((0, 1), (0, 1), (1, 1)))
+    one, two, other = (places(labels == 1, most=MOST_PLACES, seed=seed) for seed in ((0, 1), (0, 1), (1, 1)))
     assert len(one) == MOST_PLACES and (one == two).all() and not (one == other).all()
 
 

@@ -117,13 +117,11 @@ def test_nnunet_that_lacks_a_whole_sequence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ({"background": 0, "whole": [1, 2]}, r"label 'whole' with the values \[1, 2\], a region that overlaps"),
-        ({"background": 0, "a": 1, "ignore": 2}, "has an 'ignore' label"),
+        ({"background": 0, "a": 1, "ignore": 1}, "is to be ignored"),
         ({"background": 0, "=cmd": 1}, "cannot be the name of a class"),
         ([1, 2], "cannot be parsed"),
     ],
 )
-@pytest.mark.reads("list: labels that are regions or ignored")
 def test_descriptions_that_are_not_read(tmp_path: Path, labels: object, words: str) -> None:
     folder = describe(write_described(tmp_path / "set", style="nnunet"), labels=labels)
     with pytest.raises(DataError, match=rf"dataset\.json .*{words}"):
@@ -132,7 +130,7 @@ def test_descriptions_that_are_not_read(tmp_path: Path, labels: object, words: s
     assert finding.level == "error" and re.search(words, finding.sentence())
 
 
-@pytest.mark.parametrize("labels", [{"background": 0, "whole": [1, 2], "core": 2}, {"PZ": 1, "ignore": 2}, {"=cmd": 1}])
+@pytest.mark.parametrize("labels", [{"PZ": 1, "TZ": 1}, {"PZ": 1, "ignore": 1}, {"=cmd": 1}])
 def test_labels_of_the_command_take_the_place_of_those_that_are_not_read(tmp_path: Path, labels: object) -> None:
     folder = describe(write_described(tmp_path / "set", classes=("PZ", "TZ"), style="nnunet"), labels=labels)
     assert plan_volumes(folder, label=["gland=1,2"]).labels.values == {"gland": [1, 2]}

@@ -148,3 +148,24 @@ def test_patches_of_an_epoch_and_windows_of_an_evaluation_are_counted(tmp_path: 
     data = {"patch": [8, 16, 16], "spacing": [1.0, None, 0.5], "samples_per_case": 3}
     counts = about_counts(read_manifest(folder), data)
     assert counts == {"train": 9, "val": 4 * 2 * 4, "test": 4 * 2 * 4}
+
+
+def test_shares_keep_subjects_together_and_divide_each_finding() -> None:
+    pictures = [
+        Picture(
+            id=f"{k}",
+            sha256=f"{(37 * k) % 101:03d}",
+            split="train",
+            findings={"rare": k % 25 < 2, "common": k % 2 == 0},
+            subject=f"S{k // 2}",
+        )
+        for k in range(100)
+    ]
+    splits = split_by_content(pictures, (0.6, 0.2, 0.2))
+    assert [int((splits == part).sum()) for part in ("train", "val", "test")] == [60, 20, 20]
+    assert all(splits[k] == splits[k + 1] for k in range(0, 100, 2))
+    rare = [splits[k] for k in range(100) if pictures[k].findings["rare"]]
+    assert {"train", "val", "test"} == set(rare)
+    alone = [picture.model_copy(update={"subject": "", "findings": {}, "label": "one"}) for picture in pictures]
+    same = [picture.model_copy(update={"subject": picture.id}) for picture in alone]
+    assert (split_by_content(alone, (0.6, 0.2, 0.2)) == split_by_content(same, (0.6, 0.2, 0.2))).all()

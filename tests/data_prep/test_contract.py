@@ -26,8 +26,10 @@ from fedshift.schema.manifest import Manifest, read_manifest
 from fedshift.tasks.kinds import build_task
 
 SEEDED = [name for name, download in DOWNLOADS.items() if download.seeded is not None]
-VOLUMES = ["prostate", "hippocampus"]
-PICTURES = [name for name in DOWNLOADS if name not in VOLUMES]
+VOLUMES = ["prostate", "hippocampus", "mms"]
+MASKED = ["retina_vessels", "fundus", "polyps", "nuclei", "histology", "breast_us", "chest_lungs", "meibomian"]
+"""Pictures with masks."""
+PICTURES = [name for name in DOWNLOADS if name not in (*VOLUMES, *MASKED)]
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def test_sites_and_classes_are_those_of_the_task(prepared: Prepared) -> None:
 def test_manifests_say_where_the_data_are_from_and_on_what_terms(prepared: Prepared) -> None:
     for site, manifest in prepared.manifests.items():
         assert manifest.licence and manifest.citation
-        assert manifest.kind == ("patients" if prepared.name in VOLUMES else "images")
+        assert manifest.kind == ("patients" if prepared.name in (*VOLUMES, *MASKED) else "images")
         text = (prepared.sites[site] / "manifest.json").read_text(encoding="utf-8")
         assert str(prepared.source) not in text and str(prepared.out) not in text
 
@@ -194,7 +196,7 @@ def test_an_empty_source_is_named(name: str, tmp_path: Path, capsys: pytest.Capt
     assert "empty" in refused(name, tmp_path / "empty", tmp_path / "out", capsys)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", [*PICTURES, *MASKED])
 def test_a_source_that_may_not_be_read_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,12 +17,12 @@ from picturefiles import write_domainnet, write_picture, write_zip
 
 from data_prep import domainnet
 from data_prep.dealing import BY_CONTENT
-from data_prep.decode import picture_sha256
 from data_prep.domainnet import DOMAINNET, OFFICIAL_RULE, PAPERS_RULE, papers, plan
 from data_prep.pictures import Plan, Source, write_pictures
 from fedshift import cli
 from fedshift.data.arrays import open_images
 from fedshift.data.check import check
+from fedshift.data.decode import picture_sha256
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest

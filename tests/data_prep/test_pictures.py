@@ -19,11 +19,12 @@ from PIL import Image
 
 from data_prep import pictures
 from data_prep.dealing import BY_CONTENT
-from data_prep.decode import read_picture, resize_picture
-from data_prep.pictures import Dealing, Plan, write_pictures
+from data_prep.pictures import Dealing, Plan, Source, write_pictures
 from data_prep.trees import find_pictures
-from fedshift.data.arrays import open_images
+from fedshift.data.arrays import UNKNOWN, open_images
 from fedshift.data.check import check
+from fedshift.data.decode import read_picture, resize_picture
+from fedshift.data.splits import subject_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import Manifest, read_manifest
 
@@ -332,3 +333,43 @@ def test_a_manifest_holds_volumes_or_pictures(change: dict[str, object], words: 
     assert "cases" not in content
     with pytest.raises(ConfigError, match=words):
         Manifest.parse(content | change, where="here")
+
+
+def test_findings_are_stored_with_their_unknown_ones(tree: Path) -> None:
+    before = prepare(tree)
+    assert '"subject"' not in (before[0] / "manifest.json").read_text(encoding="utf-8")
+    said: list[dict[str, bool]] = [{"cup": True, "pen": False}, {"cup": True}, {"pen": True}, {"cup": False}]
+    found = {
+        site: [
+            Source(f"{k}", "", source.read, said[k % 4], subject=f"s{k // 2}") for k, source in enumerate(found[site])
+        ]
+        for found in [find_pictures(tree, TREE)]
+        for site in TREE.sites
+    }
+    here, _ = write_pictures(Plan(TREE, found, (16,), BY_CONTENT), tree.parent / "findings")
+    manifest = read_manifest(here)
+    assert manifest.has_findings and not manifest.has_masks
+    assert manifest.counts is not None and sum(of["cup"] for of in manifest.counts.values()) == 6
+    assert sum(of["pen"] for of in manifest.counts.values()) == 2
+    labels = open_images(here, size=16, channels=3).labels
+    assert labels[:4].tolist() == [[1, 0], [1, UNKNOWN], [UNKNOWN, 1], [0, UNKNOWN]] and labels.dtype == np.uint8
+    assert [subject_of(picture) for picture in manifest.pictures[:3]] == ["s0", "s0", "s1"]
+    content = json.loads((here / "manifest.json").read_text(encoding="utf-8"))
+    assert set(content["pictures"][0]) == {"id", "sha256", "split", "findings", "subject"}
+    labels[1, 1] = 0
+    np.save(here / "arrays/16/labels.npy", labels)
+    with raises("labels-changed", naming="pen of picture 1,"):
+        open_images(here, size=16, channels=3)
+
+
+@pytest.mark.parametrize("change", [{"label": "cup"}, {"findings": {}}, {"findings": {"fork": True}}])
+def test_a_picture_has_either_a_label_or_findings(change: dict[str, object], tree: Path) -> None:
+    here, _ = prepare(tree)
+    content = json.loads((here / "manifest.json").read_text(encoding="utf-8"))
+    content.pop("counts")
+    for picture in content["pictures"]:
+        picture |= {"findings": {"cup": True}, "label": ""}
+    Manifest.parse(content, where="manifest.json")
+    content["pictures"][3] |= change
+    with raises("invalid-value", naming="manifest.json"):
+        Manifest.parse(content, where="manifest.json")

@@ -18,8 +18,8 @@ from picturefiles import TREE, write_tree
 
 from data_prep import cifar10, digits, emnist
 from data_prep.cifar10 import FOLDER
-from data_prep.reading import read_file, reason
 from data_prep.trees import Tree, find_pictures
+from fedshift.data.downloads import read_file, reason
 from fedshift.schema.errors import DataError
 
 

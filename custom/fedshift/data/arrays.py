@@ -9,7 +9,7 @@ orientation: anterior at the top, the patient's right on the left.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from fedshift.data import blocks
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.runtime.grids import CLIP_ABOVE_QUANTILE, radiological, resample, resize_images, square, to_uint8
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import Manifest, read_manifest
+from fedshift.schema.manifest import Case, Manifest, Picture, read_manifest
 
 _FOLDER = re.compile(r"(\d+)(?:_clip([\d.]+))?")
 AGAIN = "prepare the site again"
+UNKNOWN = 255
+"""In labels of findings: nobody has said whether the picture has it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class SliceArrays:
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """All pictures in manifest order: ``images`` uint8 [N, C, S, S], ``labels`` uint8 [N], indices into the classes."""
+    """All pictures in manifest order: ``images`` uint8 [N, C, S, S], or uint16 at a site with grey ones of more bits.
+
+    ``labels`` uint8 [N], indices into the classes; or of findings [N, K]: 0, 1, or `UNKNOWN`.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -87,23 +92,57 @@ def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -
         sizes = sorted(int(p.name) for p in (folder / "arrays").glob("*") if p.name.isdigit())
         what = f"{folder} has no images of {size} pixels, only {sizes}"
         raise DataError("size-missing", f"{what}: prepare the site with that size")
-    n, classes = len(manifest.pictures), manifest.classes
-    images = blocks.open_array(arrays / "images.npy", fix=AGAIN, shape=(n, channels, size, size))
-    labels = np.array(blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=(n,)))  # so that no file stays open
-    if labels.max() >= len(classes):
-        what = f"names class {labels.max()}, the manifest has {len(classes)} classes"
-        raise DataError("labels-changed", f"{arrays / 'labels.npy'} {what}: {AGAIN}")
-    wanted = np.array([classes.index(picture.label) for picture in manifest.pictures], np.uint8)
+    n = len(manifest.pictures)
+    images = blocks.open_array(
+        arrays / "images.npy", fix=AGAIN, shape=(n, channels, size, size), types=("uint8", "uint16")
+    )
+    wanted = class_labels(manifest.pictures, manifest.classes)
+    # read, so that no file stays open
+    labels = np.array(blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=wanted.shape))
     if (labels != wanted).any():
-        row = int((labels != wanted).argmax())
-        picture = manifest.pictures[row]
-        what = f"says {classes[labels[row]]} of picture {picture.id}, the manifest {picture.label}"
+        row, *column = np.argwhere(labels != wanted)[0]
+        said, meant = (
+            _named(array[row, *column], manifest.classes, findings=bool(column)) for array in (labels, wanted)
+        )
+        finding = "".join(f" {manifest.classes[k]} of" for k in column)
+        what = f"says {said} for{finding} picture {manifest.pictures[row].id}, the manifest {meant}"
         raise DataError("labels-changed", f"{arrays / 'labels.npy'} {what}: {AGAIN}")
     known = manifest.arrays.get(str(size))
     if known is None:
         raise DataError("manifest-broken", f"{folder / 'manifest.json'} has no hash of {arrays}: {AGAIN}")
     blocks.verify(arrays, known, fix=AGAIN, full=full)
     return ImageArrays(images, labels, manifest)
+
+
+def _named(label: int, classes: Sequence[str], *, findings: bool) -> str:
+    if findings:
+        return {0: "no", 1: "yes", UNKNOWN: "unknown"}.get(label, str(label))
+    return classes[label] if label < len(classes) else f"class {label}"
+
+
+def class_labels(entries: Sequence[Case | Picture], classes: Sequence[str]) -> np.ndarray:
+    """Labels of pictures or volumes as they are stored: uint8 (N,) or, of findings, (N, K); see `ImageArrays`."""
+    number = {name: k for k, name in enumerate(classes)}
+    if not any(entry.findings for entry in entries):
+        return np.array([number[entry.label] for entry in entries], np.uint8)
+    labels = np.full((len(entries), len(classes)), UNKNOWN, np.uint8)
+    for row, entry in enumerate(entries):
+        for name, has in entry.findings.items():
+            labels[row, number[name]] = has
+    return labels
+
+
+def require_masks(site_dir: Path, manifest: Manifest) -> None:
+    """Refuse a site of anything but volumes with masks.
+
+    Raises:
+        DataError: it holds pictures, or volumes to classify.
+    """
+    if not manifest.cases:
+        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+    if not manifest.has_masks:
+        what = f"{site_dir} holds volumes to classify, without masks, which this task needs"
+        raise DataError("kind-of-data", f"{what}: name the right folder")
 
 
 def cached_arrays(site_dir: Path) -> Iterator[tuple[Path, int, float]]:
@@ -120,8 +159,10 @@ def arrays_dir(
     """Folder of the cached slices of one matrix size and clip quantile."""
     if matrix < 8:
         raise DataError("invalid-value", f"matrix {matrix} is too small: ask for at least 8 pixels")
-    if not manifest.cases:
-        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+    require_masks(site_dir, manifest)
+    if manifest.pictured:
+        what = f"{site_dir} holds pictures, this task needs volumes"
+        raise DataError("kind-of-data", f"{what}: give the task data.patch and data.pictures")
     clip = "" if clip_above_quantile == CLIP_ABOVE_QUANTILE else f"_clip{clip_above_quantile}"
     return site_dir / manifest.cases[0].array / f"{matrix}{clip}"
 

@@ -12,7 +12,7 @@ import json
 import random
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +107,10 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A read-only memory map of an array; with ``shape``, which must be uint8 of that shape."""
+def open_array(
+    path: Path, *, fix: str, shape: tuple[int, ...] | None = None, types: Sequence[str] = ("uint8",)
+) -> np.ndarray:
+    """A read-only memory map of an array; with ``shape``, which must be of that shape and of one of the ``types``."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
@@ -118,6 +120,7 @@ def open_array(path: Path, *, fix: str, shape: tuple[int, ...] | None = None) ->
         raise DataError("file-unreadable", what) from None
     except (ValueError, OSError, EOFError):
         raise DataError("arrays-damaged", f"{path} is truncated or damaged: {fix}") from None
-    if shape is not None and (array.dtype != np.uint8 or array.shape != shape):
-        raise DataError("array-shape", f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: {fix}")
+    if shape is not None and (array.dtype not in types or array.shape != shape):
+        wanted = f"{' or '.join(types)} {shape}"
+        raise DataError("array-shape", f"{path} holds {array.dtype} {array.shape}, expected is {wanted}: {fix}")
     return np.asarray(array)

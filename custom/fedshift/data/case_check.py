@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,19 +13,31 @@ from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels
 from fedshift.data.named_masks import names_structures, read_mask, wrong_image
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import as_voxels, read_picture_mask
 from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
-from fedshift.data.scans import Scan, content_hash, odd_size, read_scan, read_volumes
+from fedshift.data.scans import (
+    ORIGIN_TOLERANCE,
+    Scan,
+    content_hash,
+    odd_size,
+    read_scan,
+    read_volumes,
+    slice_scan,
+)
 from fedshift.data.series import is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.reading import Reading
 
 STRUCTURE = "structure"  # what a mask outlines, where the classes are not known
-ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
+FEW_VALUES = 2
+"""Different values that nobody has named; with more a picture's mask may have been smoothed."""
 SWAPPED = "are --images and --masks swapped?"
 
 
@@ -50,9 +62,15 @@ class Decoded:
             return self.image.sha256
         return content_hash(np.stack([image.voxels for image in self.images]))
 
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """Hashes that no other case has: of each sequence, or of a picture, whose colours may be empty, of all."""
+        return (self.sha256,) if self.image.is_picture else tuple(image.sha256 for image in self.images)
+
     def reading(self, sequences: Sequence[str]) -> dict[str, Reading]:
         """How its files were read, under the names that ``sequences`` have in a record, and ``mask``."""
-        return {**readings_of(self.images, sequences), "mask": self.mask.reading}
+        images = {"image": self.image.reading} if self.image.is_picture else readings_of(self.images, sequences)
+        return {**images, "mask": self.mask.reading}
 
 
 def readings_of(scans: Sequence[Scan], sequences: Sequence[str]) -> dict[str, Reading]:
@@ -61,23 +79,35 @@ def readings_of(scans: Sequence[Scan], sequences: Sequence[str]) -> dict[str, Re
     return {name: scan.reading for name, scan in zip(names, scans, strict=False)}
 
 
-def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
-    """Read a case and list everything that is wrong with it; what was read is None if there is an error."""
+Draw = Callable[[CaseFiles], np.ndarray]
+"""Puts a picture's mask together, (rows, columns) of whole numbers, from files that a data set has in its own way."""
+
+
+def read_case(case: CaseFiles, *, draw: Draw | None = None) -> tuple[Decoded | None, list[Finding]]:
+    """Read a case and list everything that is wrong with it; what was read is None if there is an error.
+
+    ``draw`` gives the mask in place of the case's file, which is then the one that findings name.
+    """
     findings: list[Finding] = []
     images = _read_images(case, findings)
     first = images[0]
     trusted = first.stored_direction if first and case.trust_voxels else None
     mask = None
     try:
-        if not names_structures(case.mask):
-            mask = read_values(case.mask, direction=trusted)
+        if draw is not None and first is not None:
+            put_together = Reading(format="put together as its data set says")
+            mask = slice_scan(as_voxels(draw(case)), put_together, spacing=first.spacing)
+        elif first is not None and first.is_picture and not names_structures(case.mask):
+            mask = _read_picture_mask(case, first, findings)
+        elif not names_structures(case.mask):
+            mask = read_values(case.mask, channel=case.mask_channel, direction=trusted)
         elif first is not None:
             mask = _read_mask(case, first, trusted, findings)
     except ScanError as error:
         findings.append(Finding.from_error(error))
     for number, image in enumerate(images):
         if image is not None:
-            findings += _image_findings(case, number, image)
+            findings += _image_findings(case, number, images)
     findings += _same_sequences(case, images)
     if mask is not None and (copies := list(_same_as_mask(case, images, mask))):
         findings += copies
@@ -104,15 +134,18 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     return Decoded(read, classes), findings
 
 
-def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Scan:
-    """Read a mask that is no DICOM; ``direction``: see `fedshift.data.scans.read_scan`.
+def read_values(path: Path, *, channel: int | None = None, direction: tuple[float, ...] | None = None) -> Scan:
+    """Read a mask that is no DICOM; ``channel`` and ``direction``: see `fedshift.data.scans.read_scan`.
 
     Raises:
         ScanError: as there.
     """
+    if is_picture(path):
+        mask = read_picture_mask(path)
+        return slice_scan(mask.voxels, mask.reading)
     refuse_layers(path)
     try:
-        return read_scan(path, direction=direction)
+        return read_scan(path, channel=channel, direction=direction)
     except SeveralVolumes as error:
         remedy = "save it as one 3D mask in which each voxel has the value of its class"
         raise ScanError(error.code, error.path, error.what, remedy) from None
@@ -145,9 +178,28 @@ def _read_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, 
     return mask
 
 
+def _read_picture_mask(case: CaseFiles, image: Scan, findings: list[Finding]) -> Scan:
+    mask = read_picture_mask(case.mask, case.labels, prepared=case.reading is not None)
+    _, rows, columns = mask.voxels.shape
+    if image.as_stored is not None and not mask.turned:
+        upright, stored = image.voxels.shape[:0:-1], image.as_stored
+        if (columns, rows) == stored != upright:
+            after = " x ".join(map(str, upright))
+            what = f"has {columns} x {rows} pixels, as its image before an EXIF tag turns it to {after}"
+            raise ScanError(
+                "mask-grid", case.mask, what, "save the image upright without the tag, and draw or turn the mask on it"
+            )
+        if stored == upright:
+            what = f"has no EXIF tag, and its image {case.image.name} is turned by one"
+            findings.append(
+                Finding("warning", "mask-turned", case.mask, what, "look whether it lies on the upright image")
+            )
+    return slice_scan(mask.voxels, mask.reading, spacing=image.spacing)
+
+
 def _stripes(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     """Find classes that lack slices between two of their slices; of contours that was said when they were filled."""
-    if mask.reading.gaps is not None:
+    if mask.reading.gaps is not None or mask.is_picture:
         return
     names = case.labels.classes[1:] if case.labels else [f"value {value}" for value in range(1, 256)]
     along = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if mask.stored[2] in ends)
@@ -182,7 +234,9 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
     return images
 
 
-def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Finding]:
+def _image_findings(case: CaseFiles, number: int, images: Sequence[Scan | None]) -> Iterator[Finding]:
+    image = images[number]
+    assert image is not None
     path, named, voxels = case.images[number], case.named(number), image.voxels
     if path not in case.images[:number]:  # a 4D file is looked at once
         for unclear in image.unclear:
@@ -190,6 +244,10 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
         for remark in image.reading.remarks if is_dicom(path) else ():
             what = f"{named}{remark}"
             yield Finding("warning", "scan-remark", path, what, "look whether that is right for this scan")
+    if image.is_picture:
+        if number == 0 and all(each.voxels.min() == each.voxels.max() for each in images if each is not None):
+            yield Finding("error", "scan-empty", path, "has the same colour everywhere", "save the picture again")
+        return
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", "scan-empty", path, what, "export the scan again")
@@ -213,6 +271,8 @@ def _same_sequences(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[
         for earlier, other in enumerate(images[:number]):
             if image is None or other is None or not np.array_equal(image.voxels, other.voxels):
                 continue
+            if image.is_picture:
+                continue  # grey in three colours
             if image.voxels.min() < image.voxels.max():  # otherwise it is found to be empty
                 what = f"{case.named(number)}has the same voxels as {case.named(earlier).strip(' ()')}"
                 yield Finding("error", "same-content", case.images[number], what, "export the sequence again")
@@ -228,6 +288,8 @@ def _same_as_mask(case: CaseFiles, images: Sequence[Scan | None], mask: Scan) ->
 
 def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:
     """Find a sequence that may be a mask, such as that of a second reader: a network would learn to copy it."""
+    if any(image is not None and image.is_picture and not _few_whole_numbers(image.voxels) for image in images):
+        return  # a picture of which a colour is empty
     for number, image in enumerate(images):
         if image is not None and (few := _few_whole_numbers(image.voxels)) > 1:
             what = f"{case.named(number)}has {few} different values, all whole numbers, as a mask has"
@@ -242,7 +304,9 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     structure = labels.structure if labels else STRUCTURE
     known = f"0 outside, 1 {structure}" if labels is None else str(labels)
     unknown = (
-        values[(values < 0) | (values > 255)] if labels is None else values[~np.isin(values, [0, *labels.class_of])]
+        values[(values < 0) | (values > 255)]
+        if labels is None
+        else values[~np.isin(values, [0, *labels.class_of, *labels.ignored])]
     )
     if fractional.size:
         remedy = "it was resampled or scaled, so export the mask with nearest-neighbour interpolation"
@@ -250,7 +314,10 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
         what = f"has unknown label(s) {shown}"
-        yield Finding("error", "mask-values", path, what, _remedy_of_unknown(unknown, labels, known))
+        remedy = _remedy_of_unknown(unknown, labels, known)
+        if mask.is_picture and unknown.size > FEW_VALUES:
+            remedy = f"if it was smoothed or made smaller, export it again without that; otherwise {remedy}"
+        yield Finding("error", "mask-values", path, what, remedy)
     elif not any(value > 0 if labels is None else labels.class_of.get(int(value)) for value in values):
         remedy = (
             f"draw the {structure} ({known}) or leave the case out; if the patient has none, name a task with "
@@ -258,6 +325,8 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
         )
         if not case.may_be_empty:
             yield Finding("error", "mask-empty", path, "is an empty mask", remedy)
+    elif mask.is_picture:
+        return
     elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
         what = f"covers every one of the {mask.voxels.shape[0]} slices"
         remedy = f"look whether it was drawn past the ends of the {structure}"
@@ -279,9 +348,15 @@ def _remedy_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -
 def _classes(voxels: np.ndarray, labels: Labels | None) -> np.ndarray:
     if labels is None:
         return voxels.astype(np.uint8)
-    table = np.zeros(max([0, *labels.class_of]) + 1, np.uint8)
+    if labels.by_colour:
+        values, places = np.unique(voxels, return_inverse=True)
+        numbers = {**labels.class_of, **dict.fromkeys(labels.ignored, IGNORED)}
+        classes = np.array([numbers.get(value, 0) for value in values.tolist()], np.uint8)
+        return np.asarray(classes[places].reshape(voxels.shape))
+    table = np.zeros(max([0, *labels.class_of, *labels.ignored]) + 1, np.uint8)
     for value, index in labels.class_of.items():
         table[value] = index
+    table[list(labels.ignored)] = IGNORED
     return np.asarray(table[voxels.astype(np.intp)])
 
 
@@ -305,6 +380,12 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
     what = "export the mask" if number is None else "register the sequence to it and export it"
     remedy = f"{what} on the grid of {case.image.name}"
     stored = f" (stored as {first.stored} and {other.stored})" if first.stored != other.stored else ""
+    if first.voxels.shape != other.voxels.shape and first.is_picture and other.is_picture:
+        given, wanted = (" x ".join(map(str, scan.voxels.shape[:0:-1])) for scan in (other, first))
+        yield Finding(
+            "error", code, path, f"has {given} pixels, {case.image.name} {wanted}", f"{what} in the image's size"
+        )
+        return
     if first.voxels.shape != other.voxels.shape:
         given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
         yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", remedy)

@@ -13,8 +13,10 @@ from fedshift.data.case_check import Decoded
 from fedshift.data.cases import CaseFiles
 from fedshift.data.scan_file import Finding
 from fedshift.data.series import is_ct
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.manifest import is_dummy_geometry
 from fedshift.schema.names import few_names
+from fedshift.schema.regions import JOIN
 
 LOW_CT = -500
 """Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
@@ -34,19 +36,30 @@ class Notes:
     """Ids of the cases whose masks are rightly empty."""
     masks_with: dict[int, list[Path]] = field(default_factory=dict)
     """Value in any mask -> the masks that have it."""
+    at_corners: int = 0
+    """Masks of pictures in which all four corners are of a structure, as where black and white are exchanged."""
 
     def add(self, case: CaseFiles, decoded: Decoded) -> None:
-        self.dummies += is_dummy_geometry(decoded.image.spacing, decoded.image.direction)
+        is_dummy = is_dummy_geometry(decoded.image.spacing, decoded.image.direction)
+        self.dummies += is_dummy and not decoded.image.is_picture
         self.ct += is_ct(case.image)
         self.lowest.append(min(float(image.voxels.min()) for image in decoded.images))
         values = np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist()
         self.empty += [case.id] if values == [0] else []
+        if decoded.image.is_picture:
+            corners = decoded.mask.voxels[0, [0, 0, -1, -1], [0, -1, 0, -1]]
+            self.at_corners += bool(((corners > 0) & (corners < IGNORED)).all())
         for value in values:
             self.masks_with.setdefault(value, []).append(case.mask)
 
     def not_outlined(self, folder: Path, classes: Sequence[str], annotated: Sequence[str] | None) -> Iterator[Finding]:
-        """Warn about classes that no mask of a folder has; the masks' values are the indices of classes."""
+        """Warn about classes that no mask of a folder has; the masks' values are the indices of classes.
+
+        Not about those of several structures that may overlap (`fedshift.schema.regions.overlapping`).
+        """
         for name in annotated or classes[1:]:
+            if JOIN in name and {*name.split(JOIN)} <= {*classes}:
+                continue
             if self.masks_with and classes.index(name) not in self.masks_with:
                 remedy = (
                     "look whether its value is right, or name with --annotated the classes that the masks do outline"
@@ -67,6 +80,10 @@ class Notes:
                 "false positives; if one should have it, draw it"
             )
             yield Finding("warning", "mask-empty", masks, what, remedy)
+        if 2 * self.at_corners > cases:
+            what = f"has {self.at_corners} mask(s) among {cases} in which all four corners are inside a structure"
+            remedy = "look whether black and white are exchanged, and export them again if they are"
+            yield Finding("warning", "mask-inverted", masks, what, remedy)
         if self.dummies and not true_spacing:  # one for all: the geometry is usually lost for a whole set at once
             what = f"has a dummy geometry in {self.dummies} of {cases} header(s), 1 x 1 x 1 mm voxels and no rotation"
             remedy = (
@@ -104,8 +121,8 @@ class Contents:
         Prepared data sets are apart: the same scans may be in several, with other classes.
         """
         doubled = False
-        for number, image in enumerate(decoded.images):
-            sha = f"{dataset} {image.sha256}"
+        for number, content in enumerate(decoded.contents):
+            sha = f"{dataset} {content}"
             if sha in self.images and not doubled:
                 other, where, other_split = self.images[sha]
                 splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""

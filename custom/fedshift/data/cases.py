@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedshift.data.labels import Labels
+from fedshift.data.picture_files import is_picture
 from fedshift.data.scan_file import Finding, as_compared
 from fedshift.data.scans import volumes_in
 from fedshift.schema.errors import ConfigError
@@ -26,6 +27,8 @@ from fedshift.schema.strict import nearest
 
 _SITE: TypeAdapter[str] = TypeAdapter(Name)
 UNNAMED = re.compile(r"\d{4}")  # the number of a sequence that nothing names
+SIDE = re.compile(r"(.*?[^a-zA-Z])(left|right|O[DS]|[LR])", re.IGNORECASE)
+"""An id that ends with a side of the body, or with an eye as ophthalmologists write it (oculus dexter, sinister)."""
 Layout = Literal["beside", "folders", "described", "case folders", "patterns", "studies", "table"]
 
 
@@ -46,7 +49,9 @@ class CaseFiles:
         reading: of a prepared case, how the files were read that it was prepared from.
         may_be_empty: whether the mask may have no voxel of the structure.
         subject: whose scan it is, "" where its id alone says so (`fedshift.data.splits.subject_of`).
+        strata: what a table says of it by column, such as the scanner's vendor (`fedshift.schema.validation`).
         split: that somebody has chosen; None to deal one.
+        mask_channel: which volume to take from the mask's file, if it is 4D.
     """
 
     id: str
@@ -61,7 +66,9 @@ class CaseFiles:
     reading: Mapping[str, Reading] | None = None
     may_be_empty: bool = False
     subject: str = ""
+    strata: Mapping[str, str] = field(default_factory=dict)
     split: Split | None = None
+    mask_channel: int | None = None
 
     @property
     def image(self) -> Path:
@@ -108,6 +115,11 @@ class CaseTable:
     unusable_names: Finding | None = None
     site: str = ""
 
+    @property
+    def of_pictures(self) -> bool:
+        """Whether its cases are pictures."""
+        return any(is_picture(case.image) for case in self.cases)
+
     def described_labels(self, given: Mapping[str, object]) -> Labels | None:
         """`labels`, for somebody who has ``given`` some or none."""
         if self.unusable_labels is not None and not given:
@@ -117,6 +129,21 @@ class CaseTable:
     def with_options(self, **options: bool) -> CaseTable:
         """The same with options of `CaseFiles` for all cases."""
         return replace(self, cases=tuple(replace(case, **options) for case in self.cases))  # type: ignore[arg-type]
+
+    def with_subjects(self, pattern: str) -> CaseTable:
+        """Whose scan each case is, by its id, unless the table says it; ``pattern`` as of `subject_pattern`.
+
+        Raises:
+            ConfigError: an id that the pattern does not fit.
+        """
+        known, cases = subject_pattern(pattern), []
+        for case in self.cases:
+            found = known.fullmatch(case.id)
+            if found is None and not case.subject:
+                what = f"--subject {pattern!r} does not fit the case {case.id!r} in {self.folder}"
+                raise ConfigError("subject-unmatched", f"{what}: write one that fits all, or the subjects in a table")
+            cases.append(replace(case, subject=case.subject or found[1] if found else case.subject))
+        return replace(self, cases=tuple(cases))
 
     def with_volume(self, volume: int) -> CaseTable:
         """Take one volume, from 1, of images that have several."""
@@ -160,11 +187,11 @@ class CaseTable:
         return replace(self, cases=tuple(case.with_sequences(picked, chosen) for case in self.cases), sequences=chosen)
 
     def _with_named_volumes(self, names: tuple[str, ...]) -> CaseTable:
-        """Name the volumes of 4D files. One with more volumes is an error; with fewer, it is when it is read."""
+        """Name the volumes of 4D files or the colours of pictures; files with more are errors, with fewer when read."""
         channels = tuple(range(len(names))) if len(names) > 1 else ()
         cases, findings = [], list(self.findings)
         for case in self.cases:
-            there = volumes_in(case.image)
+            there = 1 if is_picture(case.image) else volumes_in(case.image)
             if channels and there > len(names):
                 what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
                 remedy = "name every volume in their order, or save those that are used without the others"
@@ -172,6 +199,53 @@ class CaseTable:
                 continue
             cases.append(replace(case, images=case.images * len(names), channels=channels, sequences=names))
         return replace(self, cases=tuple(cases), findings=tuple(findings), sequences=names)
+
+
+def subject_pattern(text: str) -> re.Pattern[str]:
+    """What ``--subject`` says of ids: a regular expression with one group, or a pattern in which * is the subject.
+
+    In the latter ? is any character, and [LR] one of these: ``Image_*[LR]`` has both eyes in one subject.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    stars = text.count("*")
+    escaped = re.escape(text).replace(r"\*", "(.+)").replace(r"\?", ".").replace(r"\[", "[").replace(r"\]", "]")
+    try:
+        pattern = re.compile(text if "(" in text else escaped)
+    except re.error as error:
+        raise ConfigError(
+            "option-form", f"--subject {text!r} is no pattern ({error}): write one such as 'P*_?'"
+        ) from None
+    if pattern.groups != 1 or ("(" not in text and stars != 1):
+        what = f"--subject {text!r} has {pattern.groups if '(' in text else stars} parts that are the subject"
+        raise ConfigError(
+            "option-form", f"{what}: write one *, as in 'Image_*[LR]', or one group, as in '(P[0-9]+)_.*'"
+        )
+    return pattern
+
+
+def both_sides(table: CaseTable) -> list[Finding]:
+    """One warning for pictures whose ids differ only in left and right, such as Image_01L, and have no subject."""
+    return sides_of([case.id for case in table.cases if table.of_pictures and not case.subject], table.folder)
+
+
+def sides_of(ids: Sequence[str], where: Path, remedy: str | None = None) -> list[Finding]:
+    """`both_sides` of ids whose subject nothing says; ``remedy``: in place of ``--subject``."""
+    sides: dict[str, list[str]] = {}
+    for each in ids:
+        if side := SIDE.fullmatch(each):
+            sides.setdefault(side[1], []).append(side[2])
+    pairs = {start: ends for start, ends in sides.items() if len({end.upper() for end in ends}) == 2}
+    if not pairs:
+        return []
+    start, (one_side, other_side) = next(iter(pairs.items()))
+    how = f"--subject '*[{one_side}{other_side}]'" if len(one_side + other_side) == 2 else "--subject, or a table"
+    what = (
+        f"has {len(pairs)} pair(s) of pictures such as {start}{one_side} and {start}{other_side}, which look like two "
+        "sides of one person, and nothing says so: one may train the model that the other tests"
+    )
+    return [Finding("warning", "subject-unsaid", where, what, remedy or f"say whose they are with {how}")]
 
 
 def parse_sequences(texts: Sequence[str]) -> dict[str, str]:

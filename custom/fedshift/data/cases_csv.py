@@ -2,7 +2,8 @@
 
 A row is a case. Columns: ``case``, ``mask`` and ``image``, or ``image NAME`` for each sequence; and, where wanted,
 ``subject``, ``site``, ``split`` (train, val or test) and ``volume`` or ``volume NAME``, which says which volume of a 4D
-image to take, from 1. Paths are absolute or begin at the file's folder.
+image to take, from 1. ``stratum NAME``, such as ``stratum vendor``, is kept with the case, so that scores can be told
+by it (`fedshift.schema.validation`). Paths are absolute or begin at the file's folder.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import get_args
 
 from fedshift.data.cases import CaseFiles, CaseTable
+from fedshift.data.picture_structures import names_picture_structures, structures_in_picture
 from fedshift.data.scan_file import Finding, as_compared, is_broken_link, reading, same_form
 from fedshift.data.series import is_series
 from fedshift.data.splits import subject_of
+from fedshift.data.strata import REMEDY, STRATUM, check_column, is_stratum, refuse_many, strata_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import csv_text, path_of, write_text
 from fedshift.schema.manifest import Split
@@ -40,6 +44,7 @@ def write_cases(tables: Sequence[CaseTable], path: Path) -> None:
     volumes = [name for name in names if any(_volumes(table).get(name) for table in tables)]
     header = ["case", "subject", "site", "split"]
     header += [_heading(kind, name) for kind, those in (("image", names), ("volume", volumes)) for name in those]
+    strata = list(dict.fromkeys(column for table in tables for case in table.cases for column in case.strata))
     rows = []
     for table in tables:
         site = table.site or (table.name if len(tables) > 1 else "")
@@ -48,32 +53,47 @@ def write_cases(tables: Sequence[CaseTable], path: Path) -> None:
             volume_of = _volume_of(case)
             row: list[object] = [case.id, case.subject or subject_of(case.id), site, case.split]
             row += [_shown(image_of.get(name), path) for name in names]
-            rows.append([*row, *(volume_of.get(name) for name in volumes), _shown(case.mask, path)])
-    write_text(path, csv_text([*header, "mask"], rows))
+            row += [*(volume_of.get(name) for name in volumes), _shown(case.mask, path)]
+            rows.append([*row, *(case.strata.get(column) for column in strata)])
+    write_text(path, csv_text([*header, "mask", *(_heading(STRATUM, column) for column in strata)], rows))
 
 
 def read_cases(path: Path) -> list[CaseTable]:
     """The tables of the sites in a file, in their order; rows that cannot be used are errors among the findings."""
-    if not path.is_file():
-        raise DataError("file-missing", f"{path} does not exist: name the table of cases")
-    with reading(path):
-        try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
-        except UnicodeDecodeError:
-            raise DataError("table-encoding", f"{path} is not in UTF-8: save it as CSV in UTF-8") from None
-    reader = csv.reader(lines, delimiter=_separator(lines[0] if lines else ""))
-    columns = [_column(cell) for cell in next(reader, [])]
+    header, lines = read_lines(path)
+    columns = [_column(cell) for cell in header]
     _refuse_columns(columns, path)
-    rows = []
-    for cells in reader:
-        if any(cell.strip() for cell in cells):
-            rows.append(_Row(path, reader.line_num, columns, cells))
+    rows = [_Row(path, number, columns, cells) for number, cells in lines]
     if not rows:
         raise DataError("table-empty", f"{path} has no row below its columns: write a case in each")
     of_site: dict[str, list[_Row]] = {}
     for row in rows:
         of_site.setdefault(row.cells.get("site", ""), []).append(row)
     return [_table(path, site, those) for site, those in of_site.items()]
+
+
+def read_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header of a CSV file, and the lines below it that are not empty, with their numbers.
+
+    Raises:
+        DataError: it does not exist, is not in UTF-8, or has a quote that does not end.
+    """
+    if not path.is_file():
+        raise DataError("file-missing", f"{path} does not exist: name the table of cases")
+    with reading(path):
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise DataError("table-encoding", f"{path} is not in UTF-8: save it as CSV in UTF-8") from None
+    reader = csv.reader(StringIO(text), delimiter=_separator(text.partition("\n")[0]), strict=True)
+    try:
+        header = next(reader, [])
+        return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        what = f"{path} cannot be divided into cells at line {reader.line_num} ({error})"
+        raise DataError(
+            "table-quotes", f"{what}: look at the quotes there and above, and save it as CSV again"
+        ) from None
 
 
 @dataclass
@@ -108,7 +128,7 @@ class _Row:
         file = Path(os.path.normpath(self.path.parent / named))
         if column not in self.cells:
             self.refuse("cell-missing", column, "the cell is empty", "name the file, or remove the row")
-        elif not (file.exists() or is_broken_link(file) or is_series(file)):
+        elif not (file.exists() or is_broken_link(file) or is_series(file) or _stands_for_files(file)):
             self.refuse("file-missing", column, f"{named} is not there", "correct the path, or remove the row")
         return file
 
@@ -137,6 +157,7 @@ def _table(path: Path, site: str, rows: Sequence[_Row]) -> CaseTable:
             row.refuse("case-twice", "case", what, "rename or remove one of the two")
         cases.append(_case(row, names, sequences))
     _refuse_divided(rows, cases)
+    refuse_many(path, [case.strata for case in cases])
     good = tuple(case for case, row in zip(cases, rows, strict=True) if not row.findings)
     findings = tuple(finding for row in rows for finding in row.findings)
     return CaseTable(site or path.stem, path.parent, "table", good, findings, sequences, site=site)
@@ -162,8 +183,16 @@ def _case(row: _Row, names: Sequence[str], sequences: tuple[str, ...]) -> CaseFi
         sequences=sequences,
         volume=single,
         subject=row.cells.get("subject", ""),
+        strata=_strata(row),
         split=next((known for known in SPLITS if known == split), None),
     )
+
+
+def _strata(row: _Row) -> dict[str, str]:
+    strata, faults = strata_of(row.cells)
+    for column, what in faults:
+        row.refuse("table-cell", column, what, REMEDY)
+    return strata
 
 
 def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
@@ -179,9 +208,11 @@ def _refuse_divided(rows: Sequence[_Row], cases: Sequence[CaseFiles]) -> None:
 
 
 def _refuse_columns(columns: Sequence[str], path: Path) -> None:
-    known = [*PLAIN, *BY_SEQUENCE, "image NAME", "volume NAME"]
+    known = [*PLAIN, *BY_SEQUENCE, "image NAME", "volume NAME", f"{STRATUM} NAME"]
     for column in columns:
-        if column not in PLAIN and _kind(column) is None:
+        if is_stratum(column):
+            check_column(column, path)
+        elif column not in PLAIN and _kind(column) is None:
             raise DataError("column-unknown", f"{path} has a column {column!r}{nearest(column, known)}")
         if columns.count(column) > 1:
             raise DataError("column-twice", f"{path} has the column {column!r} twice: keep one of them")
@@ -231,6 +262,14 @@ def _volume_of(case: CaseFiles) -> dict[str, int]:
     if not case.channels:
         return dict.fromkeys(names, case.volume) if case.volume else {}
     return {name: channel + 1 for name, channel in zip(names, case.channels, strict=True) if channel is not None}
+
+
+def _stands_for_files(path: Path) -> bool:
+    """Whether a mask is of several files, or within one (`fedshift.data.picture_structures`)."""
+    try:
+        return names_picture_structures(path) and bool(structures_in_picture(path))
+    except (DataError, OSError):
+        return False
 
 
 def _shown(file: Path | None, table: Path) -> Path | None:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from fedshift.data.case_check import read_case
 from fedshift.data.case_notes import Contents, Counts, Notes
-from fedshift.data.cases import CaseTable, name_fault, sequences_fault, spelled_as
+from fedshift.data.cases import CaseTable, both_sides, name_fault, sequences_fault, spelled_as
+from fedshift.data.colours import colours_of_masks, with_colours
 from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels, every_label, settle_labels
 from fedshift.data.layouts.find import gather
@@ -21,6 +22,7 @@ from fedshift.data.scan_file import Finding, ScanError, reading
 from fedshift.data.site_check import check_site, other_task, prepared_sites, unlike
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.regions import Regions
 
 
 def check(
@@ -37,6 +39,8 @@ def check(
     volume: int | None = None,
     trust_voxels: bool = False,
     interpolate: bool = False,
+    regions: Regions | None = None,
+    ignore: bool | None = None,
     empty: bool = False,
     progress: Callable[[str], None] | None = None,
     counts: Counts | None = None,
@@ -45,9 +49,9 @@ def check(
 
     ``path`` is a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several;
     with ``masks`` in a folder of their own it holds the images, and both may be patterns. ``labels`` maps classes to
-    values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes`` and
-    ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may be, see
-    `fedshift.schema.codes`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
+    values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes``,
+    ``regions``, ``ignore`` and ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may
+    be, see `fedshift.schema.codes`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
     `fedshift.data.cases.CaseFiles`.
 
     Returns:
@@ -82,9 +86,12 @@ def check(
         what, _, remedy = str(error).partition(": ")
         return [Finding("error", error.code, path, what, remedy)]
     tables = [
-        table.with_options(trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty) for table in tables
+        with_colours(table, wanted).with_options(trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty)
+        for table in tables
     ]
+    counts.pictures = any(table.of_pictures for table in tables)
     counts.sites, counts.samples = len(tables), sum(len(table.cases) for table in tables)
+    labels = colours_of_masks(labels, tables)
     meant = [  # first of all, so that labels that do not fit are refused before a scan is read
         settle_labels(
             given=labels,
@@ -92,6 +99,8 @@ def check(
             classes=classes,
             codes=codes,
             annotated=annotated,
+            regions=regions,
+            ignore=ignore,
             named=all(names_structures(case.mask) for case in table.cases),
         )
         for table in tables
@@ -100,7 +109,7 @@ def check(
     for table, of_table in zip(tables, meant, strict=True):
         findings += _check_table(table, of_table, classes, contents, progress, counts)
     for table in tables:
-        findings += numbers_of_structures(table, labels)
+        findings += [*numbers_of_structures(table, labels), *both_sides(table)]
         if table.cases and wanted is not None:
             fault = sequences_fault(spelled_as(table.sequences, wanted), wanted)
             findings += [Finding("error", "other-sequences", table.folder, *fault)] if fault else []
@@ -134,7 +143,7 @@ def _check_table(
     notes = Notes()
     for case in table.cases:
         progress(f"{table.name} {case.id}")
-        if fault := name_fault(case.id, several=len(table.sequences) > 1):
+        if fault := name_fault(case.id, several=len(table.sequences) > 1 and not table.of_pictures):
             what = f"is of a case whose name {case.id!r} {fault[0]}"
             yield Finding("error", "case-name", case.image, what, fault[1])
         decoded, findings = read_case(replace(case, labels=labels))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,26 @@ MULTIFRAME = frozenset(
 """Enhanced images: a volume in one file, or a part of one."""
 CT_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("2", "2.1", "2.2"))  # CT, in single slices and enhanced
 PET_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("128", "130", "128.1"))
+PICTURES = frozenset(
+    f"{STORAGE}{ending}"
+    for ending in (
+        *("1", "1.1", "1.1.1", "1.2", "1.2.1", "1.3", "1.3.1"),  # CR, DX, mammography, within the mouth
+        *("12.1", "12.2"),  # angiography, fluoroscopy
+        *("6", "6.1", "7"),  # ultrasound, secondary capture
+        *("77.1.1", "77.1.2", "77.1.4", "77.1.5.1", "77.1.5.2"),  # endoscopy, microscopy, photography, of the eye
+    )
+)
+"""Images that are no slices of a volume. They may have several frames, which is found when they are read."""
+RADIOGRAPHS = frozenset(
+    f"{STORAGE}{ending}" for ending in ("1", "1.1", "1.1.1", "1.2", "1.2.1", "1.3", "1.3.1", "12.1", "12.2")
+)
+"""Those by projection, in which distances at the detector are not those in the patient."""
 NO_SCANS = tuple(f"{STORAGE}{part}" for part in ("66", "67", "88.", "9.", "11.", "104.", "481.", "4.2", "68."))
 """Beginnings: segmentations and raw data, reports, waveforms, presentation states, documents, plans, spectra."""
-UNREADABLE = (ValueError, RuntimeError, AttributeError, KeyError, TypeError, IndexError, OSError, NotImplementedError)
+UNREADABLE = (
+    *(ValueError, RuntimeError, AttributeError, KeyError, TypeError, IndexError, OSError, NotImplementedError),
+    struct.error,
+)
 """What pydicom and highdicom raise where an object is not as the standard has it."""
 
 

@@ -42,6 +42,7 @@ NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")  # rescale types that name no 
 LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
 """Transfer syntaxes that always lose something; of others an attribute says so."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
+MODALITY_LUT, VOI_LUT = "ModalityLUTSequence", "VOILUTSequence"
 
 
 def syntax_of(header: Any) -> Any:
@@ -111,10 +112,18 @@ def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Table:
-    """A modality LUT: the intensity of each stored value from ``first`` on; those outside get the nearest."""
+    """A table (LUT), such as that of the modality: the result for each value from ``first`` on.
+
+    Values outside get the nearest. ``bits``: of a result, as the file says.
+    """
 
     first: int
     entries: np.ndarray
+    bits: int = 16
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The results for whole numbers."""
+        return np.asarray(self.entries[np.clip(values - self.first, 0, len(self.entries) - 1)])
 
 
 @dataclass(frozen=True)
@@ -155,8 +164,7 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
     if values.turned:
         stored = (-1 if values.signed else (1 << values.bits_stored) - 1) - stored
     if values.table is not None:
-        at = np.clip(stored - values.table.first, 0, len(values.table.entries) - 1)
-        return np.asarray(values.table.entries[at])
+        return values.table.of(stored)
     slope, intercept = values.slope, values.intercept
     whole = slope == round(slope) and intercept == round(intercept) and max(abs(slope), abs(intercept)) < 2**31
     if whole and np.issubdtype(stored.dtype, np.integer):
@@ -201,7 +209,7 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         )
     if header.file_meta.TransferSyntaxUID in LOSSY or header.get("LossyImageCompression") == "01":
         remarks.append("was compressed with loss: its intensities are not those of the scanner")
-    table = _table(header, signed=signed) if header.get("ModalityLUTSequence") else None
+    table = read_table(header, MODALITY_LUT, signed=signed) if header.get(MODALITY_LUT) else None
     if table is not None and scaled:
         raise DicomFault("rescale", "has a modality LUT and a rescale slope, of which a file has one")
     units = _units(header, source, world if of_class == PARAMETRIC_MAP else ())
@@ -241,10 +249,14 @@ def _linear(mapping: Any) -> bool:
     return "RealWorldValueSlope" in mapping and "RealWorldValueIntercept" in mapping
 
 
-def _table(header: Any, *, signed: bool) -> Table:
-    item = header.ModalityLUTSequence[0]
-    count, first, _ = (int(number) for number in item.LUTDescriptor)
-    count = count or 2**16
+def read_table(header: Any, sequence: str, *, signed: bool) -> Table:
+    """The table in an item of ``ModalityLUTSequence`` or ``VOILUTSequence`` (PS3.3, C.11.1.1 and C.11.2.1.1).
+
+    ``signed``: whether the values that it is for may be below 0.
+    """
+    item = header[sequence].value[0]
+    count, first, bits = (int(number) for number in item.LUTDescriptor)
+    count = count & 0xFFFF or 2**16
     data = item.LUTData
     if isinstance(data, bytes):
         little = header.original_encoding[1] is not False
@@ -253,17 +265,18 @@ def _table(header: Any, *, signed: bool) -> Table:
     else:
         entries = np.atleast_1d(np.asarray(data))
     if len(entries) < count:
-        raise DicomFault("rescale", "has a modality LUT with fewer entries than it says")
+        called = "modality LUT" if sequence == MODALITY_LUT else "VOI LUT"
+        raise DicomFault("rescale", f"has a {called} with fewer entries than it says")
     if signed and first >= 2**15:  # written as an unsigned number
         first -= 2**16
-    return Table(first, entries[:count].astype(np.int64))
+    return Table(first, entries[:count].astype(np.int64), bits)
 
 
 def _units(header: Any, source: Any, world: Sequence[Any]) -> str:
     """Units of the intensities; "" where they have none, as in MRI."""
     of_class = str(header.get("SOPClassUID", ""))
     named = str(source.get("RescaleType", "") or "").strip()
-    if header.get("ModalityLUTSequence"):
+    if header.get(MODALITY_LUT):
         named = str(header.ModalityLUTSequence[0].get("ModalityLUTType", "") or "").strip()
     if of_class in PET_IMAGES:
         return str(header.get("Units", "") or "").strip() or named or "units of PET that it does not name"

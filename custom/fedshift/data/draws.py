@@ -20,6 +20,12 @@ MASK = 0xFFFFFFFF
 PLACE, CHANCES, TURNS, NOISE = range(4)
 """Streams of a sample: where its patch is, what its augmentation does, quarter turns and flips, and, from this one on,
 the Gaussian noise of each sequence."""
+WAYS = 1 << 14
+"""Stream of how far a sample is shifted."""
+BENDS = 1 << 15
+"""Stream of how a sample is bent."""
+SHAPES = 1 << 16
+"""From this stream on, what a change of a sequence needs beyond chance and three values: curves, kernels, fields."""
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

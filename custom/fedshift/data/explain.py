@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedshift.data.case_check import read_case
+from fedshift.data.case_check import known_spacing, read_case
 from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.layouts.studies import image_of
 from fedshift.data.named_masks import names_structures, structures_in
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import COLOURS, in_colour
 from fedshift.data.scan_file import Finding, ScanError
-from fedshift.data.scan_folders import scans_in
-from fedshift.data.scans import Scan, read_scan
+from fedshift.data.scan_folders import picture_files, pictures_in, scan_files, scans_in
+from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
@@ -57,13 +59,17 @@ def explain(path: Path, mask: Path | None = None, how: How = How()) -> Iterator[
         image = _image_of(path) if is_dicom_mask(path) else None
         yield _without_image(path) if image is None else list(_case(image, path, how))[-1]
     else:
-        for scan in scans_in([path]):
+        only_pictures = path.is_dir() and picture_files(path) and not scan_files(path)
+        for scan in pictures_in([path]) if only_pictures else scans_in([path]):
             yield _scan(scan, how)
 
 
 def _scan(path: Path, how: How) -> Explained:
     try:
         refuse_layers(path)
+        if is_picture(path):
+            scans = read_volumes(path, _channels(path))
+            return Explained(path, scans[0].reading, _outcome_of_picture(scans))
         scan = read_scan(path, volume=how.volume)
     except ScanError as error:
         return Explained(path, findings=(Finding.from_error(error),))
@@ -80,12 +86,15 @@ def _case(image: Path, mask: Path, how: How) -> Iterator[Explained]:
     if first.reading is None:
         yield Explained(mask, findings=first.findings)
         return
-    decoded, findings = read_case(CaseFiles(mask.stem, (image,), mask, **asdict(how)))
+    channels = _channels(image) if is_picture(image) else (None,)
+    case = CaseFiles(mask.stem, (image,) * len(channels), mask, channels=channels, **asdict(how))
+    decoded, findings = read_case(case)
     said = tuple(finding for finding in findings if finding not in first.findings)
     if decoded is None:
         yield Explained(mask, findings=said)
     else:
-        yield Explained(mask, decoded.mask.reading, _outcome(decoded.mask), said)
+        outcome = _outcome_of_picture([decoded.mask]) if decoded.mask.is_picture else _outcome(decoded.mask)
+        yield Explained(mask, decoded.mask.reading, outcome, said)
 
 
 def _site(folder: Path) -> Iterator[Explained]:
@@ -113,6 +122,20 @@ def _without_image(mask: Path) -> Explained:
     return Explained(
         mask, findings=(Finding("error", "image-unknown", mask, f"{said}, and the image of it is not near", remedy),)
     )
+
+
+def _channels(picture: Path) -> tuple[int | None, ...]:
+    return (0, 1, 2) if in_colour(picture) else (None,)
+
+
+def _outcome_of_picture(scans: Sequence[Scan]) -> dict[str, str]:
+    """Of its colours, or of a mask."""
+    _, rows, columns = scans[0].voxels.shape
+    spacing = known_spacing(scans[0], true=False)
+    size = "not known" if spacing is None else f"{spacing[2]:.4g} x {spacing[1]:.4g} mm"
+    least, most = min(scan.voxels.min() for scan in scans), max(scan.voxels.max() for scan in scans)
+    said = {"pixels": f"{columns} x {rows}", "pixel size": size, "values": f"{least:g} to {most:g}"}
+    return said | ({"sequences": ", ".join(COLOURS)} if len(scans) > 1 else {})
 
 
 def _outcome(scan: Scan) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.data.arrays import require_masks
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.schema.errors import DataError
 from fedshift.schema.fingerprint import (
@@ -239,10 +240,11 @@ class _CaseSums:
 
     def add(self, images: np.ndarray, labels: np.ndarray, spacing: Sequence[float] | None) -> None:
         self._cases += 1
-        known = None if spacing is None else math.prod(spacing) / 1000
+        known = None if spacing is None or len(labels) == 1 else math.prod(spacing) / 1000  # a picture has no volume
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
-        if len(self._outlined) > 1 and labels.any():
-            masks[INSIDE] = labels > 0
+        inside = (labels > 0) & (labels < len(self._classes))  # others are to be ignored
+        if len(self._outlined) > 1 and inside.any():
+            masks[INSIDE] = inside
         present = []
         for number, name in enumerate(self._classes[1:], 1):
             mask = labels == number
@@ -280,7 +282,7 @@ class _CaseSums:
 
 
 def _read(folder: Path, manifest: Manifest, case: Case) -> tuple[np.ndarray, np.ndarray, Sequence[float] | None]:
-    return read_images(folder, manifest, case), read_labels(folder, case), manifest.known_spacing(case)
+    return read_images(folder, manifest, case), read_labels(folder, case, manifest.stored), manifest.known_spacing(case)
 
 
 def _add_intensities(sums: dict[str, _IntensitySum], image: np.ndarray, masks: Mapping[str, np.ndarray]) -> None:
@@ -295,8 +297,9 @@ def _add_intensities(sums: dict[str, _IntensitySum], image: np.ndarray, masks: M
 def _volumes_of(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     if not manifest.cases:
-        what = f"{folder} holds pictures, and a survey is of volumes: name a data set of scans"
+        what = f"{folder} holds pictures to classify, and a survey is of what is segmented: name a data set with masks"
         raise DataError("kind-of-data", what)
+    require_masks(folder, manifest)
     return manifest
 
 

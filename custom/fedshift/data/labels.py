@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.codes import ClassCodes, plain_name
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName
+from fedshift.schema.regions import JOIN, Regions, make_regions
 from fedshift.schema.strict import first_fault, nearest
 
-BACKGROUND = "background"
+BACKGROUND, IGNORE = "background", "ignore"
 MOST_CLASSES = 256  # classes are stored in 8 bits
 MOST_VALUE = 65535  # largest value of a mask that can be given a name
+COLOUR = 1 << 24
+"""What the value of a colour begins at: this, and red, green and blue as one number of 24 bits."""
+_COLOUR = re.compile("#[0-9a-fA-F]{6}")
 _NAME: TypeAdapter[str] = TypeAdapter(ClassName)
 
 
@@ -29,6 +36,9 @@ class Labels:
     its structures a class is the structure of its name, or of its code in ``codes``; ``structures`` maps other names
     (`fedshift.schema.codes.plain_name`) to their classes. ``said`` maps the values that a person or a file beside the
     masks has named to their classes, which names must not contradict.
+
+    ``regions``: where classes make regions, their table; structures of a mask may then be regions and overlap
+    (`fedshift.data.structures`). ``ignored``: the values of voxels to ignore.
     """
 
     classes: tuple[str, ...]
@@ -37,16 +47,26 @@ class Labels:
     structures: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, ClassCodes] = field(default_factory=dict)
     said: Mapping[int, str] = field(default_factory=dict)
+    regions: Regions | None = None
+    ignored: frozenset[int] = frozenset()
 
     @classmethod
-    def of_classes(cls, classes: Sequence[str], annotated: tuple[str, ...] | None = None) -> Labels:
-        """The labels of prepared masks: each value is the index of its class."""
+    def of_classes(
+        cls, classes: Sequence[str], annotated: tuple[str, ...] | None = None, *, ignore: bool = False
+    ) -> Labels:
+        """The labels of prepared masks: each value is the index of its class, or `IGNORED` if they have such."""
         allowed = classes[1:] if annotated is None else annotated
-        return cls(tuple(classes), {classes.index(name): classes.index(name) for name in allowed}, annotated)
+        values = {classes.index(name): classes.index(name) for name in allowed}
+        return cls(tuple(classes), values, annotated, ignored=frozenset([IGNORED] if ignore else []))
 
     @classmethod
     def named(cls, values: Mapping[str, Iterable[int]]) -> Labels:
-        """Labels from names and their values, in the order given; names may repeat the background's."""
+        """Labels from names and their values, in the order given; names may repeat the background's.
+
+        The values of the name ``ignore`` are `ignored`.
+        """
+        ignored = frozenset(_value(value, IGNORE) for value in values.get(IGNORE, ()))
+        values = {name: each for name, each in values.items() if name != IGNORE}
         classes = (BACKGROUND, *(check_name(name) for name in values if name != BACKGROUND))
         if len(classes) > MOST_CLASSES:
             what = f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out"
@@ -55,25 +75,73 @@ class Labels:
         for name, each in values.items():
             index = classes.index(name)
             for value in each:
-                if not 0 <= value <= MOST_VALUE or (value == 0 and index):
-                    what = f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}"
-                    raise ConfigError("label-value", what)
+                if index or not (0 <= value <= MOST_VALUE or is_colour(value)):
+                    _value(value, name)
+                if value in ignored:
+                    raise ConfigError(
+                        "label-shared",
+                        f"value {shown(value)} stands for {name} and is to be ignored: leave one of the two out",
+                    )
                 if class_of.setdefault(value, index) != index:
                     raise ConfigError(
                         "label-shared",
-                        f"value {value} stands for {classes[class_of[value]]} and for {name}: a voxel has one class, "
-                        "so give the value to one of them",
+                        f"value {shown(value)} stands for {classes[class_of[value]]} and for {name}: a voxel has one "
+                        "class, so give the value to one of them",
                     )
         class_of.pop(0, None)
-        return cls(classes, MappingProxyType(class_of))
+        return cls(classes, MappingProxyType(class_of), ignored=ignored)
+
+    @classmethod
+    def of_regions(cls, values: Mapping[str, Iterable[int]], order: Sequence[int] = ()) -> Labels:
+        """Labels from regions and their values, which they may share: values of the same regions are a class.
+
+        A class is called as the region whose place its value has in ``order`` (nnU-Net's ``regions_class_order``), or
+        as its regions.
+
+        Raises:
+            ConfigError: names or values that cannot be, or regions as `fedshift.schema.regions.make_regions`.
+        """
+        ignored, of_regions = (
+            values.get(IGNORE, ()),
+            {n: [*v] for n, v in values.items() if n not in (IGNORE, BACKGROUND)},
+        )
+        wrong = any(value not in own for value, own in zip(order, of_regions.values(), strict=False))
+        if order and (wrong or len(order) != len(of_regions)):
+            said = f"regions_class_order is {', '.join(map(str, order))}, and the regions are {', '.join(of_regions)}"
+            raise ConfigError("regions-order", f"{said}: give one of the values of each, in their order")
+        named = dict(zip(order, of_regions, strict=False))
+        sets: dict[tuple[str, ...], list[int]] = {}
+        for value in sorted({value for each in of_regions.values() for value in each}):
+            sets.setdefault(tuple(name for name, each in of_regions.items() if value in each), []).append(value)
+        called = {each: next((named[v] for v in own if v in named), JOIN.join(each)) for each, own in sets.items()}
+        if len(set(called.values())) < len(called):
+            called = {each: JOIN.join(each) for each in sets}
+        made = cls.named(
+            {BACKGROUND: values.get(BACKGROUND, ()), **{called[e]: own for e, own in sets.items()}, IGNORE: ignored}
+        )
+        members = {name: [called[each] for each in sets if name in each] for name in of_regions}
+        written = [made.classes[made.class_of[value]] for value in order]
+        regions_of(members, made.classes, written)  # refuses an order that hides a region
+        return replace(made, regions=regions_of(members, made.classes))
 
     @property
     def values(self) -> dict[str, list[int]]:
         """Class -> its values, as manifests record them; classes without a value are left out."""
-        values_of = {
+        values_of: dict[str, Iterable[int]] = {
             name: [v for v, k in self.class_of.items() if k == index] for index, name in enumerate(self.classes)
         }
+        values_of[IGNORE] = self.ignored
         return {name: sorted(values) for name, values in values_of.items() if values}
+
+    @property
+    def recorded(self) -> dict[str, list[int | str]]:
+        """`values` as a manifest has them, where a colour is ``#ff0000``; `colours_as_values` reads them."""
+        return {name: [shown(v) if is_colour(v) else v for v in values] for name, values in self.values.items()}
+
+    @property
+    def by_colour(self) -> bool:
+        """Whether the masks are pictures whose colours stand for classes."""
+        return any(map(is_colour, self.class_of))
 
     @property
     def structure(self) -> str:
@@ -81,8 +149,54 @@ class Labels:
 
     def __str__(self) -> str:
         """``0 outside, 1 left kidney, 2 or 3 right kidney``."""
-        parts = [f"{' or '.join(map(str, values))} {name}" for name, values in self.values.items()]
+        parts = [f"{' or '.join(map(shown, values))} {name}" for name, values in self.values.items()]
         return ", ".join(["0 outside", *parts])
+
+
+def is_colour(value: int) -> bool:
+    """Whether a value stands for a colour."""
+    return COLOUR <= value < 2 * COLOUR
+
+
+def shown(value: int) -> str:
+    """A value as people write it, a colour as ``#ff0000``."""
+    return f"#{value - COLOUR:06x}" if is_colour(value) else str(value)
+
+
+def colours_as_values(
+    values_of: Mapping[str, Sequence[int | str]], *, numbers: bool = False
+) -> dict[str, tuple[int | str, ...]]:
+    """Class -> values, in which colours such as ``#ff0000`` are numbers from `COLOUR` on.
+
+    ``numbers``: whether three numbers are red, green and blue of one colour, as in masks in colour.
+    """
+    settled: dict[str, tuple[int | str, ...]] = {}
+    for name, values in values_of.items():
+        if numbers and len(values) == 3 and all(isinstance(value, int) and 0 <= value < 256 for value in values):
+            red, green, blue = (int(value) for value in values)
+            settled[name] = (COLOUR + (red << 16) + (green << 8) + blue,)
+        else:
+            settled[name] = tuple(
+                COLOUR + int(value[1:], 16) if isinstance(value, str) and _COLOUR.fullmatch(value) else value
+                for value in values
+            )
+    return settled
+
+
+def _value(value: int, name: str) -> int:
+    if not (1 <= value <= MOST_VALUE or is_colour(value)):
+        raise ConfigError("label-value", f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}")
+    return value
+
+
+def regions_of(
+    regions: Mapping[str, Sequence[str]], classes: Sequence[str], order: Sequence[str] = ()
+) -> Regions | None:
+    """`fedshift.schema.regions.make_regions`, with a ConfigError."""
+    try:
+        return make_regions(regions, classes, order)
+    except ValueError as error:
+        raise ConfigError("regions-invalid", str(error)) from None
 
 
 def check_name(name: str, *, what: str = "a class") -> str:
@@ -111,7 +225,8 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
             raise ConfigError(
                 "option-form",
                 f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}; of masks that name "
-                "their structures, as DICOM does, these names, such as 'prostate=Whole gland'",
+                "their structures, as DICOM does, these names, such as 'prostate=Whole gland'; of masks in colour, a "
+                "colour, such as cup=255,0,0",
             )
         if name in values_of:
             raise ConfigError("option-twice", f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
@@ -128,7 +243,7 @@ def _number_or_name(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        return text if any(character.isalpha() for character in text) else ""
+        return text if _COLOUR.fullmatch(text) or any(character.isalpha() for character in text) else ""
 
 
 def settle_labels(
@@ -140,18 +255,22 @@ def settle_labels(
     annotated: Sequence[str] | None = None,
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     named: bool = False,
+    regions: Regions | None = None,
+    ignore: bool | None = None,
 ) -> Labels | None:
     """The labels of a site's masks, from all that is known; None if nothing says what the values mean.
 
     What a person has ``given`` comes before what a file beside the masks says (``described``), and that before what an
     earlier preparation has ``recorded``. ``classes`` are the task's or the prepared site's, the background first;
     ``annotated`` those that the masks outline, None for all; by ``codes`` their structures are found in masks that name
-    them. ``named``: whether all masks do.
+    them. ``named``: whether all masks do. ``regions``: of the task's classes; ``annotated``, names and values may then
+    be of regions too. ``ignore``: whether the task has voxels to ignore; None if there is no task.
 
     Raises:
         ConfigError: names that do not fit together, or a class that is annotated and has no value.
     """
     if classes is not None:
+        annotated = _classes_of_regions(annotated, classes, regions)
         _refuse_unknown(annotated or (), classes[1:])
     numbers, structures = _numbers_and_structures(given, named=named)
     said = {value: name for name, values in given.items() for value in values if isinstance(value, int)}
@@ -159,15 +278,22 @@ def settle_labels(
         said = {value: name for name, values in described.values.items() for value in values}
     described = described or recorded
     if given:
-        labels: Labels | None = Labels.named(numbers)
+        labels: Labels | None = _named(numbers, classes, regions, named=named)
     elif described is None and classes is not None and named:
-        labels = Labels.of_classes(classes)
+        labels = Labels.of_classes(classes, ignore=bool(ignore))
     elif described is None and classes is not None and len(annotated or classes[1:]) == 1:
         labels = Labels.named({(annotated or classes[1:])[0]: (1,)})  # one structure, and 1 is inside
     else:
         labels = described
     if labels is None:
         return None
+    prepared = regions is None and ignore is None and classes is not None and {*labels.classes} <= {*classes}
+    if labels.regions is not None and classes is not None and not prepared:
+        labels = _with_regions_of(labels, labels.regions, classes, regions)
+    if labels.ignored and ignore is False:
+        raise ConfigError(
+            "ignore-unknown", "masks have voxels to ignore, and the task has none: set ignore: true in its file"
+        )
     if classes is not None:
         labels = _in_order_of(labels, classes, from_file=not given)
     if annotated is None and labels.annotated is not None:
@@ -186,11 +312,78 @@ def settle_labels(
                 f"no value of the masks is given for {name}: add --label {name}=VALUE, or, if the masks of this site "
                 "do not outline it, name those that they do with --annotated",
             )
-    known = {name.lower(): name for name in labels.classes} | {BACKGROUND: BACKGROUND}
+    regions = regions or labels.regions
+    known = {name.lower(): name for name in (*(regions.names if regions else ()), *labels.classes)}
+    known |= {BACKGROUND: BACKGROUND, IGNORE: IGNORE}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
     said = {value: known[name.lower()] for value, name in said.items() if name.lower() in known}
-    codes = {name: those for name, those in codes.items() if name in labels.classes}
-    return replace(labels, structures=structures, codes=codes, said=said)
+    codes = {name: those for name, those in codes.items() if name in known.values()}
+    return replace(labels, structures=structures, codes=codes, said=said, regions=regions)
+
+
+def _classes_of_regions(
+    annotated: Sequence[str] | None, classes: Sequence[str], regions: Regions | None
+) -> Sequence[str] | None:
+    """Classes that masks outline, in place of names of regions, as which those are taken that can be both."""
+    if annotated is None or regions is None:
+        return annotated
+    if {*annotated} <= {*classes} and not {*annotated} <= {*regions.names}:
+        return annotated
+    _refuse_unknown(annotated, (*classes[1:], *regions.names))
+    members = {name: [classes[n] for n in own] for name, own in zip(regions.names, regions.members, strict=True)}
+    outlined = {name for each in annotated for name in members.get(each, [each])}
+    known = [regions.names[n] for n in regions.known(classes.index(name) for name in outlined)]
+    if more := [name for name in known if name not in annotated]:
+        raise ConfigError(
+            "regions-partial",
+            f"--annotated names {', '.join(annotated)}, whose classes are all those of {more[0]} too: masks that do "
+            f"not outline {more[0]} cannot tell them apart, so leave the site out, or name {more[0]} too",
+        )
+    return [name for name in classes[1:] if name in outlined]
+
+
+def _named(
+    values: Mapping[str, Sequence[int]], classes: Sequence[str] | None, regions: Regions | None, *, named: bool
+) -> Labels:
+    """Labels from names and their values, which regions may share; or names of regions in masks that name them."""
+    names = {name.lower() for name in values} - {BACKGROUND, IGNORE}
+    if regions is not None and classes is not None and names <= {name.lower() for name in regions.names}:
+        if named and not names <= {name.lower() for name in classes}:
+            return Labels.of_classes(classes)
+        every = [value for name, each in values.items() if name.lower() in names for value in each]
+        if len(set(every)) < len(every) or not names <= {name.lower() for name in classes}:
+            return Labels.of_regions(values)
+    return Labels.named(values)
+
+
+def _with_regions_of(labels: Labels, own: Regions, classes: Sequence[str], regions: Regions | None) -> Labels:
+    """Labels with the classes of a task, each found by the regions that it is in; ``own`` are those of the labels."""
+    if regions is None:
+        raise ConfigError(
+            "regions-unknown",
+            f"the masks have the regions {', '.join(own.names)}, which overlap, and the task has none: give its file "
+            "'regions', or say which values are which class with --label",
+        )
+    known = {name.lower(): number for number, name in enumerate(regions.names)}
+    for name in own.names:
+        if name.lower() not in known:
+            raise ConfigError(
+                "class-unknown", f"the masks have {name!r}, which is no region{nearest(name, regions.names)}"
+            )
+    values: dict[str, list[int]] = {}
+    for number, name in enumerate(labels.classes[1:], start=1):
+        there = frozenset(known[own.names[k].lower()] for k in np.flatnonzero(own.table[number]))
+        bits = sum(1 << k for k in there)
+        of_task = next((c for c in range(1, len(classes)) if int(regions.sets[c]) == bits), None)
+        if of_task is None:
+            within = " and ".join(regions.names[k] for k in sorted(there))
+            raise ConfigError(
+                "regions-unknown",
+                f"the masks have voxels that are {within} and nothing else, and the task has no class that is: add one "
+                "to its classes and regions",
+            )
+        values.setdefault(classes[of_task], []).extend(labels.values.get(name, ()))
+    return replace(Labels.named({**values, IGNORE: labels.ignored}), annotated=None)
 
 
 def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:
@@ -229,6 +422,8 @@ def _in_order_of(labels: Labels, classes: Sequence[str], *, from_file: bool) -> 
     known = {name.lower(): name for name in (BACKGROUND, *classes[1:])}
     values: dict[str, list[int]] = {name: [] for name in classes[1:]}
     for name, numbers in labels.values.items():
+        if name == IGNORE:
+            continue
         if name.lower() not in known:
             where = "the description beside the masks has" if from_file else "--label has"
             named = f"--label {classes[1]}=1,2" if len(classes) == 2 else every_label(classes)
@@ -238,6 +433,6 @@ def _in_order_of(labels: Labels, classes: Sequence[str], *, from_file: bool) -> 
                 f"these, as in {named}",
             )
         values.setdefault(known[name.lower()], []).extend(numbers)
-    settled = Labels.named(values)
+    settled = replace(Labels.named(values), ignored=labels.ignored)
     annotated = labels.annotated and tuple(known[name.lower()] for name in labels.annotated if name.lower() in known)
     return replace(settled, classes=(classes[0], *settled.classes[1:]), annotated=annotated)

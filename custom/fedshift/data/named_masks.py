@@ -1,4 +1,4 @@
-"""Masks whose structures have names: DICOM segmentations (SEG), RT Structure Sets, and 3D Slicer's segmentations.
+"""Masks whose structures have names: DICOM segmentations (SEG), RT Structure Sets, 3D Slicer's, and of pictures.
 
 A DICOM mask also says which image it is of.
 """
@@ -14,6 +14,11 @@ from fedshift.data import segmentations, slicer_masks, structure_sets
 from fedshift.data.dicom import MOST_WHOLE, identify, is_dicom_mask, is_too_large
 from fedshift.data.dicom_objects import MASKS, STRUCTURE_SET, UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import Labels
+from fedshift.data.picture_structures import (
+    names_picture_structures,
+    read_picture_structures,
+    structures_in_picture,
+)
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN
@@ -32,10 +37,12 @@ def names_structures(path: Path) -> bool:
     Raises:
         ScanError: it may not be read.
     """
-    return is_slicer_mask(path) or is_dicom_mask(path)
+    return names_picture_structures(path) or is_slicer_mask(path) or is_dicom_mask(path)
 
 
 def structures_in(path: Path) -> tuple[str, ...]:
+    if names_picture_structures(path):
+        return structures_in_picture(path)
     if is_slicer_mask(path):
         return slicer_masks.segment_names(path)
     with quiet():
@@ -55,12 +62,13 @@ def read_mask(
     *,
     interpolate: bool = False,
     direction: tuple[float, ...] | None = None,
+    sets: bool = False,
 ) -> tuple[Scan, list[Remark]]:
     """Read a mask that names its structures on the grid of its image.
 
-    ``labels``: what is wanted, see `fedshift.data.structures.paint`. ``interpolate``: fill slices between two contours
-    of a structure set, see `fedshift.data.contours`. ``direction``: of 3D Slicer's segmentations, see
-    `fedshift.data.slicer_masks.read_slicer_mask`.
+    ``labels``: what is wanted, see `fedshift.data.structures.paint`; so for ``sets``, of DICOM only. ``interpolate``:
+    fill slices between two contours of a structure set, see `fedshift.data.contours`. ``direction``: of 3D Slicer's
+    segmentations, see `fedshift.data.slicer_masks.read_slicer_mask`.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
@@ -69,6 +77,8 @@ def read_mask(
         ScanError: it cannot be read, does not lie on the image, or its structures are not the classes.
         ConfigError: it is DICOM, and highdicom is not installed.
     """
+    if names_picture_structures(path):
+        return read_picture_structures(path, image, labels)
     if is_slicer_mask(path):
         return slicer_masks.read_slicer_mask(path, image, labels, direction=direction)
     with quiet():
@@ -80,7 +90,7 @@ def read_mask(
             else:
                 structures = segmentations.segments(content, image, path)
                 record = segmentations.reading_of(content)
-            mask, remarks = paint(structures, image, labels, path, record)
+            mask, remarks = paint(structures, image, labels, path, record, sets=sets)
             segments = content.get("SegmentSequence", [])
             if any(segment.get("SegmentAlgorithmType") == "AUTOMATIC" for segment in segments):
                 remarks.append(Remark("says that a program drew it, and nobody by hand"))

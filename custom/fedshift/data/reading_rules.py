@@ -76,7 +76,8 @@ a structure by its name, then by its code | read | whatever its case and signs; 
     refused
 structures that are no class | warned of | left out; --label 'prostate=PZ,TZ' says what they are, and merges several
 two structures of one class | refused | keep one, or say which with --label
-two classes in one voxel | refused | give each voxel one class; structures that are no class may overlap
+two classes in one voxel | refused | give each voxel one class; regions of a task and structures that are no class may
+    overlap
 a mask of another series than its image | warned of | by the UIDs of series, images and frame of reference
 images named, and no series | read | the series that has these images
 a frame of reference named, and neither series nor images | read | the series that has it, if it is the only one
@@ -119,7 +120,7 @@ a name that is no class, and a value that is said to be one | refused | --label 
     name stands for
 values that no segment has | refused | save it from 3D Slicer again
 two segments with one value, or one name | refused | keep one of them
-layers of segments that overlap | read | two classes in one voxel are refused
+layers of segments that overlap | read | regions of the task may overlap; two classes in one voxel are refused
 layers without names | refused | save it from 3D Slicer again, or as a mask of one value for each class
 voxels cut to the segments' extent | read | placed on the image's voxels
 other voxels than the image's | converted | a voxel is of the segment's voxel that its centre lies in; with a warning
@@ -185,7 +186,8 @@ folders of images and masks beside a list that pairs them otherwise | refused | 
 imagesTr and labelsTr without a list | read | by name, with the numbers of nnU-Net's files
 a folder for each case | read | files are called by their sequence
 patterns | read | cases are called as BIDS does, or by the first *
-labels that are regions or ignored | refused | unless --label gives each value its class
+labels that are regions, or ignored | read | as those of a task with regions, or with ignore: true
+a mask for each structure in the folder of a case | read | by the names of its files
 several sequences of one name | refused | unless --sequence names them
 more volumes than names | refused | by file
 two masks in the folder of a case | refused | by case
@@ -207,10 +209,18 @@ CMYK | converted | to RGB; of JPEGs that Adobe's programs wrote inverted, turned
 colours in LAB | refused | save it as RGB or grey
 transparent pixels | converted | drawn on white, also where colours are multiplied by the opacity
 turned by an EXIF tag | converted | upright
-grey of 16 bits, of which fewer may be used | converted | to 8 bits, by the fewest of 8, 10, 12, 14 and 16 bits that
-    hold the largest value of a site's pictures (in predict of those given), or by --bits; said in the manifest
+grey of 16 bits, of which fewer may be used | read | in 16 bits, over the fewest of 8, 10, 12, 14 and 16 bits that hold
+    the largest value of a site's pictures (in predict of those given), or over --bits; said in the manifest
 grey of 16 bits with a larger value than --bits says | refused | give more with --bits
-grey TIFF of 12 bits | converted | to 8 bits; its range is 12 bits whatever values it has
+grey TIFF of 12 bits | read | its range is 12 bits whatever values it has
+grey DICOM of one frame with a window or a VOI LUT | read | as a viewer shows it by the first of them, in 16 bits
+grey DICOM of one frame with neither | read | over the bits that it stores; one of 16 unsigned bits as other grey files
+    of 16 bits
+grey DICOM with neither, of 16 signed bits or 16 with a rescale slope | refused | nothing says which value is white
+grey DICOM that is MONOCHROME1 or has an inverse presentation LUT | converted | turned, so that white is high
+DICOM in colour, also YBR and palettes, of 8 bits | converted | to RGB
+DICOM in colour or with colours burnt in, for a task of grey pictures | refused | export it in grey
+DICOM of several frames, or without pixels | refused | by name
 grey TIFF of 16 bits in which 0 is white | converted | turned, within the same range
 grey of 16 or 32 bits, signed or not, with values from 0 to 65535 | read | as grey of 16 bits
 values below 0 or above 65535 | refused | save it as a picture of 8 bits, or as a grey one of 16 bits
@@ -222,6 +232,25 @@ several pictures in one file | refused | save the one that is meant by itself
 reduced copies in a TIFF, further pictures of a telephone's JPEG (MPO) | read | the first picture, and no other
 a TIFF of other bits or samples | refused | save it as a picture of 8 bits, or as a grey one of 16 bits
 cut short, damaged or no picture | refused | by name, all of a site at once
+"""),
+    "picture to segment": _rules("""
+PNG, TIFF or BMP of 8 bits | read | red, green and blue as sequences; grey as one
+grey of 16 bits, as a file or in DICOM | read | with all of its bits
+grey where colours are asked for, equal colours where grey is | converted | said in the record
+colours where grey is asked for | refused | name them in data.sequences, or save it in grey
+palettes, CMYK, transparency, 1 bit | converted | as for pictures that are classified
+several pages, files cut short | refused | by name
+radiographs, ultrasound and secondary captures in DICOM | read | as a viewer shows them
+Pixel Spacing of DICOM | read | as the size of a pixel in the patient, unless it is that of the detector
+several frames in DICOM | refused | export the one that is meant
+a mask of another size | refused | with both sizes
+a mask that was not turned with its picture by an EXIF tag | refused | or warned of where the size does not tell
+a mask that changes along edges: JPEG, or smoothed | refused | export it again as PNG
+a mask in black and white | read | white is the one class
+a mask with a palette in which 0 is not black, and another number is black or white | refused | save it in grey
+a mask as a TIFF in which 0 is white, as ImageJ writes it | refused | save it as PNG
+a mask in colours that are named as classes | read | a colour that no class has is refused, with the nearest
+a file for each structure, or COCO's polygons and run lengths | read | by name
 """),
 }
 

@@ -5,7 +5,8 @@ they are rebuilt on first use. The folder's name ends in a hash of the settings 
 settings, or a site with other cases, have a folder of their own.
 
 Voxels of all cases lie one after another in ``images.npy`` (float16; sequence after sequence within a case) and
-``labels.npy`` (uint8). ``places.npy`` has voxels of each class in each case, for patches around them.
+``labels.npy`` (uint8). ``places.npy`` has voxels of each class in each case, for patches around them; where masks have
+voxels to ignore, also some of all others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -21,15 +23,26 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedshift.data import blocks
-from fedshift.data.arrays import rebuilt
+from fedshift.data.arrays import rebuilt, require_masks
 from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.runtime.grids import MOST_DEVIATIONS, MOST_PLAIN, Normalise, network_volume, resized, shape_at
+from fedshift.runtime.bias_field import BiasField
+from fedshift.runtime.grids import (
+    INNER,
+    MOST_DEVIATIONS,
+    MOST_PLAIN,
+    Normalise,
+    network_volume,
+    resized,
+    shape_at,
+)
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
 PREFIX = "volumes_"
 FORMAT = 2  # raised when other voxels come out of the same settings
+STANDARD = "standard_landmarks"
 MOST_PLACES = 5000  # voxels of a class that are kept for each case
 
 
@@ -63,6 +76,12 @@ class Fixed(Strict):
         return (self.low - self.mean) / self.std, (self.high - self.mean) / self.std
 
 
+def refuse_bias_field(bias_field: BiasField, normalise: Normalise) -> None:
+    """Refuse to correct images with a unit, whose numbers it would change (ValueError)."""
+    if bias_field != "none" and normalise in ("fixed", "none"):
+        raise ValueError(f"'bias_field' changes intensities, and normalise: {normalise} takes them as numbers")
+
+
 def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, float]:
     """The smallest and the largest intensity that the network sees.
 
@@ -71,8 +90,15 @@ def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, f
     if fixed is not None:
         low, high = fixed.range
         return min(low, 0.0), max(high, 0.0)
-    most = {"volume": MOST_DEVIATIONS, "percentile": 1.0}.get(normalise, MOST_PLAIN)
+    most = {"volume": MOST_DEVIATIONS, "landmarks": MOST_DEVIATIONS, "percentile": 1.0}.get(normalise, MOST_PLAIN)
     return (0.0 if normalise == "percentile" else -most), most
+
+
+def black_and_white(normalise: Normalise, fixed: Fixed | None) -> tuple[float, float] | None:
+    """The intensities of a picture's black and white as the network sees them; None if each picture has its own."""
+    if fixed is not None:
+        return fixed.range
+    return (0.0, 1.0) if normalise == "percentile" else None
 
 
 @dataclass(frozen=True)
@@ -81,8 +107,8 @@ class Preparation:
 
     ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. ``matrix``: voxels along
     the longer side of a slice, of volumes without a voxel size (`fedshift.runtime.grids.shape_at`). ``normalise``,
-    ``nonzero`` and ``fixed``: see `fedshift.runtime.grids.network_volume`. ``sequences``: which of a site's, in this
-    order; empty for a site's only one.
+    ``nonzero``, ``fixed`` and ``bias_field``: see `fedshift.runtime.grids.network_volume`. ``sequences``: which of a
+    site's, in this order; empty for a site's only one.
     """
 
     spacing: tuple[float | None, float | None, float | None] | None = None
@@ -91,6 +117,37 @@ class Preparation:
     nonzero: bool = False
     fixed: Fixed | None = None
     sequences: tuple[str, ...] = ()
+    bias_field: BiasField = "none"
+
+    @property
+    def key(self) -> dict[str, object]:
+        """What arrays of it depend on, for their folder's name."""
+        return {
+            "spacing": self.spacing,
+            "matrix": self.matrix,
+            "normalise": self.normalise,
+            "nonzero": self.nonzero,
+            "fixed": None if self.fixed is None else self.fixed.model_dump(),
+            "sequences": [*self.sequences],
+            **({} if self.bias_field == "none" else {"bias_field": self.bias_field}),
+        }
+
+    def volume(
+        self, voxels: np.ndarray, spacing: Sequence[float] | None, standard: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The network's grid (S, z, y, x) float16 of sequences (S, z, y, x) as stored, of ``spacing`` mm.
+
+        ``standard`` and errors: as of `fedshift.runtime.grids.network_volume`.
+        """
+        return network_volume(
+            voxels,
+            shape_at(voxels.shape[1:], spacing, self.spacing, self.matrix),
+            normalise=self.normalise,
+            nonzero=self.nonzero,
+            fixed=None if self.fixed is None else self.fixed.numbers,
+            bias_field=self.bias_field,
+            standard=standard,
+        )
 
     def numbers(self, manifest: Manifest, where: Path) -> list[int]:
         """The places of the sequences among the manifest's."""
@@ -113,6 +170,9 @@ class ResampledVolumes:
     manifest: Manifest
     channels: int
     shapes: np.ndarray
+    standard: np.ndarray | None
+    """Of each case and sequence the `fedshift.runtime.grids.standard_landmarks`, (cases, S, 9) float64; None without
+    ``normalise: landmarks``."""
     _images: np.ndarray
     _labels: np.ndarray
     _places: np.ndarray
@@ -150,13 +210,22 @@ class ResampledVolumes:
 
         ``chosen`` (B, 2), from 0 to 1 (exclusive), says which class and which of its at most `MOST_PLACES` voxels.
         """
-        rows, sizes = np.arange(len(cases)), np.diff(self._starts[cases])
+        rows = np.arange(len(cases))
+        sizes = np.diff(self._starts[cases, : len(self.manifest.classes)])
         known = (sizes > 0).cumsum(1)
         number = (known > (chosen[:, :1] * known[:, -1:]).astype(np.int64)).argmax(1)
         voxel = self._starts[cases, number] + (chosen[:, 1] * sizes[rows, number]).astype(np.int64)
         some = known[:, -1] > 0
         voxels = np.zeros((len(cases), 3), np.int64)
         voxels[some] = self._places[voxel[some]]
+        return voxels, some
+
+    def counted(self, cases: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `foreground`, of voxels that are not to be ignored, where masks have such; ``chosen`` (B,)."""
+        first, end = self._starts[cases, -2:].T
+        some = end > first
+        voxels = np.zeros((len(cases), 3), np.int64)
+        voxels[some] = self._places[(first + (chosen * (end - first)).astype(np.int64))[some]]
         return voxels, some
 
 
@@ -175,10 +244,9 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
     if not folder.is_dir():
         build_volumes(site_dir, manifest, preparation)
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
-    loaded = {
-        name: blocks.open_array(folder / f"{name}.npy", fix=rebuilt(folder))
-        for name in ("images", "labels", "places", "starts", "shapes")
-    }
+    names = ["images", "labels", "places", "starts", "shapes"]
+    names += [STANDARD] if preparation.normalise == "landmarks" else []
+    loaded = {name: blocks.open_array(folder / f"{name}.npy", fix=rebuilt(folder)) for name in names}
     offsets = _offsets(loaded["shapes"])
     if len(loaded["labels"]) != offsets[-1] or len(loaded["images"]) != offsets[-1] * channels:
         raise DataError("arrays-damaged", f"{folder} does not hold the site's volumes: {rebuilt(folder)}")
@@ -186,6 +254,7 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
         manifest,
         channels,
         loaded["shapes"],
+        loaded.get(STANDARD),
         loaded["images"],
         loaded["labels"],
         loaded["places"],
@@ -196,22 +265,17 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
 
 def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) -> Path:
     """Folder of the arrays of one preparation."""
-    if not manifest.cases:
-        raise DataError("kind-of-data", f"{site_dir} holds pictures, this task needs volumes: name the right folder")
+    require_masks(site_dir, manifest)
     spacing = preparation.spacing
     key = {
         "format": FORMAT,
-        "spacing": spacing,
-        "matrix": preparation.matrix,
-        "normalise": preparation.normalise,
-        "nonzero": preparation.nonzero,
-        "fixed": None if preparation.fixed is None else preparation.fixed.model_dump(),
-        "sequences": [*preparation.sequences],
+        **preparation.key,
         "classes": [*manifest.classes],
         "cases": [
             [case.id, case.sha256_image, case.sha256_label, case.shape, manifest.known_spacing(case)]
             for case in manifest.cases
         ],
+        **({"ignore": True} if manifest.ignore else {}),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     if spacing is None:
@@ -242,50 +306,57 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
     def fill(folder: Path) -> None:
         images = _create(folder / "images.npy", np.float16, int(offsets[-1]) * len(numbers))
         labels = _create(folder / "labels.npy", np.uint8, int(offsets[-1]))
-        chosen: list[np.ndarray] = []
-        starts = np.zeros((len(shapes), n_classes), np.int64)
-        for number, case in enumerate(manifest.cases):
-            start, end = offsets[number : number + 2]
-            images[start * len(numbers) : end * len(numbers)] = _images(
-                site_dir, manifest, case, preparation, numbers, tuple(shapes[number])
-            ).ravel()
-            volume = resized_labels(_labels(site_dir, case, n_classes), tuple(shapes[number]))
-            labels[start:end] = volume.ravel()
-            starts[number, 0] = starts[number - 1, -1] if number else 0
-            for of_class in range(1, n_classes):
-                chosen.append(places(volume, of_class, most=MOST_PLACES, seed=(number, of_class)))
-                starts[number, of_class] = starts[number, of_class - 1] + len(chosen[-1])
+        starts = np.zeros((len(shapes), n_classes + manifest.ignore), np.int64)
+        standard = np.zeros((len(shapes), len(numbers), INNER)) if preparation.normalise == "landmarks" else None
+        count, raw = 0, folder / "places.raw"  # on disk, so that memory does not grow with the number of cases
+        with raw.open("wb") as stream:
+            for number, case in enumerate(manifest.cases):
+                start, end = offsets[number : number + 2]
+                images[start * len(numbers) : end * len(numbers)] = _images(
+                    site_dir, manifest, case, preparation, None if standard is None else standard[number]
+                ).ravel()
+                volume = resized_labels(_labels(site_dir, manifest, case), tuple(shapes[number]))
+                labels[start:end] = volume.ravel()
+                starts[number, 0] = count
+                masks = (volume == of_class for of_class in range(1, n_classes))
+                for group, mask in enumerate(chain(masks, [volume != IGNORED] if manifest.ignore else ()), start=1):
+                    chosen = places(mask, most=MOST_PLACES, seed=(number, group))
+                    stream.write(chosen.tobytes())
+                    count += len(chosen)
+                    starts[number, group] = count
         images.flush()
         labels.flush()
-        np.save(folder / "places.npy", np.concatenate(chosen))
+        # A file without a byte cannot be mapped.
+        held = np.memmap(raw, np.int32, "r") if count else np.zeros(0, np.int32)
+        np.save(folder / "places.npy", held.reshape(-1, 3))
+        raw.unlink()
         np.save(folder / "starts.npy", starts)
         np.save(folder / "shapes.npy", shapes)
+        if standard is not None:
+            np.save(folder / f"{STANDARD}.npy", standard)
 
     return blocks.build(volumes_dir(site_dir, manifest, preparation), fill)
 
 
 def _images(
-    site_dir: Path, manifest: Manifest, case: Case, preparation: Preparation, numbers: list[int], shape: tuple[int, ...]
+    site_dir: Path, manifest: Manifest, case: Case, preparation: Preparation, standard: np.ndarray | None
 ) -> np.ndarray:
+    numbers = preparation.numbers(manifest, site_dir)
+    voxels = read_images(site_dir, manifest, case)[numbers]
     try:
-        return network_volume(
-            read_images(site_dir, manifest, case)[numbers],
-            shape,
-            normalise=preparation.normalise,
-            nonzero=preparation.nonzero,
-            fixed=None if preparation.fixed is None else preparation.fixed.numbers,
-        )
+        return preparation.volume(voxels, manifest.known_spacing(case), standard)
     except ValueError as error:
         raise DataError("intensities", f"{image_files(site_dir, manifest, case.id)[numbers[0]]} {error}") from None
 
 
-def _labels(site_dir: Path, case: Case, n_classes: int) -> np.ndarray:
-    labels = read_labels(site_dir, case)
-    if labels.max(initial=0) >= n_classes:
+def _labels(site_dir: Path, manifest: Manifest, case: Case) -> np.ndarray:
+    labels, n_classes = read_labels(site_dir, case, manifest.stored), len(manifest.classes)
+    largest = labels.max(initial=0, where=labels != IGNORED) if manifest.ignore else labels.max(initial=0)
+    if largest >= n_classes:
         raise DataError(
             "mask-values",
-            f"{site_dir}: the mask of case {case.id} has the value {labels.max()}, and the site has {n_classes} "
-            "classes: prepare the site again",
+            f"{site_dir}: the mask of case {case.id} has the value {largest}, and the site has {n_classes} classes: "
+            "prepare the site again",
         )
     return labels
 
@@ -303,12 +374,12 @@ def resized_labels(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return classes
 
 
-def places(labels: np.ndarray, number: int, *, most: int, seed: Sequence[int]) -> np.ndarray:
-    """Up to ``most`` voxels (n, 3) int32 of a class, drawn by ``seed`` and in order."""
-    chosen = np.flatnonzero(labels == number)
+def places(mask: np.ndarray, *, most: int, seed: Sequence[int]) -> np.ndarray:
+    """Up to ``most`` voxels (n, 3) int32 of a mask, drawn by ``seed`` and in order."""
+    chosen = np.flatnonzero(mask)
     if len(chosen) > most:
         chosen = np.sort(np.random.default_rng(list(seed)).choice(chosen, most, replace=False))
-    return np.stack(np.unravel_index(chosen, labels.shape), 1).astype(np.int32)
+    return np.stack(np.unravel_index(chosen, mask.shape), 1).astype(np.int32)
 
 
 def _offsets(shapes: np.ndarray) -> np.ndarray:

@@ -55,6 +55,11 @@ class Samples(ABC):
     def n_images(self) -> int:
         return self.n_train
 
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """The standard landmarks of each training volume, (cases, S, 9) float64; None if it has none."""
+        return None
+
     def image_samples(self, index: np.ndarray) -> Tensor:
         """Images (B, C, *spatial) as evaluation passes them to the network, for indices in 0 … n_images - 1."""
         return self.train_samples(index)[0]
@@ -84,9 +89,18 @@ class Samples(ABC):
         With ``drop_last`` a smaller last batch is skipped unless it is the only one. A last batch of one sample is
         always skipped, since batch norm cannot train on it.
         """
-        shuffled = torch.randperm(self.n_train, generator=order).numpy()
+        weights = self.draw_weights
+        if weights is None:
+            drawn = torch.randperm(self.n_train, generator=order).numpy()
+        else:
+            drawn = torch.multinomial(torch.from_numpy(weights), self.n_train, True, generator=order).numpy()
         for start in epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last):
-            yield shuffled[start : start + batch_size]
+            yield drawn[start : start + batch_size]
+
+    @property
+    def draw_weights(self) -> np.ndarray | None:
+        """With which weight each training sample (n,) is drawn in an epoch; None if each comes once."""
+        return None
 
     def n_batches(self, *, batch_size: int, drop_last: bool) -> int:
         return len(epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last))
@@ -113,6 +127,13 @@ class Union(Samples):
         return _joined(
             part.train_batch(index[rows] - first, seeds=seeds[rows]) for part, first, rows in self.by_part(index)
         )
+
+    @property
+    def draw_weights(self) -> np.ndarray | None:
+        """Each site's own, such that sites come as often as they have samples."""
+        weights = [part.draw_weights for part in self._parts]
+        known = [w / w.sum() * part.n_train for w, part in zip(weights, self._parts, strict=True) if w is not None]
+        return np.concatenate(known) if len(known) == len(weights) else None
 
     @property
     def chunk(self) -> int:

@@ -15,6 +15,8 @@ from fedshift.schema.names import printable
 
 SUFFIXES = (".nii.gz", ".nii.zst", ".nii", ".nrrd", ".mha", ".mhd")
 NIFTI = (".nii.gz", ".nii.zst", ".nii")
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".ppm")
+"""Suffixes of pictures, which are scans of one slice (`fedshift.data.picture_scan`)."""
 DATA_SUFFIXES = (".raw", ".zraw")  # of the files with the voxels that a MetaImage header names
 ALLOW = "allow whoever runs this command to read it, or copy it again"
 FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"  # how a link to nowhere is mended
@@ -75,6 +77,11 @@ def suffix_of(path: Path) -> str | None:
     """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
     name = path.name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def has_picture_name(path: Path) -> bool:
+    """Whether a file is a picture by its name."""
+    return path.name.lower().endswith(PICTURES)
 
 
 def is_broken_link(path: Path) -> bool:

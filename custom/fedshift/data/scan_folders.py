@@ -7,12 +7,14 @@ from pathlib import Path
 
 from fedshift.data.dicom import is_dicom_mask, looks_like_dicom
 from fedshift.data.other_formats import how_to_convert, passed_over
+from fedshift.data.picture_files import is_picture
 from fedshift.data.scan_file import Finding, is_broken_link, reading, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
 MASK = "_mask"  # how the stems of masks end that `fedshift predict` writes
+OVERLAY = "_overlay"  # and those of its pictures of them
 DEEPEST = 4  # levels of folders in a DICOM study: patient, study, series, and one to spare
 
 
@@ -32,6 +34,11 @@ def visible(folder: Path) -> list[Path]:
 def scan_files(folder: Path) -> list[Path]:
     """The scans in a folder, by name; also links to nowhere, so that whoever reads them says so."""
     return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """The pictures in a folder, by name."""
+    return [entry for entry in visible(folder) if is_picture(entry) and (entry.is_file() or is_broken_link(entry))]
 
 
 def mask_files(folder: Path) -> list[Path]:
@@ -66,6 +73,24 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
             raise DataError("scans-missing", f"{path} holds no scan: {remedy}")
         scans += inside
     return list(dict.fromkeys(scans))
+
+
+def pictures_in(paths: Iterable[Path]) -> list[Path]:
+    """Files as they are; of a folder the pictures directly in it, without masks and overlays of `fedshift predict`.
+
+    Raises:
+        DataError: a folder without pictures.
+    """
+    pictures: list[Path] = []
+    for path in paths:
+        inside = [path]
+        if path.is_dir():
+            inside = [file for file in picture_files(path) if not file.stem.endswith((MASK, OVERLAY))]
+            if not inside:
+                remedy = "name PNG, JPEG, TIFF, BMP or DICOM files, or a folder with such"
+                raise DataError("scans-missing", f"{path} holds no picture: {remedy}")
+        pictures += inside
+    return list(dict.fromkeys(pictures))
 
 
 def _inside(folder: Path, levels: int, *, files: bool = True) -> list[Path]:

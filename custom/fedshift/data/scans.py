@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,15 +22,19 @@ from fedshift.data.dicom_scan import read_dicom
 from fedshift.data.meta_image import MetaImageFile
 from fedshift.data.nifti import NiftiFile
 from fedshift.data.nrrd import NrrdFile
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import read_picture_slice
 from fedshift.data.scan_file import NIFTI, ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import folder_and_uid, is_dicom
 from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, quiet_readers
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
 ORIENTATION = "RAS"
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
+ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_INTENSITY = 1e30  # preparation computes in single precision, which ends at 3e38
 VOXEL_SIZES = (0.01, 50.0)  # mm: from microscopes to thick slices
 WHOLE_VOLUME = "at least three are needed, export the whole volume"
@@ -57,6 +61,13 @@ class Scan:
     """How its file was read."""
     unclear: tuple[Unclear, ...] = ()
     """What its file leaves unclear of where voxels lie; nothing of DICOM."""
+    as_stored: tuple[int, int] | None = None
+    """Columns and rows of a picture before its EXIF tag turned it; None if nothing was turned."""
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is of one slice, and not of at least three."""
+        return bool(self.voxels.shape[0] == 1)
 
     @cached_property
     def sha256(self) -> str:
@@ -77,7 +88,11 @@ def stem_of(path: Path) -> str:
     folder, uid = folder_and_uid(path)
     if uid is not None:
         return f"{folder.name}_{uid}"
-    suffix = "" if path.is_dir() else suffix_of(path) or (".dcm" if path.suffix.lower() == ".dcm" else "")
+    suffix = (
+        ""
+        if path.is_dir()
+        else suffix_of(path) or (path.suffix if is_picture(path) or path.suffix.lower() == ".dcm" else "")
+    )
     return path.name[: len(path.name) - len(suffix)]
 
 
@@ -120,6 +135,8 @@ def read_volumes(
 def _read_volumes(
     path: Path, channels: Sequence[int | None], volume: int | None, direction: tuple[float, ...] | None
 ) -> list[Scan]:
+    if is_picture(path):
+        return _pictures(path, channels)
     if is_dicom(path):
         image, said = read_dicom(path, volume)
         header = FileHeader(said)
@@ -138,6 +155,35 @@ def _read_volumes(
             said = said.model_copy(update={"volume": f"{number + 1} of {image.GetSize()[3]}"})
         scans.append(_oriented(three, path, direction, FileHeader(said, unclear=header.unclear)))
     return scans
+
+
+def _pictures(path: Path, channels: Sequence[int | None]) -> list[Scan]:
+    picture = read_picture_slice(path, channels)
+    stored = picture.stored if picture.turned else None
+    spacing = (*(picture.spacing or (1.0, 1.0)), 1.0)
+    return [slice_scan(voxels, picture.reading, spacing=spacing, as_stored=stored) for voxels in picture.voxels]
+
+
+def slice_scan(
+    voxels: np.ndarray,
+    record: Reading,
+    *,
+    spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    as_stored: tuple[int, int] | None = None,
+) -> Scan:
+    """A picture (1, rows, columns), whose columns point left and rows to posterior; ``spacing`` in mm is x, y, z."""
+    _, rows, columns = voxels.shape
+    x, y, _ = spacing
+    return Scan(
+        voxels=voxels,
+        spacing=spacing,
+        origin=((columns - 1) * x, (rows - 1) * y, 0.0),
+        direction=(-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0),
+        stored="LPS",
+        stored_direction=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
+        reading=record,
+        as_stored=as_stored,
+    )
 
 
 def file_of(path: Path) -> VolumeFile:
@@ -209,6 +255,27 @@ def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None
     )
 
 
+def same_grid(first: Scan, other: Scan) -> bool:
+    """Whether the voxels of two scans lie at the same places."""
+    return first.voxels.shape == other.voxels.shape and all(
+        np.allclose(of_first, of_other, rtol=0, atol=tolerance)
+        for of_first, of_other, tolerance in (
+            (first.spacing, other.spacing, SPACING_TOLERANCE),
+            (first.direction, other.direction, DIRECTION_TOLERANCE),
+            (first.origin, other.origin, ORIGIN_TOLERANCE),
+        )
+    )
+
+
+def onto_grid_of(first: Scan, other: Scan) -> Scan:
+    """A scan interpolated linearly on the grid of another one; float32, and 0 where it has no voxel."""
+    resampled = sitk.Resample(
+        sitk.Cast(_image_of(other), sitk.sitkFloat32), _image_of(first), sitk.Transform(), sitk.sitkLinear, 0.0
+    )
+    reading = other.reading.model_copy(update={"resampled": "onto the grid of the first sequence, linearly"})
+    return replace(first, voxels=sitk.GetArrayFromImage(resampled), reading=reading, unclear=other.unclear)
+
+
 def require_text(path: Path) -> None:
     """Refuse a file name that is not valid UTF-8, which would crash ITK.
 
@@ -222,11 +289,15 @@ def require_text(path: Path) -> None:
 
 def write_scan(scan: Scan, path: Path) -> None:
     """Write a scan with its geometry; the suffix of ``path`` chooses the format."""
+    sitk.WriteImage(_image_of(scan), str(path), useCompression=True)
+
+
+def _image_of(scan: Scan) -> sitk.Image:
     image = sitk.GetImageFromArray(np.ascontiguousarray(scan.voxels))
     image.SetSpacing(scan.spacing)
     image.SetOrigin(scan.origin)
     image.SetDirection(scan.direction)
-    sitk.WriteImage(image, str(path), useCompression=True)
+    return image
 
 
 def content_hash(voxels: np.ndarray) -> str:

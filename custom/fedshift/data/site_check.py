@@ -16,13 +16,16 @@ from fedshift.data.case_check import Decoded, read_case
 from fedshift.data.case_notes import Contents, Counts, Notes
 from fedshift.data.cases import CaseFiles, sequences_fault
 from fedshift.data.labels import Labels
-from fedshift.data.prepared import image_files, mask_file
+from fedshift.data.prepared import FOLDER, SUFFIX, image_files, mask_file, read_images
 from fedshift.data.resampled import cached_volumes
 from fedshift.data.scan_file import Finding
+from fedshift.data.scans import content_hash
 from fedshift.data.splits import subject_of
+from fedshift.data.whole_volumes import cached_whole
 from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError, FedshiftError
-from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
+from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Picture, read_manifest
+from fedshift.schema.names import few_names
 
 FEWEST_PATIENTS = 3  # with fewer a site has no case for validation and for tests, see `data_prep.volumes`
 
@@ -39,18 +42,21 @@ def check_site(site: Path, contents: Contents, progress: Callable[[str], None], 
         yield Finding("error", "manifest-broken", site / FILE_NAME, f"cannot be used ({what})", again)
         return
     counts.samples += len(manifest.entries)
-    counts.pictures = counts.pictures or bool(manifest.pictures)
+    counts.pictures = counts.pictures or bool(manifest.pictures) or manifest.pictured
     ids = Counter(entry.id for entry in manifest.entries)
     for entry_id in sorted(entry_id for entry_id, times in ids.items() if times > 1):
         yield Finding("error", "case-twice", site / FILE_NAME, f"lists the id {entry_id} twice", again)
     if manifest.pictures:
         yield from _check_pictures(site, manifest, contents, progress)
         return
+    if not manifest.has_masks:
+        yield from _check_labelled(site, manifest, contents, progress)
+        return
     opened = list(_opened_arrays(site))
     yield from (result for result in opened if isinstance(result, Finding))
     caches = {result.folder: result for result in opened if isinstance(result, _Cache)}
     notes = Notes()
-    labels = Labels.of_classes(manifest.classes, manifest.annotated)
+    labels = Labels.of_classes(manifest.classes, manifest.annotated, ignore=manifest.ignore)
     for case in manifest.cases:
         progress(f"{manifest.site} {case.id}")
         files = prepared_files(site, manifest, case, labels)
@@ -74,6 +80,33 @@ def check_site(site: Path, contents: Contents, progress: Callable[[str], None], 
     yield from notes.findings(
         site, site, len(manifest.cases), manifest.sequences, true_spacing=manifest.has_true_spacing
     )
+
+
+def _check_labelled(
+    site: Path, manifest: Manifest, contents: Contents, progress: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Compare the files of volumes to classify, their splits and their cached arrays with the manifest."""
+    for case in manifest.cases:
+        progress(f"{manifest.site} {case.id}")
+        file = image_files(site, manifest, case.id)[0]
+        try:
+            voxels = read_images(site, manifest, case)
+        except DataError as error:
+            what, _, remedy = str(error).removeprefix(str(file)).strip().partition(": ")
+            yield Finding("error", error.code, file, what, remedy or "prepare the site again")
+            continue
+        if content_hash(voxels if len(voxels) > 1 else voxels[0]) != case.sha256_image:
+            what = "is not what was prepared, its voxels have changed"
+            yield Finding("error", "files-changed", file, what, "prepare the site again")
+        key = f"{manifest.dataset} {case.sha256_image}"
+        other, where, split = contents.images.setdefault(key, (case.id, site, case.split))
+        if (other, where) != (case.id, site):
+            what = f"lists {case.id} ({case.split}), which is the same as {other} ({split}) in {where}"
+            yield Finding("error", "same-content", site / FILE_NAME, what, "prepare the data set again")
+    yield from _damaged(cached_whole(site))
+    yield from _not_listed(site, manifest)
+    yield from _divided(site, manifest)
+    yield from empty_splits(site, manifest)
 
 
 def empty_splits(site: Path, manifest: Manifest) -> Iterator[Finding]:
@@ -151,6 +184,7 @@ def _check_pictures(
             except DataError as error:
                 what = f"cannot be used ({str(error).split(': ')[0]})"
                 yield Finding("error", "arrays-damaged", folder, what, "prepare the site again")
+    yield from _divided(site, manifest)
     splits = {picture.split for picture in manifest.pictures}
     if splits == {"test"}:
         if f"all of {manifest.site} test" not in str(manifest.preparation.get("split_rule")):
@@ -174,16 +208,19 @@ def _channels(images: Path) -> int:
 def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | None = None) -> CaseFiles:
     """The files of a prepared case, whose masks hold the indices of classes."""
     files = image_files(site, manifest, case.id)
-    meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
+    files *= max(len(manifest.sequences), 1) if manifest.pictured else 1
+    meant = labels or Labels.of_classes(manifest.classes, manifest.annotated, ignore=manifest.ignore)
     return CaseFiles(
         case.id,
         files,
-        mask_file(site, case.id),
+        mask_file(site, case.id, manifest.stored),
+        channels=tuple(range(len(manifest.sequences))) if manifest.pictured else (),
         sequences=manifest.sequences,
         labels=meant,
         may_be_empty=bool(manifest.preparation.get(WITHOUT_STRUCTURE)),
         reading=case.reading,
         subject=case.subject,
+        strata=case.strata,
     )
 
 
@@ -201,20 +238,24 @@ def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[F
 def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
     """Scans in ``volumes/`` that the manifest does not name, such as those of a patient who withdrew."""
     listed = {file for case in manifest.cases for file in image_files(site, manifest, case.id)}
-    listed |= {mask_file(site, case.id) for case in manifest.cases}
-    for file in sorted((site / "volumes").glob("*.nii.gz")):
+    listed |= {mask_file(site, case.id, manifest.stored) for case in manifest.cases}
+    for file in sorted((site / FOLDER).glob(f"*{SUFFIX[manifest.stored]}")):
         if file not in listed:
             yield Finding("warning", "file-unlisted", file, "is not in the manifest and is not used", "delete it")
 
 
 def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Subjects whose sessions are in several splits, as preparation once dealt them: scores are then too good."""
-    of_subject: dict[str, list[Case]] = {}
-    for case in manifest.cases:
+    """Subjects whose scans or pictures are in several splits, as when a table says so: scores are then too good."""
+    of_subject: dict[str, list[Case | Picture]] = {}
+    for case in manifest.entries:
         of_subject.setdefault(subject_of(case), []).append(case)
     for subject, cases in of_subject.items():
         splits = {case.split for case in cases}
-        if len(splits) > 1:
+        if len(splits) > 1 and not manifest.has_masks:
+            shown = few_names([f"{case.id} ({case.split})" for case in cases])
+            what = f"has {subject} in several splits, as {shown}"
+            yield Finding("error", "subject-divided", site / FILE_NAME, what, "correct the table, and prepare it again")
+        elif len(splits) > 1:
             shown = ", ".join(f"{case.id} ({case.split})" for case in cases)
             stays = next(split for split in ("train", "val", "test") if split in splits)
             moved = ", ".join(case.id for case in cases if case.split != stays)
@@ -244,7 +285,11 @@ def _opened_arrays(site: Path) -> Iterator[_Cache | Finding]:
         except DataError as error:
             what = f"cannot be used ({str(error).split(': ')[0]})"
             yield Finding("error", "arrays-damaged", folder, what, "delete it, it is made again")
-    for folder in cached_volumes(site):
+    yield from _damaged(cached_volumes(site))
+
+
+def _damaged(folders: Sequence[Path]) -> Iterator[Finding]:
+    for folder in folders:
         try:
             verify(folder, None, fix="", full=True)
         except DataError as error:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from pydantic import Field
 
 from fedshift.runtime.grids import shape_at
-from fedshift.schema.manifest import Case, Manifest, Picture, Split
+from fedshift.schema.manifest import Case, Manifest, Picture, Split, classes_of
 from fedshift.schema.seeding import derive_seed
 
 TRAIN_SHARE, HELD_OUT_SHARE, TRAIN_FLOOR = 0.6, 0.2, 32
@@ -25,6 +26,8 @@ FOREGROUND = 0.6  # assumed fraction of a volume's slices that contain foregroun
 SAMPLES_PER_CASE = 2  # default of ``data.samples_per_case``
 STEP = 0.75  # from one window to the next, as a part of a window, when rounds are scored
 FEWEST = 32  # minimum number of training slices when ``data.fraction`` is set
+Fold = Annotated[int, Field(ge=1, le=FOLDS)] | Literal["all"]
+"""``data.fold``: see `case_splits`."""
 
 
 def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Split, np.ndarray]:
@@ -47,20 +50,22 @@ def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Spli
     return {"train": order[: min(train, start)], "val": order[start : start + held_out], "test": order[n - held_out :]}
 
 
-def split_rule(fold: int | None) -> str:
+def split_rule(fold: Fold | None) -> str:
     """How results and reports name a split by case."""
+    if fold == "all":
+        return "case, none for testing"
     return "case" if fold is None else f"case, fold {fold} of {FOLDS}"
 
 
-def subject_of(case: str | Case) -> str:
+def subject_of(case: str | Case | Picture) -> str:
     """Whose scan a case is, as its manifest says, or by its id: ``sub-01_ses-2`` is of ``sub-01``.
 
-    A case without a session is its own subject. Only BIDS names say it. Other ids are not compared, however alike:
-    ``P1a`` and ``P1b`` may be two people.
+    A case without a session is its own subject, and so is a picture of which the manifest says nothing. Only BIDS
+    names say it. Other ids are not compared, however alike: ``P1a`` and ``P1b`` may be two people.
     """
     if isinstance(case, str):
         return case.partition("_ses-")[0]
-    return case.subject or subject_of(case.id)
+    return case.subject or (case.id if isinstance(case, Picture) else subject_of(case.id))
 
 
 def most_of_a_subject(cases: Sequence[Case]) -> int:
@@ -68,8 +73,11 @@ def most_of_a_subject(cases: Sequence[Case]) -> int:
     return max(Counter(subject_of(case) for case in cases).values(), default=0)
 
 
-def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[Split]:
-    """The split of each case: as prepared, or of a fold, from 1 to `FOLDS`, of a cross-validation over all.
+def case_splits(cases: Sequence[Case], *, site: str, fold: Fold | None) -> list[Split]:
+    """The split of each case: as prepared, or of a fold, from 1 to `FOLDS`, of a cross-validation over all cases.
+
+    With the fold ``all`` the cases that were prepared for testing are trained on: for a model whose test is elsewhere,
+    such as at a hospital that took no part.
 
     Each subject (`subject_of`) is in the test part of exactly one fold, with all its cases, and in the validation part
     of the fold before it. The order in which subjects are dealt depends only on the site's name and on how many it has.
@@ -77,6 +85,8 @@ def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[S
     """
     if fold is None:
         return [case.split for case in cases]
+    if fold == "all":
+        return ["val" if case.split == "val" else "train" for case in cases]
     subjects = list(dict.fromkeys(subject_of(case) for case in cases))
     order = np.random.default_rng(derive_seed(0, site, 0, "folds")).permutation(len(subjects))
     after: dict[int, Split] = {0: "test", 1: "val"}
@@ -89,7 +99,8 @@ def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[S
 def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np.ndarray:
     """Divide pictures by shares for training, validation and testing within each class, by content.
 
-    The contents of a class (of its first label, if it has two) are sorted by hash; the first are for testing, the next
+    All pictures of a subject are together (`subject_groups`), and count for their first label, or with findings for the
+    rarest that they have. The contents of a class are sorted by hash; the first are for testing, the next
     for validation, the others for training: ``round(share · n)`` of n contents, and at least one where the share is not
     0. A class with fewer than three contents is for training only. With shares of 0.6, 0.2 and 0.2 this is the split by
     content that preparation makes.
@@ -97,20 +108,43 @@ def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np
     Returns:
         The split of each picture, (n,) str.
     """
-    labels: dict[str, str] = {}
-    for picture in pictures:
-        labels.setdefault(picture.sha256, picture.label)
-    classes: dict[str, list[str]] = defaultdict(list)
-    for sha in sorted(labels):
-        classes[labels[sha]].append(sha)
-    split_of: dict[str, Split] = dict.fromkeys(labels, "train")
+    groups = subject_groups([picture.sha256 for picture in pictures], [picture.subject for picture in pictures])
+    times = Counter(name for picture in pictures for name in set(classes_of(picture)))
+    classes: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
+    for group in groups:
+        has = [name for number in group for name in classes_of(pictures[number])]
+        label = pictures[group[0]].label or min(has, key=lambda name: (times[name], name), default="")
+        classes[label].append((min(pictures[number].sha256 for number in group), group))
+    split_of: list[Split] = ["train"] * len(pictures)
     for contents in classes.values():
         if len(contents) < FEWEST_CONTENTS:
             continue
         val, test = (max(1, round(share * len(contents))) if share else 0 for share in shares[1:])
-        split_of.update(dict.fromkeys(contents[:test], "test"))
-        split_of.update(dict.fromkeys(contents[test : test + val], "val"))
-    return np.array([split_of[picture.sha256] for picture in pictures])
+        for place, (_, group) in enumerate(sorted(contents)):
+            for number in group:
+                split_of[number] = "test" if place < test else "val" if place < test + val else "train"
+    return np.array(split_of)
+
+
+def subject_groups(contents: Sequence[str], subjects: Sequence[str]) -> list[list[int]]:
+    """The numbers of pictures that belong together, by their content hashes and by whose they are ("": unknown).
+
+    Those of one subject do, and those of the same content, and so two subjects that share a content.
+    """
+    leader: dict[str, str] = {}
+
+    def lead(key: str) -> str:
+        while leader.setdefault(key, key) != key:
+            leader[key] = leader[leader[key]]
+            key = leader[key]
+        return key
+
+    for content, subject in zip(contents, subjects, strict=True):
+        leader[lead(f"content {content}")] = lead(f"subject {subject}" if subject else f"content {content}")
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, content in enumerate(contents):
+        groups[lead(f"content {content}")].append(number)
+    return list(groups.values())
 
 
 # --- about how many samples -------------------------------------------------------------------------------------------
@@ -148,6 +182,9 @@ def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
             images=data.get("images"),
         )
         return {split: max(n, split == "train") for split, n in used.items()}
+    if not manifest.has_masks:
+        dealt = case_splits(manifest.cases, site=manifest.site, fold=data.get("fold"))
+        return {split: max(dealt.count(split), split == "train") for split in get_args(Split)}
     if data.get("patch"):
         return _patches(manifest, data)
     sizes = {"train": 0.0, "val": 0.0, "test": 0.0}

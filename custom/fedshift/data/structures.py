@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedshift.data.labels import BACKGROUND, Labels
+from fedshift.data.labels import BACKGROUND, IGNORE, Labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.schema.codes import plain_name
 from fedshift.schema.reading import Reading
+from fedshift.schema.regions import Regions
 
 MOST_STRUCTURES = 255  # that are drawn where nobody says which are wanted: values of a mask without names go up to this
 CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
@@ -79,25 +80,33 @@ def modern(value: str, scheme: str) -> tuple[str, str]:
 
 
 def paint(
-    structures: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
+    structures: Sequence[Structure],
+    image: Scan,
+    labels: Labels | None,
+    path: Path,
+    reading: Reading,
+    *,
+    sets: bool = False,
 ) -> tuple[Scan, list[Remark]]:
     """A mask of the structures of a file that are wanted, on its image's grid.
 
     Without ``labels`` all structures that can be drawn are, with the values 1, 2 and so on in the file's order, and
-    where two overlap the later one has the voxel. ``reading``: what is known of the file so far.
+    where two overlap the later one has the voxel; or, as ``sets`` (`fedshift.runtime.regions`), all of them have it.
+    Where structures are regions of ``labels``, a voxel is of the class that is in just the regions that it is in.
+    ``reading``: what is known of the file so far.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
     """
     chosen, remarks = _all_drawn(structures) if labels is None else _wanted(structures, labels, path)
     voxels = np.zeros(image.voxels.shape, np.uint16)
-    for each in chosen:
-        drawn = each.drawing.voxels
-        both = drawn & (voxels != 0) & (voxels != each.value) if labels else np.zeros(1, bool)
-        if both.any():
-            what = f"has {int(both.sum())} voxel(s) of {each.structure.name!r} that are of another class too"
-            raise ScanError("mask-overlap", path, what, "give each voxel one class")
-        voxels[drawn] = each.value
+    if labels is not None and labels.regions is not None and _are_regions(chosen, labels, path):
+        _paint_regions(voxels, chosen, labels, labels.regions, path)
+    elif sets:
+        for each in chosen:
+            voxels[each.drawing.voxels] |= 1 << (each.value - 1)
+    else:
+        _paint_classes(voxels, chosen, path, exclusive=labels is not None)
     remarks += [remark for each in chosen for remark in each.drawing.remarks]
     record = reading.model_copy(
         update={
@@ -111,6 +120,64 @@ def paint(
         voxels, image.spacing, image.origin, image.direction, image.stored, image.stored_direction, reading=record
     )
     return mask, remarks
+
+
+def _paint_classes(voxels: np.ndarray, chosen: Sequence[_Chosen], path: Path, *, exclusive: bool) -> None:
+    for each in chosen:
+        drawn = each.drawing.voxels
+        both = drawn & (voxels != 0) & (voxels != each.value) if exclusive else np.zeros(1, bool)
+        if both.any():
+            what = f"has {int(both.sum())} voxel(s) of {each.structure.name!r} that are of another class too"
+            remedy = "give each voxel one class, or name a task with 'regions' of structures that overlap"
+            raise ScanError("mask-overlap", path, what, remedy)
+        voxels[drawn] = each.value
+
+
+def _are_regions(chosen: Sequence[_Chosen], labels: Labels, path: Path) -> bool:
+    """Whether structures are regions; where all their names are of classes as well, whether they overlap."""
+    assert labels.regions is not None
+    names = [each.name for each in chosen if each.name not in (BACKGROUND, IGNORE)]
+    no_regions = [name for name in names if name not in labels.regions.names]
+    no_classes = [name for name in names if name not in labels.classes]
+    if no_regions and no_classes:
+        what = f"has {no_classes[0]}, a region, and {no_regions[0]}, a class"
+        raise ScanError("structure-mixed", path, what, "export either the regions or the classes that they are made of")
+    if no_regions or no_classes or not names:
+        return bool(no_classes)
+    covered = np.zeros(chosen[0].drawing.voxels.shape, bool)
+    for each in chosen:
+        if (covered & each.drawing.voxels).any():
+            return True
+        covered |= each.drawing.voxels
+    return False
+
+
+def _paint_regions(voxels: np.ndarray, chosen: Sequence[_Chosen], labels: Labels, regions: Regions, path: Path) -> None:
+    """Paint the class that is in just the regions that a voxel is in, of those that the masks outline."""
+    sets = np.zeros(voxels.shape, np.uint8)
+    for each in chosen:
+        if each.name in regions.names:
+            sets[each.drawing.voxels] |= 1 << regions.names.index(each.name)
+    outlined = [labels.classes.index(name) for name in labels.annotated or labels.classes[1:]]
+    known = sum(1 << number for number in regions.known(outlined))
+    class_of = {0: 0}
+    for number in outlined:
+        class_of.setdefault(int(regions.sets[number]) & known, number)
+    for each_set in np.unique(sets).tolist():
+        there = sets == each_set
+        if each_set not in class_of:
+            within, without = (
+                [name for k, name in enumerate(regions.names) if known >> k & 1 and bool(each_set >> k & 1) is inside]
+                for inside in (True, False)
+            )
+            what = f"has {int(there.sum())} voxel(s) that are {' and '.join(within)}, and not {' or '.join(without)}"
+            remedy = "correct the mask, or give the task a class that is in just these regions"
+            raise ScanError("mask-overlap", path, what, remedy)
+        if each_set:
+            voxels[there] = labels.values[labels.classes[class_of[each_set]]][0]
+    for each in chosen:
+        if each.name == IGNORE:
+            voxels[each.drawing.voxels] = each.value
 
 
 def _joined(texts: Iterable[str | None]) -> str | None:
@@ -135,10 +202,14 @@ def _all_drawn(structures: Sequence[Structure]) -> tuple[list[_Chosen], list[Rem
 
 def _wanted(structures: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
     wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
+    if (regions := labels.regions) is not None:
+        known = regions.known(labels.classes.index(name) for name in wanted)
+        wanted = list(dict.fromkeys((*wanted, *(regions.names[number] for number in known))))
+    wanted += [IGNORE] if labels.ignored else []
     remarks: list[Remark] = []
     classes = _classes_of(structures, labels, wanted, path, remarks)
     chosen = [
-        _Chosen(structure, structure.draw(), labels.values[name][0], name)
+        _Chosen(structure, structure.draw(), labels.values.get(name, [0])[0], name)
         for structure, name in zip(structures, classes, strict=True)
         if name in wanted
     ]

@@ -84,14 +84,31 @@ def normalised(intensities: Intensities) -> np.ndarray:
     return histogram / total if total else histogram
 
 
+def of_pictures(sites: Iterable[Fingerprint]) -> bool:
+    """Whether the sites that tell of their cases have pictures."""
+    told = [site for site in sites if site.geometry is not None]
+    return bool(told) and all(site.of_pictures for site in told)
+
+
+def worded(text: str, *, pictures: bool) -> str:
+    """A sentence on volumes as one on pictures, where it is about these."""
+    if not pictures:
+        return text
+    for word, other in (("volume", "picture"), ("Volume", "Picture"), ("voxel", "pixel"), ("Voxel", "Pixel")):
+        text = text.replace(word, other)
+    return text
+
+
 def row_of_site(site: Fingerprint) -> tuple[str, str, str]:
-    """Median numbers of voxels, median voxel size, and the classes' median sizes."""
+    """Median numbers of voxels, median voxel size, and the classes' median sizes; of pictures rows and columns."""
     if site.withheld:
         return "–", "–", f"counts only: {site.withheld}"
     if site.geometry is None:
         return "–", "–", "histograms with noise only"
-    voxels = " x ".join(f"{edge:g}" for edge in medians(site.geometry.voxels))
-    spacing = " x ".join(f"{mm:g}" for mm in medians(site.geometry.spacing)) if site.geometry.cases else "not known"
+    axes = slice(1 if site.of_pictures else 0, None)
+    voxels = " x ".join(f"{edge:g}" for edge in medians(site.geometry.voxels)[axes])
+    known = site.geometry.cases
+    spacing = " x ".join(f"{mm:g}" for mm in medians(site.geometry.spacing)[axes]) if known else "not known"
     labels = []
     for name, volume in site.volumes.items():
         size = f" {quantile(volume.values, 0.5):g} ml" if volume.values else ""

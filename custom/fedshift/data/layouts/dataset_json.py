@@ -7,7 +7,7 @@ names its labels (``"labels": {"Anterior": 1}``), and may list its cases under `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,9 @@ def read_description(folder: Path) -> Description:
         return Description()
     try:
         with reading(path):
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8-sig"))
         names = content.get("channel_names") or content.get("modality") or {}
-        labels = _labels(content.get("labels") or {}, path)
+        labels = _labels(content.get("labels") or {}, content.get("regions_class_order") or (), path)
         sequences = _sequences(tuple(str(names[number]) for number in sorted(names, key=int)), path)
         stated = content.get("numTraining")
         return Description(
@@ -123,22 +123,26 @@ def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
     return Finding("error", "sequence-twice", path, f"names several sequences {twice}", remedy)
 
 
-def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
-    """Labels from either form, or what is wrong with them; names that repeat are one class."""
+def _labels(said: Mapping[str, Any], order: Sequence[int], path: Path) -> Labels | Finding | None:
+    """Labels from either form, or what is wrong with them; names that repeat are one class.
+
+    With lists of values they are nnU-Net's regions, and ``order`` is the value that it writes for each of them.
+    """
     numbered = all(key.isdigit() for key in said)
     pairs = [(str(name), number) for number, name in said.items()] if numbered else list(said.items())
     values: dict[str, list[int]] = {}
     for name, number in pairs:
-        if isinstance(number, list):
-            what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
-            remedy = "give each voxel one class: say which values are which with --label"
-            return Finding("error", "labels-unusable", path, what, remedy)
-        if name == "ignore" and not numbered:
-            remedy = "relabel it, or say which values are which with --label, and merge it with one of them"
-            return Finding("error", "labels-unusable", path, "has an 'ignore' label, which is not read", remedy)
-        values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
-    ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
+        if number == []:
+            values[name] = []  # which is refused below
+        for value in number if isinstance(number, list) else [number]:
+            whole = int(value)
+            if whole != float(value):
+                raise ValueError(f"its label {name!r} has the value {value}, which is no whole number")
+            values.setdefault(BACKGROUND if whole == 0 else name, []).append(whole)
+    ordered = dict(sorted(values.items(), key=lambda item: min(item[1], default=0)))
     try:
+        if any(isinstance(number, list) for _, number in pairs):
+            return Labels.of_regions(values, [int(value) for value in order])
         return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
     except ConfigError as error:
         what, _, remedy = str(error).partition(": ")

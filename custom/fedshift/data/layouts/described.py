@@ -5,6 +5,9 @@ The Decathlon has one file a case, 4D where there are several sequences; nnU-Net
 are the cases, whatever their names: a list is written by somebody who means it, a second reader's labels, or cases
 that are left out. What a list cannot mean is an error: files that are not there, an image with two labels, a label of
 two images. Without a list files go together by their names.
+
+A picture (``file_ending`` .png, .tif, .bmp) is one file, ``<case>_0000.png``: three channels are red, green and blue,
+as nnU-Net reads it, whatever they are called, and one channel is grey.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from pathlib import Path
 from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.layouts.dataset_json import FILE, Description, Pair, numbers, read_description
 from fedshift.data.layouts.names import NUMBERED, pair_folders
+from fedshift.data.picture_scan import COLOURS
 from fedshift.data.scan_file import Finding, as_compared, is_broken_link, same_form, suffix_of
-from fedshift.data.scan_folders import scan_files
+from fedshift.data.scan_folders import picture_files, scan_files
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.series import is_series
 from fedshift.schema.names import few_names
@@ -35,7 +39,9 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
     if said.pairs:
         table = _pair_listed(folder, said)
         if all(len(case.images) == 1 for case in table.cases):
-            table = _split_volumes(table, said.sequences, folder / FILE)
+            table = (_split_colours if table.of_pictures else _split_volumes)(table, said.sequences, folder / FILE)
+    elif not scan_files(images) and picture_files(images):
+        table = _split_colours(pair_folders(images, masks, layout="described"), said.sequences, folder / FILE)
     elif _is_suffixed(images, masks):
         table = pair_folders(images, masks, names=said.sequences, layout="described")
     else:
@@ -49,7 +55,7 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
         labels=said.labels,
         licence=said.licence,
         unusable_labels=said.unusable_labels,
-        unusable_names=said.unusable_names,
+        unusable_names=None if table.of_pictures else said.unusable_names,
     )
 
 
@@ -101,6 +107,27 @@ def _split_volumes(table: CaseTable, names: Sequence[str], path: Path) -> CaseTa
         )
         findings = [*table.findings, wrong]
     return replace(table, cases=tuple(cases), findings=tuple(findings), sequences=sequences)
+
+
+def _split_colours(table: CaseTable, names: Sequence[str], path: Path) -> CaseTable:
+    """Pictures with their colours as sequences, or in grey, as the description at ``path`` names three channels or one.
+
+    Cases with a picture for each channel are left as they are, for whoever reads them to refuse.
+    """
+    if not names or any(len(case.images) > 1 for case in table.cases):
+        return table
+    if len(names) not in (1, len(COLOURS)):
+        what = f"names {len(names)} channels ({', '.join(names)}), and a picture has one or three"
+        wrong = Finding("error", "sequence-count", path, what, "name three of pictures in colour, one of grey ones")
+        return replace(table, cases=(), findings=(*table.findings, wrong))
+    coloured = len(names) > 1
+    channels = tuple(range(len(COLOURS))) if coloured else (None,)
+    sequences = COLOURS if coloured else ()
+    cases = (
+        replace(case, images=case.images * len(channels), channels=channels, sequences=sequences)
+        for case in table.cases
+    )
+    return replace(table, cases=tuple(cases), sequences=sequences)
 
 
 @dataclass(frozen=True)
@@ -264,7 +291,8 @@ def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Ite
         yield Finding("warning", "list-elsewhere", folder / FILE, what, remedy)
     used |= {file for files in elsewhere.values() for file in files}
     places = sorted({file.parent for entry in listed for file in entry.images if file.parent.is_dir()})
-    unlisted = [file for place in places for file in scan_files(place) if file.resolve() not in used]
+    held = (file for place in places for file in scan_files(place) or picture_files(place))
+    unlisted = [file for file in held if file.resolve() not in used]
     if unlisted:
         shown = few_names([file.name for file in unlisted], most=3)
         what = f"does not list {len(unlisted)} file(s) beside its images ({shown}), which are left out"

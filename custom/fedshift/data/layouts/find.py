@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.cases_csv import is_table, read_cases
-from fedshift.data.layouts import case_folders, described, studies
+from fedshift.data.layouts import case_folders, described, polygons, studies
 from fedshift.data.layouts.described import against_list
 from fedshift.data.layouts.names import doubled, pair_beside, pair_folders
 from fedshift.data.layouts.patterns import is_pattern, pair_patterns
 from fedshift.data.other_formats import how_to_convert, passed_over
 from fedshift.data.scan_file import Finding, ScanError, as_compared, reading
-from fedshift.data.scan_folders import contents, scan_files, visible, warn_of_formats
+from fedshift.data.scan_folders import contents, picture_files, scan_files, visible, warn_of_formats
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import few_names
@@ -23,9 +23,11 @@ from fedshift.schema.names import few_names
 IMAGE_FOLDERS = ("images", "scans")
 MASK_FOLDERS = ("masks", "labels", "segmentations")
 LAYOUTS = (
-    "CaseXX.nii.gz beside CaseXX_segmentation.nii.gz (also .mhd, .mha, .nrrd; also one folder for each site), "
+    "CaseXX.nii.gz beside CaseXX_segmentation.nii.gz (also .mhd, .mha, .nrrd; of pictures .png, .jpg, "
+    ".tif, .bmp; also one folder for each site), "
     "a folder 'images' or 'scans' with a folder 'masks', imagesTr with labelsTr (Decathlon, nnU-Net), or a folder for "
-    "each case with a file for each sequence and mask.nii.gz, or DICOM studies with DICOM masks"
+    "each case with a file for each sequence and mask.nii.gz, or DICOM studies with DICOM masks; of pictures "
+    "also a folder for each class in masks, or a file of polygons as COCO has it"
 )
 PART = re.compile(r"(.+)_part\d+", re.IGNORECASE)  # a download in parts, such as TrainingData_Part1
 
@@ -105,7 +107,8 @@ def _named(
     if source is not None:
         images, masks = source / images, source / masks
     table = _pair(images, masks).with_sequences(names)
-    return _with_not_read([table], dict.fromkeys(file for folder in (images, masks) for file in passed_over(folder)))
+    folders = [folder for folder in (images, masks) if folder.is_dir()]
+    return _with_not_read([table], dict.fromkeys(file for folder in folders for file in passed_over(folder)))
 
 
 # --- recognising a folder -----------------------------------------------------------------------------------------
@@ -131,7 +134,8 @@ def _two_folders(path: Path, sequences: Sequence[str]) -> CaseTable | None:
 
 def _beside(path: Path, sequences: Sequence[str]) -> CaseTable | None:
     if not scan_files(path):
-        return None
+        pictures = pair_beside(path) if picture_files(path) else None
+        return pictures if pictures and pictures.cases else None  # others are in many folders
     table = pair_beside(path)
     if not table.cases and case_folders.is_case(path):
         raise ScanError("one-case", path, "looks like one case", "name the folder above it")
@@ -140,6 +144,7 @@ def _beside(path: Path, sequences: Sequence[str]) -> CaseTable | None:
 
 RECOGNISERS: tuple[Callable[[Path, Sequence[str]], CaseTable | None], ...] = (
     described.recognise,
+    polygons.recognise,
     _two_folders,
     _beside,
     case_folders.recognise,
@@ -149,7 +154,9 @@ RECOGNISERS: tuple[Callable[[Path, Sequence[str]], CaseTable | None], ...] = (
 
 
 def _pair(images: Path, masks: Path, name: str | None = None) -> CaseTable:
-    """Images and masks in two folders: by name, or, where the masks are DICOM, by what they refer to."""
+    """Images and masks in two folders: by name, or, where the masks are DICOM or polygons, by what they refer to."""
+    if masks.is_file() and masks.suffix.lower() == ".json":
+        return polygons.pair_polygons(images, [masks], name)
     if images.is_dir() and masks.is_dir() and images.resolve() != masks.resolve() and studies.has_dicom_masks(masks):
         return studies.pair_studies(images, masks, name or images.parent.name)
     table = pair_folders(images, masks, name)
@@ -159,7 +166,8 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> CaseTable:
 def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[CaseTable]:
     """Warn about ``others``, scans in formats that are not read: with the table that they lie in, or else the first."""
     warnings: list[list[Finding]] = [[] for _ in tables]
-    for finding in warn_of_formats(others):
+    used = {file for table in tables for case in table.cases for file in (*case.images, case.mask)}
+    for finding in warn_of_formats(file for file in others if file not in used):
         places = {finding.file, *finding.file.parents}
         warnings[next((k for k, table in enumerate(tables) if table.folder in places), 0)].append(finding)
     return [replace(table, findings=(*table.findings, *more)) for table, more in zip(tables, warnings, strict=True)]

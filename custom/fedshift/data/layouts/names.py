@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable, Layout
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_structures import by_suffix, in_folders
 from fedshift.data.scan_file import Finding, ScanError, as_compared, same_form
-from fedshift.data.scan_folders import scan_files, visible
+from fedshift.data.scan_folders import picture_files, scan_files, visible
 from fedshift.data.scans import stem_of
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""
 _ENDS = re.compile(rf"(.*)[_.-]{MASK_WORD}", re.IGNORECASE)
 _BEGINS = re.compile(rf"{MASK_WORD}[_.-](.+)", re.IGNORECASE)
+_ADD_EMPTY = "add its mask, which is empty where the picture has none of it"
 NUMBERED = re.compile(r"(.+)_(\d{4})")  # stem of nnU-Net's image files: the case and the number of the sequence
 
 
@@ -30,7 +33,7 @@ class NamedImage:
 
 def pair_beside(folder: Path, name: str | None = None) -> CaseTable:
     """Images and masks in one folder, distinguished by the mask's name: ``Case00`` and ``Case00_segmentation``."""
-    files = scan_files(folder)
+    files = scan_files(folder) or picture_files(folder)
     known = _cases(map(stem_of, files))
     masks = [(mask_id, file) for file in files if (mask_id := _masked(stem_of(file), known)) is not None]
     of_masks = {file for _, file in masks}
@@ -51,15 +54,23 @@ def pair_folders(
     if images.resolve() == masks.resolve():
         return pair_beside(images, name)
     loose = [file for file in visible(images) if file.is_file() and file.suffix.lower() == ".dcm"]
+    loose = [] if all(map(is_picture, loose)) else loose
     if loose:
         what = f"holds {len(loose)} loose DICOM file(s) such as {loose[0].name}"
         raise ScanError("loose-slices", images, what, "put the slices of each series into a sub-folder of its own")
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
-    entries = [NamedImage(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
+    scans, read = sorted([*scan_files(images), *series]), scan_files
+    if not scans and (pictures := picture_files(images)):
+        scans, read = pictures, picture_files
+    entries = [NamedImage(stem_of(entry), entry) for entry in scans]
     stems = {as_compared(image.case) for image in entries}
     known = _cases(image.case for image in entries)
+    if read is picture_files and (of_structures := _by_structure(masks, stems)) is not None:
+        of_masks, lacking_masks = of_structures
+        paired = match(entries, of_masks, name=name or images.parent.name, folder=images, layout=layout)
+        return replace(paired, findings=(*paired.findings, *lacking_masks))
     mask_ids = []
-    for file in scan_files(masks):
+    for file in read(masks) or scan_files(masks):
         stem = stem_of(file)
         mask_ids.append((stem if as_compared(stem) in stems else _masked(stem, known) or stem, file))
     below = [(entry.name, entry) for entry in visible(masks) if entry.is_dir()]
@@ -85,6 +96,34 @@ def pair_folders(
         for case, entry in in_folders
     ]
     return replace(paired, findings=(*paired.findings, *nested))
+
+
+def _by_structure(masks: Path, cases: Set[str]) -> tuple[list[tuple[str, Path]], list[Finding]] | None:
+    """The masks of pictures with a file for each structure, in folders or by suffix; None of other masks."""
+    of_case: dict[str, dict[str, Path]] = {}
+    files = picture_files(masks)
+    if not files:
+        for folder in (entry for entry in visible(masks) if entry.is_dir()):
+            for file in picture_files(folder):
+                of_case.setdefault(stem_of(file), {})[folder.name] = file
+        path_of = in_folders
+    else:
+        if any(as_compared(stem_of(file)) in cases or _masked(stem_of(file), cases) for file in files):
+            return None
+        for file in files:
+            begin, _, structure = stem_of(file).rpartition("_")
+            if as_compared(begin) not in cases:
+                return None
+            of_case.setdefault(begin, {})[structure] = file
+        path_of = by_suffix
+    structures = dict.fromkeys(name for those in of_case.values() for name in those)
+    lacking = [
+        Finding("error", "mask-missing", next(iter(those.values())), f"has no {name} beside it", _ADD_EMPTY, case)
+        for case, those in of_case.items()
+        for name in structures
+        if name not in those
+    ]
+    return ([(case, path_of(masks, case)) for case in of_case], lacking) if of_case else None
 
 
 def match(

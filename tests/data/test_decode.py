@@ -13,8 +13,8 @@ import SimpleITK as sitk
 from picturefiles import pixels
 from PIL import Image, TiffImagePlugin
 
-from data_prep.decode import picture_sha256, read_picture
-from data_prep.depth import DeepPicture
+from fedshift.data.decode import picture_sha256, read_picture
+from fedshift.data.depth import DeepPicture
 from fedshift.schema.errors import DataError
 
 GREY = pixels(2, channels=1)[..., 0]
@@ -56,10 +56,13 @@ def write_tiff(
     sample_format: int = 1,
     order: str = "<",
     extra: int | None = None,
+    planes: bool = False,
 ) -> Path:
-    """An uncompressed TIFF of one strip; ``values`` (rows, columns[, samples])."""
+    """An uncompressed TIFF of one strip, or one for each sample; ``values`` (rows, columns[, samples])."""
     rows, columns, *more = values.shape
     samples = more[0] if more else 1
+    strips = samples if planes else 1
+    values = np.moveaxis(values, -1, 0) if planes else values
     if bits == 12:
         even = values.reshape(-1, 2).astype(np.uint32)
         packed = even[:, 0] << 12 | even[:, 1]
@@ -72,10 +75,11 @@ def write_tiff(
         (258, 3, [bits] * samples),
         (259, 3, [1]),
         (262, 3, [photometric]),
-        (273, 4, [8]),
+        (273, 4, [8 + k * len(data) // strips for k in range(strips)]),
         (277, 3, [samples]),
         (278, 4, [rows]),
-        (279, 4, [len(data)]),
+        (279, 4, [len(data) // strips] * strips),
+        (284, 3, [2 if planes else 1]),
         *([(338, 3, [extra])] if extra is not None else []),
         (339, 3, [sample_format] * samples),
     ]
@@ -121,6 +125,7 @@ def test_every_kind_of_picture_is_upright_rgb(tmp_path: Path) -> None:
     assert close(saved(Image.fromarray(COLOURS).quantize(256), tmp_path / "palette.gif"), COLOURS, within=24)
     for bits in ("bits.png", "bits.tif"):
         assert close(saved(Image.fromarray(GREY > 127), tmp_path / bits), three((GREY > 127) * 255))
+    assert close(rgb(write_tiff(tmp_path / "planes.tif", COLOURS, bits=8, photometric=2, planes=True)), COLOURS)
     white_is_0 = write_tiff(tmp_path / "white.tif", GREY, bits=8, photometric=0)
     assert close(rgb(white_is_0), 255 - three(GREY).astype(int))
     turned = Image.Exif()
@@ -226,6 +231,12 @@ def _dark_with_alpha(path: Path) -> None:
     write_png(path, np.dstack([GREY.astype(np.uint16) * 16, opaque]), colour_type=4)
 
 
+def _two_colours(path: Path) -> None:
+    image = Image.fromarray((GREY > 127).astype(np.uint8)).convert("P")
+    image.putpalette([0, 0, 0, 255, 255, 255])
+    image.save(path)
+
+
 def _float(path: Path) -> None:
     Image.fromarray(GREY.astype(np.float32) / 255).save(path)
 
@@ -240,6 +251,15 @@ REFUSED = {
         lambda path: write_tiff(path, GREY.astype(np.int32) * 1000, bits=32, sample_format=2),
         "and those of a picture are from 0 to 65535",
     ),
+    "signed 8 bits.tif": (
+        lambda path: write_tiff(path, GREY.astype(np.int8), bits=8, sample_format=2),
+        "holds 8 bits with a sign, which are not read: save it as",
+    ),
+    "planes.tif": (
+        lambda path: write_tiff(path, COLOURS.astype(np.uint16) * 257, bits=16, photometric=2, planes=True),
+        "holds each colour by itself with 16 bits, which is not read",
+    ),
+    "two colours.bmp": (_two_colours, "has a palette of black and white and several bits for each pixel"),
     "lab.tif": (
         lambda path: Image.fromarray(COLOURS, "LAB").save(path),
         "has colours of the space LAB: save it as",

@@ -1,4 +1,4 @@
-"""Read files and folders of a download; a failure raises an error that explains it."""
+"""Read files and folders of a download or of an export; a failure raises an error that explains it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise DataError("file-missing", f"{path} does not exist: download it again") from None
+        raise DataError("file-missing", f"{path} does not exist: correct the path, or download it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
 

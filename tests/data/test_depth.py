@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import small_image_job
 from errors import raises
 from inference.conftest import save_model
@@ -14,14 +15,15 @@ from picturefiles import TREE, pixels, write_tree
 from PIL import Image
 
 from data_prep.dealing import BY_CONTENT
-from data_prep.depth import DEPTHS, DeepPicture, Depth
 from data_prep.pictures import Plan, write_pictures
 from data_prep.trees import find_pictures
 from fedshift.cli import main
 from fedshift.data.arrays import open_images
+from fedshift.data.depth import DEPTHS, DeepPicture, Depth
 from fedshift.inference.classify import depth_of, read_input
 from fedshift.inference.model import open_model
 from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.kinds.classification import DataSpec, Images
 
 
 def grey(seed: int = 0, *, top: int = 255) -> np.ndarray:
@@ -67,12 +69,24 @@ def test_a_site_has_one_range_and_its_manifest_says_it(tmp_path: Path) -> None:
     said = "8 grey of 16 bits, largest value 4000: taken as 12 bits, the fewest of 8, 10, 12, 14 and 16 that hold it"
     assert manifest.preparation["depth"] == said and "depth" not in read_manifest(there).preparation
     images = open_images(here, size=20, channels=3).images
+    assert images.dtype == np.uint16 and open_images(there, size=20, channels=3).images.dtype == np.uint8
+    assert "16-bit RGB" in manifest.preparation["pixels"]
     for row, picture in enumerate(manifest.pictures):
         if picture.id in written:
-            levels = Image.fromarray(np.rint(written[picture.id] / 4095 * 255).astype(np.uint8)).convert("RGB")
-            expected = np.asarray(levels.resize((20, 20), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-            assert np.abs(images[row].astype(int) - expected).max() <= 1
-    assert len(np.unique(images)) > 100, "not 17 grey levels"
+            levels = Image.fromarray((written[picture.id] / 4095).astype(np.float32))
+            expected = np.asarray(levels.resize((20, 20), Image.Resampling.BILINEAR))
+            assert np.abs(images[row] / 65535 - expected).max() < 1e-4, "16 bits are kept"
+        else:
+            with Image.open(tree / "here" / picture.id) as stored:
+                plain = np.asarray(stored.resize((20, 20), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+            assert np.array_equal(images[row], plain.astype(np.uint16) * 257), "as at a site of 8 bits"
+    assert len(list((here / "arrays" / "20").iterdir())) == 3
+    opened = Images(here, DataSpec(size=20), site="here")
+    held = Images(here, DataSpec(size=20, cache="device"), site="here")
+    held.hold(torch.device("cpu"))
+    seeds = torch.zeros(4, dtype=torch.int64)
+    assert torch.equal(*(data.train_batch(np.arange(4), seeds=seeds)[0] for data in (opened, held)))
+    assert float(opened.images(np.arange(10)).max()) <= 1 and opened.images(np.arange(10)).unique().numel() > 300
 
 
 @pytest.mark.reads("picture: grey of 16 bits with a larger value than --bits says")
