@@ -33,6 +33,7 @@ BESIDE = ["fedawa+fedper", "fedbn+fedce", "fedfa+feddg_ga", "fedheal+fedrdn", "f
 
 REFUSED = {(name, "segmentation") for name in ("fedproto", "fedrod", "fedsr", "fpl", "fraug", "moon")}
 """(method, kind): a segmentation network has no embedding of an image."""
+REFUSED |= {("landmarks", kind) for kind in KINDS}  # slices and pictures have no landmarks; its own test has volumes
 
 
 @cache

@@ -228,7 +228,7 @@ def test_moderate_turns_a_tenth_of_the_pictures_grey() -> None:
 
 def test_slices_and_grey_images_get_brightness_and_contrast_only() -> None:
     x = torch.rand(1, 1, 8, 8).repeat(8, 3, 1, 1)
-    slices = augmented(x, slices=True, level="moderate").x
+    slices = augmented(x, torch.zeros(8, 8, 8, dtype=torch.int64), slices=True, level="moderate").x
     torch.testing.assert_close(slices, slices[:, :1].repeat(1, 3, 1, 1))
     channels = torch.rand(3, 3, 8, 8)
     channels[:, 0, 0, 0] = 0  # room, so that nothing is cut off

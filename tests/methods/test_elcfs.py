@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from fedshift.federation.resolve import resolve
 from fedshift.methods import base, elcfs
 
 from .made import last_weights
+
+
+def of_classes(n_classes: int) -> Any:
+    return SimpleNamespace(n_classes=n_classes, regions=None)
+
 
 # --- spectra --------------------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ def test_masks_grow_and_shrink_as_scipys(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     mask = ndimage.gaussian_filter(rng.random(shape), 2) > 0.5
     y = torch.from_numpy(np.where(mask, 2, 0))[None]
-    regions = list(elcfs.regions(y, 3))
+    regions = list(elcfs.edges(y, of_classes(3)))
     assert not regions[0][0].any() and not regions[0][1].any(), "a class that is not there"
     boundary, background = (region[0].numpy().astype(bool) for region in regions[1])
     np.testing.assert_array_equal(boundary, mask & ~ndimage.binary_erosion(mask))
@@ -180,17 +186,19 @@ def test_boundaries_of_all_classes_count_where_they_are() -> None:
     for number, images in ((1, [0, 1]), (2, [0])):
         means = []
         for region in (0, 1):
-            masks = list(elcfs.regions(y, 3))[number - 1][region].numpy()
+            masks = list(elcfs.edges(y, of_classes(3)))[number - 1][region].numpy()
             means.append(
                 np.array(
                     [[(z[3 * v + i].numpy() * masks[i]).sum((1, 2)) / masks[i].sum() for i in images] for v in range(2)]
                 )
             )
         expected += contrast(means[0], means[1], 0.3)
-    assert float(elcfs.boundary_loss(z, y, 3, temperature=0.3)) == pytest.approx(expected, rel=1e-6)
-    assert float(elcfs.boundary_loss(z, torch.zeros_like(y), 3, temperature=0.3)) == 0
+    assert float(elcfs.boundary_loss(z, y, of_classes(3), temperature=0.3)) == pytest.approx(expected, rel=1e-6)
+    assert float(elcfs.boundary_loss(z, torch.zeros_like(y), of_classes(3), temperature=0.3)) == 0
     coarse = functional.avg_pool2d(z, 2)
-    assert torch.isfinite(elcfs.boundary_loss(coarse, y, 3, temperature=0.3)), "features are sampled at the masks' size"
+    assert torch.isfinite(elcfs.boundary_loss(coarse, y, of_classes(3), temperature=0.3)), (
+        "features are sampled at the masks' size"
+    )
 
 
 # --- the episode ----------------------------------------------------------------------------------------
@@ -226,7 +234,7 @@ def objective(net: Line, x: Tensor, t: Tensor, y: Tensor, config: elcfs.Config, 
     boundary = elcfs.boundary_loss(
         torch.cat([z_first, z_moved]),
         y,
-        2,
+        of_classes(2),
         temperature=config.temperature,
         bounded=config.bounded,
         released=config.variant == "released",

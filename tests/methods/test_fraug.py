@@ -93,11 +93,11 @@ class Small(nn.Module):
         super().__init__()
         self.enc, self.bn, self.head = nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Linear(width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return functional.relu(self.bn(self.enc(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 
@@ -313,7 +313,7 @@ def test_generator_and_rtnet_descend_equations_5_and_6_and_leave_the_model_alone
         torch.testing.assert_close(value, model[key], rtol=0, atol=0)
     new_g, new_m, means = parts(client, ctx, net)
     with torch.no_grad():
-        u = net.eval().features(x)
+        u = net.eval().embed(x)
     hot = functional.one_hot(y, 3).float()
     z = {kind: torch.randn(n, 5, generator=make_rng(ctx, kind)) for kind, n in (("prototype", 3), ("real", 8))}
     scale = np.exp(0.3 * (3 - 10))
@@ -598,7 +598,7 @@ def test_the_generators_loss_falls(variant: Literal["paper", "released"]) -> Non
     before, *_ = parts(client, ctx, net)
     local_training(client, ctx, iter([(x, y)] * 60), lr=0.0)
     after, m, _ = parts(client, ctx, net)
-    u, labels = net.eval().features(x), functional.one_hot(y, 3).float()
+    u, labels = net.eval().embed(x), functional.one_hot(y, 3).float()
     z = (torch.randn if variant == "paper" else torch.rand)((8, 5), generator=torch.Generator().manual_seed(0))
 
     def loss(g: Mlp) -> float:

@@ -24,12 +24,12 @@ class Net(nn.Module):
         torch.manual_seed(seed)
         self.layer, self.norm, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         u: Tensor = self.norm(self.layer(x))
         return u
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 
@@ -67,8 +67,8 @@ def test_the_term_compares_with_the_received_and_the_previous_model_in_evaluatio
         batch = client.batch(base.Batch(X, Y), ctx)
         logits = net(batch.x)
         loss = functional.cross_entropy(logits, batch.y)
-        z = copy.deepcopy(net).features(X).detach().numpy()
-        others = [model.eval().features(X).detach().numpy() for model in (received, previous)]
+        z = copy.deepcopy(net).embed(X).detach().numpy()
+        others = [model.eval().embed(X).detach().numpy() for model in (received, previous)]
         total = client.loss(batch, logits, loss, ctx)
         np.testing.assert_allclose((total - loss).item(), 2 * by_hand(z, *others, 0.5), rtol=1e-4, err_msg=str(step))
         optimizer.zero_grad()
@@ -112,7 +112,7 @@ def test_embeddings_are_nearer_to_the_received_models_and_farther_from_the_previ
             client.loss(batch, logits, functional.cross_entropy(logits, Y), ctx).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         near, far = (
-            functional.cosine_similarity(net.features(X), other.eval().features(X)).mean().item()
+            functional.cosine_similarity(net.embed(X), other.eval().embed(X)).mean().item()
             for other in (received, previous)
         )
         lead[mu] = near - far

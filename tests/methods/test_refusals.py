@@ -93,6 +93,7 @@ slices fpl -> fpl
 slices moon -> moon
 images fedrep schedule.local_steps=1 -> fedrep schedule.local_steps
 slices silobn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]} -> silobn monai.BasicUNet
+slices pn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]} -> pn monai.BasicUNet
 images fedrep schedule.minutes=5 -> fedrep schedule.minutes=null
 slices fraug -> fraug
 images fraug schedule.batch_size=1 -> fraug schedule.batch_size=2
@@ -143,6 +144,9 @@ images ditto+fedper
 images fedper+feddyn
 images fedbn+silobn
 images fedwon+silobn
+images pn+fedbn
+images pn+fedwon
+images pn fedavg.buffers=local
 images scaffold+silobn
 images silobn fedavg.buffers=local
 images fedrep+fedproto
@@ -266,6 +270,7 @@ ACCEPTED = [
     ("slices", "ditto ditto.lam=1000", "ABC"),  # Adam's steps have a bound
     ("images", "feddg_ga feddg_ga.variant=released", "AB"),
     ("images", "fedwon schedule.batch_size=1", "ABC"),  # without norms
+    ("images", "pn schedule.batch_size=1", "ABC"),  # norms of which each image is by itself
     ("images", "all schedule.batch_size=1", "ABC"),  # of each site
     ("images", "fedavg schedule.batch_size=1 network.name=mnist_cnn network.options.size=16", "ABC"),
     ("slices", "fedavg schedule.batch_size=1", "ABC"),  # pixels are enough

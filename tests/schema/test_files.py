@@ -106,14 +106,16 @@ def _predictions(out: Path) -> str:
 def _scores(out: Path) -> str:
     fine = Scored(RUN, Path("a"), {f"x;{RUN}": dict.fromkeys(evaluate.COLUMNS, -0.5)})
     lost = Scored(RUN, Path("b"), {}, error=f"no;{RUN}")
-    evaluate._write(out, [fine, lost], cast("LabelledScans", SimpleNamespace(write=lambda folder: None)))
+    evaluate._write(
+        out, evaluate.COLUMNS, [fine, lost], cast("LabelledScans", SimpleNamespace(write=lambda folder: None))
+    )
     return (out / evaluate.TABLE).read_text(encoding="utf-8")
 
 
 def _drift(out: Path) -> str:
     scan = Compared(Path(f"x;{RUN}.nii.gz"), differs=(RUN, "=2"), error=f"no;{RUN}")
     header = SimpleNamespace(job=SimpleNamespace(name="j"), kind="phantom")
-    model = cast("Model", SimpleNamespace(path=Path("m.pt"), header=header))
+    model = cast("Model", SimpleNamespace(path=Path("m.pt"), header=header, of_pictures=False))
     drift._write(out, [Month(RUN, [scan])], [], "", model=model, sites=[], usual=Limits({RUN: 1.0}, flags_nothing=True))
     return (out / drift.TABLE).read_text(encoding="utf-8")
 

@@ -10,7 +10,9 @@ from errors import raises
 from torch.nn import functional
 
 from fedshift.federation.resolve import resolve
+from fedshift.methods.shared import features
 from fedshift.schema.job import LossSpec
+from fedshift.schema.regions import Regions, make_regions
 from fedshift.tasks import losses
 from fedshift.tasks.losses import ce_dice_loss, dice_loss, make_loss
 
@@ -216,3 +218,109 @@ def test_a_loss_without_options_is_its_name_in_a_job() -> None:
     assert spec.model_dump() == full and str(spec) == "monai.DiceCELoss (lambda_ce 0.5)"
     with raises("unknown-key", naming=("'option'", "'options'")):
         LossSpec.parse({"name": "dice", "option": {}}, where="x")
+
+
+# --- regions and voxels to ignore ---------------------------------------------------------------------------
+
+
+def nested() -> Regions:
+    """Whole, core and the last class."""
+    members = {"whole": ("1", "2", "3"), "core": ("2", "3"), "last": ("3",)}
+    made = make_regions(members, ["0", "1", "2", "3"])
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("name", losses.available())
+@pytest.mark.parametrize("size", [(8, 6), (6, 8, 4)])
+def test_regions_are_learned_each_by_itself(name: str, size: tuple[int, ...]) -> None:
+    logits, label = example(*size, classes=3)
+    label = torch.randint(4, label.shape, generator=torch.Generator().manual_seed(1))
+    loss = make_loss(name, {}, n_classes=4, regions=nested())
+    value = loss(logits, label)
+    (slope,) = torch.autograd.grad(value, logits)
+    assert value.isfinite() and all(slope[:, number].abs().max() > 0 for number in range(3))
+    if loss.soft:
+        soft = functional.one_hot(label, 4).movedim(-1, 1).double()
+        torch.testing.assert_close(loss(logits, soft), value)
+    perfect = 40 * losses.in_regions(label, torch.from_numpy(nested().table).double()) - 20
+    assert loss(perfect, label) < loss(-perfect, label)
+
+
+def test_a_region_that_is_one_class_has_the_loss_of_a_binary_head() -> None:
+    logits, label = example(8, 6, classes=2)
+    regions = make_regions({"1": ("1",)}, ["0", "1"])
+    one = logits[:, 1:] - logits[:, :1]
+    binary = functional.binary_cross_entropy_with_logits(one[:, 0], label.double())
+    torch.testing.assert_close(binary, functional.cross_entropy(logits, label))
+    dice = monai.losses.DiceLoss(sigmoid=True)(one, label[:, None])
+    own = make_loss("monai.DiceCELoss", {"lambda_ce": 0.5}, n_classes=2, regions=regions)(one, label)
+    torch.testing.assert_close(own, dice + 0.5 * binary)
+
+
+def test_mixed_labels_are_shares_of_regions() -> None:
+    """Which are linear in those of classes."""
+    logits, _ = example(8, 6, classes=3)
+    rng = torch.Generator().manual_seed(0)
+    a, b = (functional.one_hot(torch.randint(4, (2, 8, 6), generator=rng), 4).movedim(-1, 1).double() for _ in range(2))
+    loss = make_loss("monai.DiceCELoss", {"lambda_dice": 0}, n_classes=4, regions=nested())
+    torch.testing.assert_close(loss(logits, 0.3 * a + 0.7 * b), 0.3 * loss(logits, a) + 0.7 * loss(logits, b))
+
+
+def test_regions_that_a_site_does_not_outline_have_no_part_in_its_loss() -> None:
+    logits, _ = example(8, 6, classes=3)
+    label = torch.randint(4, (2, 8, 6), generator=torch.Generator().manual_seed(0))
+    options = {"weight": [1.0, 2.0, 3.0]}
+    part = make_loss("monai.DiceCELoss", options, n_classes=4, regions=nested(), annotated=(2, 3))
+    (slope,) = torch.autograd.grad(part(logits, label), logits)
+    assert not slope[:, 0].any() and slope[:, 1:].any()
+    moved = torch.where(label == 1, 0, label)
+    torch.testing.assert_close(part(logits, moved), part(logits, label))
+
+
+@pytest.mark.parametrize("options", [{"include_background": False}, {"label_smoothing": 0.1}])
+def test_options_that_regions_do_not_have_are_refused(options: dict[str, object]) -> None:
+    with raises("option-fixed", naming=next(iter(options))):
+        make_loss("monai.DiceCELoss", options, n_classes=4, regions=nested())
+
+
+EVERYWHERE = [losses.PREFIX + name for name, allowed in losses.ALLOWED.items() if allowed.everywhere]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_losses_that_need_all_voxels_are_refused_where_some_are_ignored(name: str) -> None:
+    make_loss(name, {}, n_classes=4)
+    with raises("loss-unfit", naming=name):
+        make_loss(name, {}, n_classes=4, ignores=True)
+
+
+@pytest.mark.parametrize("name", [name for name in losses.available() if name not in EVERYWHERE])
+@pytest.mark.parametrize("of_regions", [False, True])
+def test_ignored_voxels_have_no_part_in_a_loss(name: str, of_regions: bool) -> None:
+    regions = nested() if of_regions else None
+    logits, label = example(8, 6, classes=3 if of_regions else 4)
+    loss = make_loss(name, {}, n_classes=4, regions=regions, ignores=True)
+    same = make_loss(name, {}, n_classes=4, regions=regions)
+    assert torch.equal(loss(logits, label), same(logits, label)), "the same bits where nothing is ignored"
+    label[0, :5], label[1, 3:] = 255, 255
+    (slope,) = torch.autograd.grad(loss(logits, label), logits)
+    assert not slope[0, :, :5].any() and not slope[1, :, 3:].any() and slope[1, :, :3].any()
+    soft = features.soft(label, 4).double()
+    torch.testing.assert_close(loss(logits, soft), loss(logits, label))
+    assert loss(logits, torch.full_like(label, 255)) == 0
+    cut = torch.stack([logits[0, :, 5:], logits[1, :, :3]])
+    torch.testing.assert_close(loss(logits, label), same(cut, torch.stack([label[0, 5:], label[1, :3]])))
+
+
+def test_ignored_voxels_and_classes_that_are_not_outlined_go_together() -> None:
+    logits, label = example(8, 6, classes=4)
+    whole, known = (make_loss("ce_dice", {}, n_classes=4, annotated=(1, 3), ignores=i) for i in (True, False))
+    cut = label.clone()
+    cut[:, 4:] = 255
+    torch.testing.assert_close(whole(logits, cut), known(logits[:, :, :4], label[:, :4]))
+
+
+@pytest.mark.parametrize("name", ["monai.HausdorffDTLoss", "monai.LogHausdorffDTLoss"])
+def test_losses_of_distances_need_all_voxels(name: str) -> None:
+    with raises("loss-unfit", naming=name):
+        make_loss(name, {}, n_classes=3, ignores=True)

@@ -235,7 +235,7 @@ class Client(base.Client[Config]):
                 turns = turns * torch.tensor([[1, rows / columns], [columns / rows, 1]])
             matrices = turns @ matrices
         x = sample(batch.x, matrices, config.interpolation)
-        if batch.y.dim() == 1:
+        if not ctx.run.dense:
             return x, batch.y
         masks = batch.y if batch.y.dim() == 4 else batch.y[:, None]
         return x, sample(masks.to(x), matrices, "nearest").to(batch.y.dtype).reshape(batch.y.shape)

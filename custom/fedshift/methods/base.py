@@ -35,6 +35,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
+from fedshift.schema.regions import Regions
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.captured import Captured
@@ -66,8 +67,9 @@ class ArraySpec:
         keep: whether an array from the server goes with a final model, to sites and into model files; else only with
             rounds of training.
         kind: what a site's policy allows or forbids.
-        mean_of: set if each element is the mean over the training images of one number per image: its mean intensity
-            (``intensities``), the deviation of its intensities (``deviations``), both of which the task bounds, or
+        mean_of: set if each element is the mean over the training images, or over the volumes, of one number of each:
+            an intensity (``intensities``: that of an image's mean, or of a landmark) or the deviation of its
+            intensities (``deviations``), both of which the task bounds, the former within ``low`` and ``high``, or
             ``features``, which have no bound. A site's policy can add noise to such arrays only.
         reduce: ``sum`` if the server needs only the sum over sites, so that the array can be encrypted.
         alike: how the array is compared with the other sites' arrays of the round. ``norm``: the joint norm of all
@@ -122,6 +124,12 @@ class TrainingSamples(Protocol):
     def n_images(self) -> int:
         """Number of images that `images_alone` gives."""
 
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """The inner histogram landmarks of each training volume (volumes, sequences, 9) float64, between outer ones
+        that are the same for all (`fedshift.runtime.grids.standard_landmarks`); None without ``normalise: landmarks``.
+        """
+
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
         """Yield training images as evaluation passes them to the network: of volumes all windows side by side.
 
@@ -157,6 +165,10 @@ class Run:
     n_classes: int
     dense: bool = False
     """Whether every pixel or voxel has a target (`fedshift.tasks.base.Task.dense`)."""
+    findings: bool = False
+    """Whether an image has several findings and not one class (`fedshift.tasks.base.Task.findings`)."""
+    regions: Regions | None = None
+    """Of the task, which the network's outputs are then, and not classes; targets are classes all the same."""
     marginal: bool = False
     """Whether the site's masks leave out some of the task's classes, which its background then may be."""
     n_domains: int = 0
@@ -238,7 +250,12 @@ class Context:
 
 @dataclass
 class Batch:
-    """Inputs (B, C, *spatial) float32 and targets: (B, *spatial) or (B,) int64, or soft targets (B, K, …) float32."""
+    """Inputs (B, C, *spatial) float32 and targets: (B, *spatial) or (B,) int64, or soft targets (B, K, …) float32.
+
+    Findings are (B, K) float32 too: 1, 0, shares of them where images are mixed, or NaN where they are unknown.
+    Targets are classes also where the network gives regions. A voxel to ignore has the value `IGNORED`
+    (`fedshift.runtime.regions`), or soft targets that lack a part.
+    """
 
     x: Tensor
     y: Tensor

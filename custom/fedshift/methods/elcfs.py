@@ -69,7 +69,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.features import over_space, spatial_dims
+from fedshift.methods.shared.features import over_space, spatial_dims, structures
 from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.passes import at_weights, same_precision, uncounted
 from fedshift.schema.messages import Arrays
@@ -169,11 +169,14 @@ def eroded(mask: Tensor, times: int) -> Tensor:
     return 1 - dilated(around, times)[inside]
 
 
-def regions(y: Tensor, n_classes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Boundary and background beside it, (B, *spatial) each, of every foreground class."""
-    for number in range(1, n_classes):
-        mask = (y == number).float()
-        yield mask - eroded(mask, BOUNDARY), dilated(mask, BACKGROUND) - mask
+def edges(y: Tensor, run: base.Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """Boundary and background beside it, (B, *spatial) each, of every foreground class, or region.
+
+    Where voxels that are to be ignored begin there is no boundary, and they are no background.
+    """
+    for there, possible in structures(y, run):
+        mask, whole = there.float(), possible.float()
+        yield mask * (1 - eroded(whole, BOUNDARY)), dilated(mask, BACKGROUND) * (1 - whole)
 
 
 def mean_over(features: Tensor, mask: Tensor) -> Tensor:
@@ -201,16 +204,19 @@ def info_nce(
 
 
 def boundary_loss(
-    features: Tensor, y: Tensor, n_classes: int, *, temperature: float, bounded: bool = True, released: bool = False
+    features: Tensor, y: Tensor, run: base.Run, *, temperature: float, bounded: bool = True, released: bool = False
 ) -> Tensor:
-    """The sum of `info_nce` over classes; features (V·B, C, …) of V versions of the images with masks (B, *spatial)."""
+    """The sum of `info_nce` over classes, or regions; features (V·B, C, …) of V versions of the images.
+
+    ``y``: their masks (B, *spatial).
+    """
     features = precise(features)
     if features.shape[2:] != y.shape[1:]:
         mode = "trilinear" if y.dim() == 4 else "bilinear"
         features = functional.interpolate(features, y.shape[1:], mode=mode, align_corners=False)
     total = features.new_zeros(())
     versions = features.reshape(-1, *y.shape[:1], *features.shape[1:])
-    for boundary, background in regions(y, n_classes):
+    for boundary, background in edges(y, run):
         there = (boundary.flatten(1).sum(1) > 0) & (background.flatten(1).sum(1) > 0)
         if there.any():
             z = versions[:, there].flatten(0, 1)
@@ -341,7 +347,7 @@ class Client(base.Client[Config]):
             loss = loss + c.contrast * boundary_loss(
                 features,
                 batch.y,
-                run.n_classes,
+                run,
                 temperature=c.temperature,
                 bounded=c.bounded or released,
                 released=released,

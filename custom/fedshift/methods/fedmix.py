@@ -111,6 +111,12 @@ class Client(base.Client[Config]):
 
     takes_gradients = True
     least_part = 1
+    needs = (
+        base.Rule("one class for each image", "it averages targets, and unknown ones have no average"),
+        base.Rule("cross-entropy as the task's loss", "it expands that loss"),
+        base.Rule("classes that exclude each other", "its loss is a cross-entropy over them"),
+        base.Rule("masks without voxels to ignore", "it averages masks"),
+    )
     traits = (base.Rule("reads what a step's last pass computes"),)
     clashes = (base.Rule("divides the task's loss", "replaces that loss"),)
 

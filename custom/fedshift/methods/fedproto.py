@@ -42,7 +42,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.head import classes_of, head_of
+from fedshift.methods.shared.head import EmbeddingClient, classes_of, head_of
 from fedshift.methods.shared.passes import predicted
 from fedshift.methods.shared.prototypes import TOO_FEW, LastEpoch, PrototypeClient, PrototypeServer
 from fedshift.schema.messages import Arrays
@@ -73,17 +73,21 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
     return difference.square().mean()
 
 
+def counts_images(case: base.Case) -> bool:
+    """Whether the images of a class are counted as they come in training."""
+    return bool(case.config.prototypes == "last_epoch" and case.config.min_samples > 1)
+
+
 class Client(PrototypeClient[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
     least_part = 1
-    clashes = (
-        base.Rule(
-            "may show an image twice in a batch",
-            TOO_FEW,
-            lambda case: case.config.prototypes == "last_epoch" and case.config.min_samples > 1,
-        ),
+    needs = (
+        *EmbeddingClient.needs,
+        base.Rule("one class for each image"),
+        base.Rule("each image once in an epoch", f"it {TOO_FEW}", counts_images),
     )
+    clashes = (base.Rule("may show an image twice in a batch", TOO_FEW, counts_images),)
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         return frozenset() if self.config.average_weights else frozenset(net.state_dict())

@@ -74,6 +74,11 @@ class Client(EmbeddingClient[Config]):
     """Balances the loss and trains the site's own head. State: it under ``own.``, its optimiser, and ``counts``."""
 
     least_part = 1
+    needs = (
+        *EmbeddingClient.needs,
+        base.Rule("one class for each image"),
+        base.Rule("cross-entropy as the task's loss", "it balances that loss", lambda case: case.config.gamma > 0),
+    )
     clashes = (
         base.Rule("may keep the head at the site", "has a head of the site's own on top of a common one"),
         base.Rule("fine-tunes the final model", "decides which head a site is evaluated with"),

@@ -92,6 +92,7 @@ class Client(EmbeddingClient[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
     least_part = 1
+    needs = (*EmbeddingClient.needs, base.Rule("one class for each image"))
     idle = (
         base.Rule(
             "cmi lr momentum",

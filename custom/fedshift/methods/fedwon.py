@@ -44,9 +44,7 @@ in residual networks they grow, and a lower ``gamma`` helps.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from types import MethodType
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -58,7 +56,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import last_layers
-from fedshift.methods.shared.norms import is_norm
+from fedshift.methods.shared.norms import Replaced, is_norm
 from fedshift.schema.strict import Strict
 
 RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))
@@ -106,19 +104,6 @@ def clipped(layer: nn.Module, parameter: Tensor, gradient: Tensor, *, clip: floa
     return torch.where(norm > most, g * (most / norm), g).reshape(gradient.shape)
 
 
-class Replaced(RemovableHandle):
-    """Another ``forward`` of a module, until it is removed."""
-
-    def __init__(self, module: Any, forward: Callable[..., Tensor]) -> None:
-        """``forward`` takes the module and what its own takes."""
-        super().__init__(OrderedDict())
-        self._module = module
-        module.forward = MethodType(forward, module)
-
-    def remove(self) -> None:
-        self._module.__dict__.pop("forward", None)
-
-
 def convolutions(net: nn.Module) -> Iterator[_ConvNd]:
     """Those to standardise: all but the last layers, and where an output channel has more than one weight."""
     last = {id(module) for layer in last_layers(net) for module in layer.modules()}
@@ -137,7 +122,10 @@ class Client(base.Client[Config]):
     attached_to_predict = True
     removes_norms = True
     needs = (base.Rule("a network without layer norms", "attention does not train without them"),)
-    traits = (base.Rule("clips gradients", "", lambda case: case.config.clip is not None, "fedwon.clip=null"),)
+    traits = (
+        base.Rule("clips gradients", "", lambda case: case.config.clip is not None, "fedwon.clip=null"),
+        base.Rule("replaces normalisation layers"),
+    )
     clashes = (base.Rule("may keep norms, and not the rest, at the site", "removes them"),)
     idle = (
         base.Rule(

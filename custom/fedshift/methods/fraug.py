@@ -235,6 +235,7 @@ class Client(base.Client[Config]):
     owns = frozenset({"step"})
     needs = (
         base.Rule("one label for each image"),
+        base.Rule("one class for each image", "it makes images of a class"),
         base.Rule("a linear head"),
         base.Rule("features before a head"),
         base.Rule("batches of two images", "its batch norms do"),
@@ -446,7 +447,7 @@ class Client(base.Client[Config]):
     def _embed(self, net: nn.Module, images: Tensor) -> Tensor:
         """Embeddings by the updated classifier, in the precision of the forward pass."""
         with evaluating(net), same_precision(self._embedding):
-            embedding: Tensor = cast(Any, net).features(images)
+            embedding: Tensor = cast(Any, net).embed(images)
         return embedding.float()
 
     def _train_generator(self, embedding: Tensor, labels: Tensor, ctx: base.Context) -> None:

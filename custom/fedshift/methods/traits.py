@@ -49,6 +49,7 @@ TRAITS: Mapping[str, Callable[[Half, nn.Module], bool] | None] = {
     "divides the task's loss": None,
     "mixes images and their targets": None,
     "may show an image twice in a batch": None,
+    "replaces normalisation layers": None,
     "trains parts of the network in turn": None,
     "reads what a step's last pass computes": None,
 }
@@ -115,6 +116,26 @@ NEEDS: Mapping[str, Need] = {
         "task {job.task.name} is {job.task.kind}",
         "choose a classification task or another method",
     ),
+    "one class for each image": Need(
+        lambda job, _: job.task.data.get("multi_label"),
+        "images of task {job.task.name} have several findings (data.multi_label)",
+        "choose another method",
+    ),
+    "cross-entropy as the task's loss": Need(
+        lambda job, _: job.task.kind == "classification" and job.task.loss.name != "ce",
+        "loss is {job.task.loss.name}",
+        "use --set loss=ce",
+    ),
+    "each image once in an epoch": Need(
+        lambda job, _: job.task.data.get("sampling") == "balanced",
+        "data.sampling is balanced",
+        "use --set data.sampling=shuffled",
+    ),
+    "volumes on histogram landmarks": Need(
+        lambda job, _: job.task.data.get("normalise") != "landmarks",
+        "task {job.task.name} normalises them otherwise, or has none",
+        "use --set data.normalise=landmarks, with a task whose data are patches or whole volumes",
+    ),
     "a linear head": Need(
         lambda _, net: not has_linear_head(net),
         "network {job.task.network.name} has none",
@@ -126,14 +147,24 @@ NEEDS: Mapping[str, Need] = {
         "choose another network",
     ),
     "features before a head": Need(
-        lambda _, net: not hasattr(net, "features"),
-        "network {job.task.network.name} has no 'features'",
-        "choose a network with 'features' and a linear 'head'",
+        lambda _, net: not hasattr(net, "embed"),
+        "network {job.task.network.name} has no 'embed'",
+        "choose a network with 'embed' and a linear 'head'",
     ),
     "a network without layer norms": Need(
         lambda _, net: any(isinstance(module, nn.LayerNorm | nn.RMSNorm) for module in net.modules()),
         "{job.task.network.name} has some",
         "choose a convolutional network",
+    ),
+    "classes that exclude each other": Need(
+        lambda job, _: job.task.regions,
+        "task {job.task.name} has regions, which overlap",
+        "choose a task without regions or another method",
+    ),
+    "masks without voxels to ignore": Need(
+        lambda job, _: job.task.ignore,
+        "task {job.task.name} has some (ignore: true)",
+        "choose a task without them or another method",
     ),
     "a loss that takes shares of classes": Need(
         lambda job, _: not takes_soft_targets(job.task.loss.name),

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from math import isclose
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from fedshift.schema.names import ClassName
 
@@ -20,6 +27,7 @@ MAX_NUMBER = 1e12
 """Largest absolute value of any number in an evaluation; larger ones are sent as None."""
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Counts = Annotated[list[Annotated[int, Field(ge=0, le=10**12)]], Field(max_length=256)]
 
 
@@ -84,6 +92,43 @@ class OneSided(_Model):
         return self.missed + self.invented
 
 
+class ClassScores(_Model):
+    """Scores of one class of a classifier, over the cases of a split of which it is known.
+
+    ``positives``, ``negatives``: how many of them have the class, and have it not. ``scores``: of
+    `fedshift.tasks.evaluation.by_finding.SCORES`, those that the class has: none if it lacks cases of either kind.
+    ``intervals``: their 95 % bootstrap intervals over subjects.
+
+    ``threshold``: from this probability on the class was said to be there; None if the most likely class was.
+    ``chosen``: whether the site's validation part chose it. ``specific``: the second threshold, of ``sensitivity``.
+    ``found``: of the positives, how many were said to have the class; ``invented``: the same of the negatives.
+    ``roc``: points (1 - specificity, sensitivity). ``calibration``: of the class's probability; ``right`` are then
+    those that have the class. A value is None if the site's policy withholds it or if there are too few cases.
+    """
+
+    positives: int = Field(ge=0, le=10**9)
+    negatives: int = Field(ge=0, le=10**9)
+    scores: dict[str, Share] = Field(default={}, max_length=16)
+    intervals: dict[str, tuple[Share, Share]] = Field(default={}, max_length=16)
+    threshold: Share | None = None
+    chosen: bool = False
+    specific: Share | None = None
+    found: int = Field(default=0, ge=0, le=10**9)
+    invented: int = Field(default=0, ge=0, le=10**9)
+    roc: list[tuple[Share, Share]] | None = Field(default=None, max_length=1000)
+    calibration: Calibration | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.found > self.positives or self.invented > self.negatives:
+            raise ValueError("more cases were found or invented than there are")
+        if self.scores and not (self.positives and self.negatives):
+            raise ValueError("a class that lacks cases of one kind has no scores")
+        if any(low > high for low, high in self.intervals.values()):
+            raise ValueError("intervals must ascend")
+        return self
+
+
 class Evaluation(_Model):
     """Evaluation of a model on one split of a site.
 
@@ -92,6 +137,9 @@ class Evaluation(_Model):
     which the model found no foreground. ``one_sided``: foreground classes that in some volume one mask only has, where
     distances count as the volume's diagonal; None in records of earlier versions. ``gradient_norm``: norm of the
     gradient of the loss over the split, if the job asks for it.
+
+    ``classes``: scores of each class of a classifier, if the job has them; ``intervals``: of those of ``scores`` that
+    are averages over classes. Both are left out of files and messages where there are none.
     """
 
     scores: dict[str, Number]
@@ -101,6 +149,13 @@ class Evaluation(_Model):
     empty: int | None = Field(default=None, ge=0, le=MOST_CASES)
     one_sided: dict[ClassName, OneSided] | None = Field(default=None, max_length=256)
     gradient_norm: Number | None = Field(default=None, ge=0)
+    classes: dict[ClassName, ClassScores] | None = Field(default=None, max_length=256)
+    intervals: dict[str, tuple[Number, Number]] = Field(default={}, max_length=64)
+
+    @model_serializer(mode="wrap")
+    def _without_classes(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if value or key not in ("classes", "intervals")}
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

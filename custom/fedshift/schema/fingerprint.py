@@ -19,7 +19,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.manifest import Split
 from fedshift.schema.names import ClassName, Line, Name
-from fedshift.schema.strict import Strict
+from fedshift.schema.strict import Sparse, Strict
 
 FILE_NAME = "survey.json"
 BINS = 120
@@ -137,6 +137,12 @@ class Fingerprint(Strict):
         return sum(self.cases.values())
 
     @property
+    def of_pictures(self) -> bool:
+        """Whether all cases that it tells of are pictures, which have one slice."""
+        slices = () if self.geometry is None else self.geometry.voxels[0]
+        return bool(slices) and all(number == 1 for number, _ in slices)
+
+    @property
     def channels(self) -> tuple[str, ...]:
         """Names of the sequences; one unnamed sequence is called ``image``."""
         return self.sequences or ("image",)
@@ -184,11 +190,15 @@ class Reference(Strict):
     empty: int = Field(default=0, ge=0)
 
 
-class SurveySpec(Strict):
+class SurveySpec(Sparse):
     """What a survey asks: which sites of which data set. FLARE's job of a survey holds this as ``fedshift.yaml``.
 
     ``held_out``: sites that are shown on the map and play no part in the plan. ``timeout``: seconds that a site has.
+    ``regions``, ``regions_class_order``, ``ignore``: of the task that the survey was asked for, for its plan. Sites
+    tell of classes.
     """
+
+    RARE = ("regions", "regions_class_order", "ignore")
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     survey: Name
@@ -196,6 +206,9 @@ class SurveySpec(Strict):
     sites: Annotated[tuple[Name, ...], Field(min_length=1)]
     held_out: tuple[Name, ...] = ()
     timeout: float = Field(default=3600.0, gt=0)
+    regions: dict[ClassName, tuple[ClassName, ...]] = {}
+    regions_class_order: tuple[ClassName, ...] = ()
+    ignore: bool = False
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

@@ -22,6 +22,7 @@ from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.optimizer import OptimizerSpec
+from fedshift.schema.regions import Regions, make_regions, overlapping
 from fedshift.schema.strict import Sparse, Strict, nearest
 
 FILE_NAME = "fedshift.yaml"
@@ -158,11 +159,18 @@ class TaskSpec(Sparse):
 
     Sites in ``held_out`` do not train: they only score the final models. ``domains``: name → sites that are parts of
     one domain, which a centralised reference trains on as one (`groups`); sites that it does not name stand alone.
-    ``codes``: of the classes without the background, for DICOM; all of them or none.
+    ``codes``: of the classes without the background, for DICOM, all of them or none; of regions in the same way, and of
+    their classes too where masks name these.
     ``departures``: sentences on what ``protocol`` has and this job has not (`ProtocolExpects`).
+
+    ``regions``: structures that overlap, each with its classes, which take the classes' place in what the network
+    gives and in scores (`fedshift.schema.regions`). ``regions_class_order``: the class as which each region is written
+    into a map of classes, in the order of the regions, of which later ones cover earlier ones; by default a voxel gets
+    the class that is in just its regions. ``overlapping``, in place of ``classes`` and ``regions``: structures that may
+    overlap in any way. ``ignore``: whether masks may have voxels that count neither in losses nor in scores.
     """
 
-    RARE = ("domains", "departures", "codes")
+    RARE = ("domains", "departures", "codes", "regions", "regions_class_order", "ignore")
 
     name: Name
     kind: str
@@ -173,12 +181,20 @@ class TaskSpec(Sparse):
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
     domains: dict[Name, tuple[Name, ...]] = {}
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
+    regions: dict[ClassName, tuple[ClassName, ...]] = {}
+    regions_class_order: tuple[ClassName, ...] = ()
+    ignore: bool = False
     codes: dict[ClassName, ClassCodes] = {}
     data: dict[str, Any] = {}
     network: NetworkSpec
     loss: LossSpec
     optimizer: OptimizerSpec
     schedule: ScheduleSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_overlapping(cls, raw: Any) -> Any:
+        return with_overlapping(raw) if isinstance(raw, dict) else raw
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -190,7 +206,8 @@ class TaskSpec(Sparse):
 
     @model_validator(mode="after")
     def _of_all_classes(self) -> Self:
-        check_codes(self.codes, self.classes)
+        _ = self.made_regions  # refuses them
+        check_codes(self.codes, self.structures, parts=self.classes[1:] if self.regions else ())
         return self
 
     @model_validator(mode="after")
@@ -206,9 +223,24 @@ class TaskSpec(Sparse):
         return (*self.sites, *self.held_out)
 
     @property
+    def made_regions(self) -> Regions | None:
+        """The regions; None where classes do not overlap."""
+        return make_regions(self.regions, self.classes, self.regions_class_order)
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What is segmented: the regions, or the classes without the background."""
+        return tuple(self.regions) or self.classes[1:]
+
+    @property
+    def outputs(self) -> int:
+        """Channels of what the network gives."""
+        return len(self.regions) or len(self.classes)
+
+    @property
     def takes_empty(self) -> bool:
         """Whether cases may lack the task's structures (`fedshift.schema.codes`)."""
-        return takes_empty(self.data, self.classes, self.codes)
+        return takes_empty(self.data, ("", *self.structures), self.codes)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -221,23 +253,47 @@ class TaskSpec(Sparse):
         return tuple(tuple(sites) for sites in groups.values())
 
 
-def check_codes(codes: Mapping[str, ClassCodes], classes: Sequence[str]) -> None:
-    """Check that codes are of all classes but the background, each its own.
+def with_overlapping(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's settings with the classes and regions of its structures that overlap in any way, if it has such.
+
+    Raises:
+        ValueError: it has classes or regions too, or too many structures.
+    """
+    made = dict(raw)
+    structures = made.pop("overlapping", None)
+    if structures is None:
+        return made
+    for key in ("classes", "regions", "regions_class_order"):
+        if made.get(key):
+            raise ValueError(f"'overlapping' takes the place of {key!r}: leave one of the two out")
+    if (
+        not isinstance(structures, list | tuple)
+        or len(structures) < 2
+        or not all(isinstance(s, str) for s in structures)
+    ):
+        raise ValueError("'overlapping' must be a list of two or more names")
+    made["classes"], made["regions"] = overlapping(_unique(tuple(structures)))
+    return made
+
+
+def check_codes(codes: Mapping[str, ClassCodes], structures: Sequence[str], *, parts: Sequence[str] = ()) -> None:
+    """Check that codes are of all structures (`TaskSpec.structures`), each its own; and of ``parts`` of them, if given.
 
     Raises:
         ValueError: they are not.
     """
     if not codes:
         return
+    known = tuple(dict.fromkeys((*structures, *parts)))
     for name in codes:
-        if name not in classes[1:]:
-            raise ValueError(f"codes are given for {name!r}, which is no class{nearest(name, classes[1:])}")
-    for name in classes[1:]:
+        if name not in known:
+            raise ValueError(f"codes are given for {name!r}, which is no class{nearest(name, known)}")
+    for name in structures:
         if name not in codes:
             raise ValueError(f"codes are given, but none for the class {name!r}: give category and type of each")
     seen: dict[object, str] = {}
-    for name, code in codes.items():
-        if (twin := seen.setdefault(code.same_as, name)) != name:
+    for name in structures:
+        if (twin := seen.setdefault(codes[name].same_as, name)) != name:
             raise ValueError(f"{twin!r} and {name!r} have the same codes: give them other types or modifiers")
 
 
@@ -361,6 +417,8 @@ class EvaluationSpec(Sparse):
     """How rounds and final models are scored.
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
+    ``select``: by its ``mean`` over sites, or by the ``worst`` site, for models that are to hold at sites that took no
+    part.
     ``start``: sites also score the weights that the run starts from, as round 0, which is never selected.
     ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
     scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
@@ -372,17 +430,28 @@ class EvaluationSpec(Sparse):
     Of segmentation: with ``reference``, training sites whose policy allows it tell sums over their scans at the end
     (`fedshift.schema.fingerprint`), which the model files keep for ``fedshift drift``.
 
+    ``guarantee``: the largest share, on average, of a structure that an outer outline may miss, or of an inner one that
+    may not be the structure, or of cases whose class may be missing in a set: sites whose policy allows it send risk
+    curves of the final models, and the model files say at which levels each site keeps that
+    (`fedshift.tasks.evaluation.guarantee`).
+
     Of segmentation by patches, for final models and for predictions: ``mirror`` takes the mean over all mirror images
     of the network's input; ``largest_component`` keeps only the largest connected part of each class; ``tolerance``
-    (mm) is by how much a surface may be off and still count in ``surface_dice``.
+    (mm) is by how much a surface may be off and still count in ``surface_dice``; ``cldice`` names the classes that are
+    thin, such as vessels, and have a centre-line Dice too (`fedshift.tasks.evaluation.centre_lines`).
+
+    Of classification: ``by_class`` scores final models for each class, with how many cases have it; by default if
+    pictures have several findings, if classes are in order, or if ``metric`` is not the accuracy. ``specificity``: the
+    one at which sensitivity is given.
     """
 
     RARE = (
-        *("metric", "start", "every", "gradient_norm", "local", "reference", "mirror", "largest_component"),
-        "tolerance",
+        *("metric", "select", "start", "every", "gradient_norm", "local", "reference", "mirror", "largest_component"),
+        *("tolerance", "cldice", "by_class", "specificity", "guarantee"),
     )
 
     metric: str | None = None
+    select: Literal["mean", "worst"] = "mean"
     start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
@@ -391,6 +460,10 @@ class EvaluationSpec(Sparse):
     mirror: bool = False
     largest_component: bool = False
     tolerance: float = Field(default=2.0, gt=0, le=100)
+    cldice: tuple[ClassName, ...] = ()
+    by_class: bool | None = None
+    specificity: float = Field(default=0.9, gt=0, lt=1)
+    guarantee: float | None = Field(default=None, gt=0, lt=1)
 
 
 class JobSpec(Sparse):
@@ -420,10 +493,16 @@ class JobSpec(Sparse):
     @model_validator(mode="after")
     def _scores_of_rounds_can_be_compared(self) -> Self:
         drawn = self.federation.sites_per_round
-        if self.task.schedule.patience is not None and drawn is not None and drawn < len(self.task.sites):
+        if drawn is None or drawn >= len(self.task.sites):
+            return self
+        comparing = {
+            "schedule.patience": self.task.schedule.patience is not None,
+            "evaluation.select: worst": self.evaluation.select == "worst",
+        }
+        for key in (key for key, asked in comparing.items() if asked):
             raise ValueError(
-                "schedule.patience compares the scores of rounds, and federation.sites_per_round asks other sites in "
-                "each: leave one of the two out"
+                f"{key} compares the scores of rounds, and federation.sites_per_round asks other sites in each: leave "
+                "one of the two out"
             )
         return self
 

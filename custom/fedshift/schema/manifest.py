@@ -16,11 +16,12 @@ from fedshift.runtime import SPACING_TOLERANCE as SPACING_TOLERANCE
 from fedshift.runtime import is_dummy_geometry as is_dummy_geometry
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
-from fedshift.schema.names import ClassName, few_names
+from fedshift.schema.names import ClassName, Name, Stratum, few_names
 from fedshift.schema.reading import Reading
 from fedshift.schema.strict import Sparse, Strict
 
 Split = Literal["train", "val", "test"]
+Stored = Literal["nifti", "png"]
 FILE_NAME = "manifest.json"
 _READING = b'"reading"'
 ORDER, LISTED = "order", "of the list"
@@ -34,20 +35,22 @@ SIMULATED = "simulated"
 PHANTOM = "phantom"
 """Key in ``preparation`` of simulated scans: the `PhantomOptions` that they were made with."""
 Counts = dict[Split, dict[str, int]]
-"""Split -> class -> number of pictures, including zeros."""
+"""Split -> class -> number of pictures, including zeros; of findings, of those that have it."""
 
 
 class Case(Sparse):
-    """One volume of a site.
+    """One volume of a site, with a mask; or to be classified, with a ``label`` or ``findings`` as a `Picture` has them.
 
     ``sha256_*``: hash of the decoded voxels, so that the same content under another name or compression
-    is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
+    is recognised; ``sha256_label`` is empty without a mask. ``shape`` is (slices, rows, columns), ``spacing``
+    millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
     ``reading``: how its files were read, under ``image`` or the names of the sequences, and ``mask``; it stays at the
-    site. ``subject``: whose scan it is, "" where its id alone says so.
+    site. ``subject``: whose scan it is, "" where its id alone says so. ``strata``: what the site's table says of it, by
+    column, for `fedshift.schema.validation`.
     """
 
-    RARE = ("reading", "subject")
+    RARE = ("reading", "subject", "label", "findings", "strata")
 
     id: str
     sha256_image: str
@@ -60,34 +63,53 @@ class Case(Sparse):
     offset: int
     reading: dict[str, Reading] = {}
     subject: str = ""
+    label: str = ""
+    findings: dict[str, bool] = {}
+    strata: dict[Name, Stratum] = {}
 
 
-class Picture(Strict):
+class Picture(Sparse):
     """One picture of a site. Its position in the manifest is its row in the cached arrays.
 
     ``sha256`` hashes the decoded RGB pixels before they are resized, or of a grey picture with more than 8 bits its
-    values; ``label`` names one of the site's classes.
+    values. ``label`` names one of the site's classes; or ``findings`` says of some of them whether the picture has it,
+    and those that it does not name are unknown. ``subject``: whose picture it is, "" where it is its own. ``strata``:
+    as of a `Case`.
     """
+
+    RARE = ("label", "findings", "subject", "strata")
 
     id: str
     sha256: str
-    label: str
+    label: str = ""
     split: Split
+    findings: dict[str, bool] = {}
+    subject: str = ""
+    strata: dict[Name, Stratum] = {}
 
 
-def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
-    """Number of pictures by split and class."""
-    numbers = Counter((picture.split, picture.label) for picture in pictures)
+def classes_of(entry: Case | Picture) -> tuple[str, ...]:
+    """The classes that a labelled picture or volume has: its label, or the findings that are true."""
+    return (entry.label,) if entry.label else tuple(name for name, has in entry.findings.items() if has)
+
+
+def count(entries: Iterable[Case | Picture], classes: Iterable[str]) -> Counts:
+    """Number of labelled pictures or volumes by split and class; one with several findings counts for each."""
+    numbers = Counter((entry.split, name) for entry in entries for name in classes_of(entry))
     classes = tuple(classes)
     return {split: {label: numbers[split, label] for label in classes} for split in get_args(Split)}
 
 
 class PhantomOptions(Strict):
-    """What ``fedshift data phantom`` made a site's scans with; ``matrices`` are those whose slices it cached."""
+    """What ``fedshift data phantom`` made a site's scans with; ``matrices`` are those whose slices it cached.
+
+    ``task``: which phantom it is. The last three are of the prostate's.
+    """
 
     cases: int = Field(strict=True, ge=1, le=10**6)
     seed: int = Field(strict=True, ge=0)
-    matrices: tuple[Annotated[int, Field(strict=True, ge=1, le=10**4)], ...] = Field(max_length=16)
+    task: Literal["prostate", "fundus"] = "prostate"
+    matrices: tuple[Annotated[int, Field(strict=True, ge=1, le=10**4)], ...] = Field(default=(), max_length=16)
     zones: bool = False
     sequences: Literal[1, 2] = 1
 
@@ -95,11 +117,15 @@ class PhantomOptions(Strict):
 class Manifest(Strict):
     """Description of a prepared site, written once by data_prep.
 
-    A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
+    A site has either volumes (``cases``) or ``pictures``. Pictures, and volumes without masks, have one label each, or
+    findings each. ``counts``: number of them by split and class (`count`).
     ``arrays``: for each folder of arrays that preparation wrote, by its name below ``arrays/``, the hash of its
     ``hashes.json`` (`fedshift.data.blocks`). Slices of volumes may also be cached later and are not listed then.
     ``sequences``: names of the image sequences of each case, such as T2 and ADC, in the order of their files; empty for
     one unnamed sequence. ``annotated``: the foreground classes that the site's masks outline; None for all of them.
+    ``stored``: the format of a case's files; ``png`` for pictures, which are volumes of one slice whose sequences are
+    their colours.
+    ``ignore``: whether masks have voxels to ignore (`fedshift.runtime.regions.IGNORED`).
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -110,10 +136,12 @@ class Manifest(Strict):
     classes: tuple[ClassName, ...]
     sequences: tuple[ClassName, ...] = ()
     annotated: tuple[ClassName, ...] | None = None
+    ignore: bool = False
     counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
     arrays: dict[str, str] = {}
+    stored: Stored = "nifti"
     licence: str
     citation: str
 
@@ -121,8 +149,15 @@ class Manifest(Strict):
     def _one_kind(self) -> Self:
         if bool(self.cases) == bool(self.pictures):
             raise ValueError("either 'cases' or 'pictures' must be filled: prepare the site again")
-        unknown = {picture.label for picture in self.pictures} - set(self.classes)
-        if unknown:
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_of_labels(self) -> Self:
+        ways = {(bool(entry.label), bool(entry.findings)) for entry in self.entries}
+        if len(ways) > 1 or (True, True) in ways or (self.pictures and (False, False) in ways):
+            raise ValueError("all have either one label each, or findings each: prepare the site again")
+        named = {name for entry in self.entries for name in (entry.label, *entry.findings)} - {""}
+        if unknown := named - set(self.classes):
             raise ValueError(f"a picture's label {min(unknown)!r} is none of the classes: prepare the site again")
         return self
 
@@ -137,7 +172,7 @@ class Manifest(Strict):
     def _counted(self) -> Self:
         if self.counts is None:
             return self
-        listed = count(self.pictures, self.classes)
+        listed = count(self.entries, self.classes)
         for split, of_class in listed.items():
             said = self.counts.get(split, {})
             for label in dict.fromkeys((*of_class, *said)):
@@ -149,9 +184,14 @@ class Manifest(Strict):
         return self
 
     @property
+    def pictured(self) -> bool:
+        """Whether its cases are pictures to segment."""
+        return self.stored == "png"
+
+    @property
     def has_unknown_spacing(self) -> bool:
-        """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
-        return any(self.known_spacing(case) is None for case in self.cases)
+        """Whether any volume has a dummy geometry, so that distances and volumes in mm mean nothing."""
+        return not self.pictured and any(self.known_spacing(case) is None for case in self.cases)
 
     def known_spacing(self, case: Case) -> tuple[float, float, float] | None:
         """A case's voxel size in mm along z, y, x; None if its header holds a placeholder."""
@@ -174,6 +214,21 @@ class Manifest(Strict):
         """What simulated scans were made with; None for others, and for a phantom of an earlier version."""
         said = self.preparation.get(PHANTOM)
         return None if said is None else PhantomOptions.parse(said, where="preparation.phantom")
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether its pictures or volumes have findings, of which several may be true at once, and not one label."""
+        return any(entry.findings for entry in self.entries)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether it has volumes with masks, and not something to classify."""
+        return any(not (case.label or case.findings) for case in self.cases)
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """The columns of the site's table that were kept, in their order."""
+        return tuple(dict.fromkeys(column for entry in self.entries for column in entry.strata))
 
     @property
     def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:
@@ -211,6 +266,8 @@ class Manifest(Strict):
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
         absent |= {key for key in ("arrays", "sequences") if not getattr(self, key)}
         absent |= {"annotated"} if self.annotated is None else set()
+        absent |= {"stored"} if self.stored == "nifti" else set()
+        absent |= set() if self.ignore else {"ignore"}
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, _text(content))
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedshift.schema.compression import Packed
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
+from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.policy import LedgerHead
 
@@ -123,7 +124,8 @@ class Scores:
     ``personal``: scores after local fine-tuning, if a method does that. ``evaluations``: full evaluations of some
     splits; ``personal_evaluation``: that of the fine-tuned model on the test split. ``against_local``: the model, as
     the site would use it, compared with the one that the site trained alone, if the job asks for it.
-    ``reference``: what the site tells of its scans, if the job asks for it and the site's policy lets it leave.
+    ``reference``: what the site tells of its scans, if the job asks for it and the site's policy lets it leave;
+    ``risks`` likewise, of the model.
     """
 
     site: str
@@ -134,3 +136,4 @@ class Scores:
     personal_evaluation: Evaluation | None = None
     against_local: LocalComparison | None = None
     reference: Reference | None = None
+    risks: RiskCurves | None = None

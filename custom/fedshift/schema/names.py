@@ -61,6 +61,14 @@ def _is_one_line(text: str) -> str:
     return text
 
 
+def _stratum(text: str) -> str:
+    if not text.isprintable() or text != text.strip() or not 0 < len(text) <= MAX_LENGTH:
+        raise ValueError(
+            f"{text[:MAX_LENGTH]!r} is no value of a stratum: write 1 to {MAX_LENGTH} printable characters"
+        )
+    return text
+
+
 Line = Annotated[str, Field(max_length=MOST_LINE), AfterValidator(_is_one_line)]
 """One short line of printable characters."""
 
@@ -69,3 +77,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length
 
 ClassName = Annotated[str, AfterValidator(_plain)]
 """Name of a class. It never begins with a character that MONAI, a spreadsheet or a shell would act upon."""
+
+Stratum = Annotated[str, AfterValidator(_stratum)]
+"""A value by which cases are grouped, such as ``3T`` or ``60-69``."""

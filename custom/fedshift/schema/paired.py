@@ -6,11 +6,19 @@ The site computes it, because scores of single cases need not leave (`fedshift.t
 from __future__ import annotations
 
 from math import isclose
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from fedshift.schema.evaluation import MOST_CASES, Number
+from fedshift.schema.evaluation import MOST_CASES, Number, Share
+from fedshift.schema.names import ClassName
 
 Verdict = Literal["better", "worse", "open"]
 """Whether the federated model is better or worse at the site than its own, or whether the cases cannot tell."""
@@ -27,6 +35,22 @@ POWER = 0.8
 """Of `LocalComparison.needed`: the chance that so many cases show the difference."""
 
 
+class PairedClass(BaseModel):
+    """The areas under the ROC curve of two models for one class, on the same cases.
+
+    ``p``: of DeLong's two-sided test that they are equal; None if some subjects have several cases, which the test
+    takes for independent, or for fewer than two cases with the class or without.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    positives: int = Field(ge=1, le=10**9)
+    negatives: int = Field(ge=1, le=10**9)
+    federated: Share
+    local: Share
+    p: Share | None = None
+
+
 class LocalComparison(BaseModel):
     """Federated against local on the same ``n`` test cases; every difference is federated minus local.
 
@@ -41,7 +65,8 @@ class LocalComparison(BaseModel):
     ``interval``: 95 % bootstrap interval of the mean difference. ``std``, ``quantiles``: of the differences, at
     `fedshift.schema.evaluation.QUANTILES`. ``needed``: about so many cases would show a difference of this size with
     the chance `POWER`. ``cases``: the pairs (federated, local) in the order of the site's manifest, without ids. A
-    value is None if the site's policy withholds it or if there are too few cases.
+    value is None if the site's policy withholds it or if there are too few cases. ``classes``: of a classifier that is
+    scored by class, those with cases of both kinds; left out of files and messages where there are none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,6 +85,12 @@ class LocalComparison(BaseModel):
     quantiles: tuple[Number, Number, Number, Number, Number] | None = None
     needed: int | None = Field(default=None, ge=1, le=10**12)
     cases: list[tuple[Number, Number]] | None = Field(default=None, max_length=MOST_CASES)
+    classes: dict[ClassName, PairedClass] = Field(default={}, max_length=256)
+
+    @model_serializer(mode="wrap")
+    def _without_classes(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if value or key != "classes"}
 
     @property
     def difference(self) -> float:

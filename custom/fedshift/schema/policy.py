@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict
 
 USUAL_SITES_IN_SUM = 3
@@ -95,6 +96,9 @@ class Policy(Strict):
     A survey (``fedshift survey``) gets sums over the site's cases: for it ``allow`` (statistics), ``min_cases``,
     ``encryption`` and the noise hold as for a job. ``survey_cases``: minimum cases for that, at least three, because of
     two whoever knows one could compute the other. ``scanners``: whether it gets the scanners' makes and models.
+
+    A validation (``fedshift job --evaluate``) gets sums over groups of cases, none of fewer than ``survey_cases`` and
+    ``min_cases``. ``strata``: the columns of the site's table that make such groups; None for all that it has kept.
     """
 
     train: bool = True
@@ -109,6 +113,7 @@ class Policy(Strict):
     case_scores: bool = False
     survey_cases: int = Field(default=3, ge=3)
     scanners: bool = False
+    strata: tuple[Name, ...] | None = None
 
     @model_validator(mode="after")
     def _one_noise_on_the_network(self) -> Self:
@@ -117,9 +122,27 @@ class Policy(Strict):
         return self
 
     @property
+    def least_told(self) -> int:
+        """The fewest subjects whose sums alone may leave: in a survey, a validation, or risk curves."""
+        return max(self.min_cases, self.survey_cases)
+
+    @property
     def covers_network(self) -> bool:
         """Whether the network leaves with noise only."""
         return self.weights is not None or self.dp_sgd is not None
+
+    @property
+    def withholds_means(self) -> str:
+        """Why means over the site's cases that are no scores, and have no noise, may not leave; empty if they may."""
+        if "statistics" not in self.allow:
+            return "its policy does not allow statistics (privacy.allow)"
+        if self.encryption is not None:
+            return "its policy wants what leaves encrypted (privacy.encryption), and they are not"
+        if self.statistics is not None or self.covers_network:
+            return "its policy puts noise on what leaves (privacy.statistics, weights or dp_sgd), and they have none"
+        if self.budget is not None:
+            return "its policy has a budget (privacy.budget), and they have no noise"
+        return ""
 
 
 class LedgerHead(Strict):

@@ -18,6 +18,9 @@ from fedshift.schema.reading import Reading
 from fedshift.schema.results import DataRecord, JobRecord, Metrics
 from fedshift.schema.strict import first_fault
 
+FALSE_POSITIVES = ("false_positives", "false_positives_mm2", "false_positives_px")
+"""What cases without a class have in place of the other scores: a volume, or of pictures an area."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -108,8 +111,8 @@ def mean_metrics(values: Iterable[Metrics]) -> Metrics:
     return {name: fmean(metrics[name] for metrics in values if name in metrics) for name in names}
 
 
-class LabelledScans(_Record):
-    """Scores of a model file on scans with masks, by ``fedshift evaluate``.
+class ScoredModel(_Record):
+    """A model file, as what ``fedshift evaluate`` records says of it.
 
     ``job`` is the one that trained the model, and ``versions`` are those that scored it.
 
@@ -120,6 +123,45 @@ class LabelledScans(_Record):
         sites: that trained it.
         kind: what its training data are.
         statistics: whose were used, in words.
+    """
+
+    model: str
+    sha256: str
+    round: int
+    sites: list[str]
+    kind: Literal["phantom", "patients", "images"]
+    statistics: str
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether the model was trained on simulated data."""
+        return self.kind == "phantom"
+
+
+class LabelledImages(ScoredModel):
+    """Scores of a classifier on images with a table of labels, by ``fedshift evaluate``.
+
+    Attributes:
+        thresholds: whose decided which findings are there, in words; empty if images have one class each.
+        classes: the model's.
+        cases: how many were scored.
+        subjects: whose cases these are.
+        evaluation: of all cases.
+    """
+
+    FILE_NAME = "classification.json"
+
+    thresholds: str
+    classes: list[str]
+    cases: int
+    subjects: int
+    evaluation: Evaluation
+
+
+class LabelledScans(ScoredModel):
+    """Scores of a model file on scans with masks, by ``fedshift evaluate``.
+
+    Attributes:
         tolerance: of surface Dice, in mm.
         classes: the model's foreground classes.
         cases: those that were scored, in the order of the scores of single cases.
@@ -136,12 +178,6 @@ class LabelledScans(_Record):
 
     FILE_NAME = "evaluation.json"
 
-    model: str
-    sha256: str
-    round: int
-    sites: list[str]
-    kind: Literal["phantom", "patients", "images"]
-    statistics: str
     tolerance: float
     classes: list[str]
     cases: list[str]
@@ -166,17 +202,16 @@ class LabelledScans(_Record):
         """The cases that have a score, in the order of its single values."""
         plain, _, name = score.partition(" ")
         lacks = [set(self.lacking.get(each, ())) for each in ([name] if name else self.outlined)]
-        if plain == "false_positives":
+        if plain in FALSE_POSITIVES:
             return [case for case in self.cases if any(case in each for each in lacks)]
         return [case for case in self.cases if not all(case in each for each in lacks)]
 
     @property
     def outlined(self) -> list[str]:
         """The classes that the masks outline."""
-        scored = [name for name in self.classes if {f"dice {name}", f"false_positives {name}"} & self.scores.keys()]
+        scored = [
+            name
+            for name in self.classes
+            if {f"{score} {name}" for score in ("dice", *FALSE_POSITIVES)} & self.scores.keys()
+        ]
         return scored or self.classes
-
-    @property
-    def is_phantom(self) -> bool:
-        """Whether the model was trained on simulated scans."""
-        return self.kind == "phantom"

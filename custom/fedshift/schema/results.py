@@ -14,6 +14,7 @@ from fedshift import __version__
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
+from fedshift.schema.guarantee import Guarantee
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import PhantomOptions, Split
 from fedshift.schema.paired import LocalComparison
@@ -231,7 +232,8 @@ class Final(_Model):
     ``own_best``: each site's own best round, if the job has test scores of every round. ``against_local``: the best
     model at each site, as the site would use it, against the model that the site trained alone. ``image_free``: scores
     of a guess from the training masks alone (`fedshift.tasks.evaluation.image_free`), site -> split -> metrics, of runs
-    that segment with all sites on one machine; ``all`` of sites that are held out.
+    that segment with all sites on one machine; ``all`` of sites that are held out. ``guarantee``: what the best model
+    promises, with what came of it on test cases, if the job has ``evaluation.guarantee``.
     """
 
     best: FinalScores
@@ -243,6 +245,12 @@ class Final(_Model):
     own_best: dict[str, OwnBest] = {}
     against_local: dict[str, LocalComparison] = {}
     image_free: dict[str, dict[str, Metrics]] = {}
+    guarantee: Guarantee | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_guarantee(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "guarantee" or value is not None}
 
 
 class Results(_Model):
@@ -327,11 +335,11 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
             local=job.evaluation.local,
             settings=deciding_settings(job),
         ),
-        versions=_versions(),
+        versions=versions(),
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     versions = {"fedshift": __version__, "python": platform.python_version(), "machine": platform.machine()}
     for package in ("torch", "numpy", "monai", "nvflare"):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -19,26 +18,18 @@ from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import EvaluationSpec, JobSpec
-from fedshift.schema.manifest import Manifest, Split
+from fedshift.schema.manifest import Case, Manifest, Picture, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks import networks
 from fedshift.tasks.cache import Cache, place
+from fedshift.tasks.evaluation.case_scores import CaseScores
+from fedshift.tasks.evaluation.guarantee import CaseRisks
 from fedshift.tasks.losses import Logits
 
 Sizes = Mapping[str, tuple[int, ...]]
 Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
-
-
-@dataclass
-class CaseScores:
-    """Scores of single cases, in the order of the manifest. They stay at the site."""
-
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-    """Score -> its value for each case (n,); NaN for a case that has none."""
-    subjects: list[str] | None = None
-    """Whose each case is; None if every case is of another subject."""
 
 
 EVALUATED = 64 * 40
@@ -54,6 +45,8 @@ class SiteData(Samples):
     """Samples in a batch of evaluation."""
     cache: Cache
     """``data.cache``."""
+    standard: np.ndarray | None = None
+    """Of each case and sequence its standard landmarks (`fedshift.data.resampled.ResampledVolumes`)."""
     _on_device: tuple[Tensor, Tensor] | None = None
     """The arrays of images and labels, if they lie on the device."""
 
@@ -109,11 +102,15 @@ class SiteData(Samples):
 
     def subjects_of(self, cases: np.ndarray) -> np.ndarray:
         """Whose each of these cases is, (n,): the number of the first case of the same subject (`subject_of`)."""
-        if not self.manifest.cases:
-            return cases  # every picture is of a subject of its own
         first: dict[str, int] = {}
-        subjects = [first.setdefault(subject_of(case), k) for k, case in enumerate(self.manifest.cases)]
+        entries: Sequence[Case | Picture] = self.manifest.entries
+        subjects = [first.setdefault(subject_of(entry), k) for k, entry in enumerate(entries)]
         return np.asarray(np.array(subjects, dtype=np.int64)[cases])
+
+    def subject_names(self, cases: np.ndarray) -> list[str] | None:
+        """Whose each of these cases is; None if each is of another subject."""
+        numbers = self.subjects_of(cases)
+        return None if len(np.unique(numbers)) == len(numbers) else [str(number) for number in numbers]
 
     @property
     def n_train(self) -> int:
@@ -122,6 +119,14 @@ class SiteData(Samples):
     @property
     def n_images(self) -> int:
         return len(self.window_cases("train"))
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        return self.landmarks_of("train")
+
+    def landmarks_of(self, subset: Subset) -> np.ndarray | None:
+        """Those of a subset's volumes, (cases, S, 9); None without ``normalise: landmarks``."""
+        return None if self.standard is None else self.standard[np.unique(self.cases(subset))]
 
     def image_samples(self, index: np.ndarray) -> Tensor:
         """Windows of the training split by their place."""
@@ -164,6 +169,11 @@ class SiteData(Samples):
         """
         task = job.task
         self.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
+        if self.manifest.ignore and not task.ignore:
+            raise DataError(
+                "ignore-unknown",
+                f"site {site}: its masks have voxels to ignore, and the task {task.name} has none: set ignore=true",
+            )
         if (without := self.manifest.preparation.get(WITHOUT_STRUCTURE)) and not task.takes_empty:
             raise DataError(
                 "mask-empty",
@@ -181,7 +191,10 @@ class ScanData(SiteData):
 
     def check_masks(self, folder: Path) -> None:
         """Refuse a folder without the mask of every case (`DataError`)."""
-        lost = next((case.id for case in self.manifest.cases if not mask_file(folder, case.id).is_file()), None)
+        lost = next(
+            (case.id for case in self.manifest.cases if not mask_file(folder, case.id, self.manifest.stored).is_file()),
+            None,
+        )
         if lost is not None:
             said = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
             raise DataError("mask-missing", f"{folder / 'volumes'} {said}")
@@ -212,6 +225,10 @@ class Everything(Samples):
     def n_images(self) -> int:
         return len(self._data.window_cases("all"))
 
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        return self._data.landmarks_of("all")
+
     def image_samples(self, index: np.ndarray) -> Tensor:
         return self._data.windows(index, "all")
 
@@ -227,11 +244,13 @@ class Task(Protocol):
     """The settings under ``data`` of a task of this kind."""
     dense: bool
     """Whether every pixel or voxel has a class, and channels are slices or sequences of a scan and not colours."""
+    findings: bool
+    """Whether an image may have several of the classes: targets are then (B, K), 1, 0, or NaN where it is unknown."""
     spatial: tuple[int, ...]
     """Size of an image as the network sees it in training, without batch and channels."""
     sizes: Sizes
-    """What words in a method's array shapes stand for: ``spatial``, ``half spatial`` (of a real spectrum), ``classes``.
-    """
+    """What words in a method's array shapes stand for: ``spatial``, ``half spatial`` (of a real spectrum), ``classes``,
+    ``sequences`` (1 of a scan without several)."""
     evaluated: int
     """About how many images of one channel and of this size evaluation holds at once."""
     metric: str
@@ -262,8 +281,8 @@ class Task(Protocol):
             DataError: it is damaged, or not what the job expects (`SiteData.check_fits`).
         """
 
-    def at(self, data: SiteData) -> Task:
-        """The task at a site: itself, unless the site's labels are other than the task's."""
+    def at(self, data: SiteData, *more: SiteData) -> Task:
+        """The task at a site, or at several that are pooled: itself, unless their labels are other than the task's."""
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
@@ -280,8 +299,19 @@ class Task(Protocol):
             apart: whether no pass of the network may have images of several batches.
         """
 
+    def predicted(self, logits: Tensor) -> Tensor:
+        """What `scores` is given of logits (B, K, …), on the CPU: predicted classes, or sets of regions
+        (`fedshift.runtime.regions`), (B, …) uint8; or of a task whose scores need more `probabilities`.
+        """
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Probabilities of the classes, or regions, of logits, (B, K, …) float32 on the CPU.
+
+        NaN becomes 0 for every class, so that a broken model gets low scores and not an error.
+        """
+
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:
-        """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
+        """Scores of what `predicted` gives, which comes batch by batch in the order of ``data.eval_images``.
 
         What selects the best round: quick, on what the network sees.
         """
@@ -299,12 +329,46 @@ class Task(Protocol):
         """Evaluate a final model on a subset that has samples.
 
         Args:
-            probabilities: of the classes, (B, K, …) float32 on the CPU, batch by batch in the order of ``eval_images``.
+            probabilities: `probabilities` (B, K, …) on the CPU, batch by batch in the order of ``eval_images``.
             data: the site's.
             subset: which of its samples.
             seed: of the bootstrap.
             share_cases: whether scores of single cases may leave.
             keep: gets every score of single cases, for comparisons at the site, whether they may leave or not.
+        """
+
+    def risks(self, probabilities: Iterator[Tensor], data: SiteData, subset: Subset) -> CaseRisks:
+        """Risk curves of a subset's cases (`fedshift.tasks.evaluation.guarantee`), on the scans' own grids.
+
+        ``probabilities`` come as for `evaluate`.
+        """
+
+
+class OneClass:
+    """What tasks have in common whose images, or their pixels, are each of one class."""
+
+    findings = False
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        """The most likely classes, (B, …) uint8."""
+        return logits.argmax(1).to(torch.uint8).cpu()  # in this order only bytes leave a GPU
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The softmax, (B, K, …)."""
+        return logits.float().softmax(1).nan_to_num_(0).cpu()
+
+
+class ClassifyingTask(Task, Protocol):
+    """A task that gives each image classes."""
+
+    @property
+    def measures_labels(self) -> str:
+        """The setting by which the training of one image depends on the labels of the site's others, if one does."""
+
+    def decided(self, probabilities: Iterator[Tensor], data: SiteData) -> Task:
+        """The task as final models are evaluated at a site, whose validation part may choose thresholds.
+
+        ``probabilities`` are those of the validation part, as for `evaluate`.
         """
 
 
@@ -334,21 +398,32 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
 
 
 def refuse_patch_options(job: JobSpec) -> None:
-    """Refuse options of evaluation that only segmentation by patches has (`ConfigError`)."""
-    fields = EvaluationSpec.model_fields
-    for key in ("mirror", "largest_component", "tolerance"):
-        default = fields[key].default
-        if getattr(job.evaluation, key) != default:
+    """Refuse regions, labels to ignore and options of evaluation, which only segmentation by patches has.
+
+    Raises:
+        ConfigError: the job has some.
+    """
+    for key in ("regions", "ignore"):
+        if getattr(job.task, key):
             raise ConfigError(
                 "options-clash",
-                f"evaluation.{key} is for segmentation by patches: set data.patch, or evaluation.{key}="
-                f"{str(default).lower()}",
+                f"task {job.task.name}: {key!r} is for segmentation by patches: set data.patch, or leave it out",
+            )
+    fields = EvaluationSpec.model_fields
+    for key in ("mirror", "largest_component", "tolerance", "cldice"):
+        default = fields[key].default
+        if getattr(job.evaluation, key) != default:
+            plain = str(default).lower() if default != () else "[]"
+            raise ConfigError(
+                "options-clash",
+                f"evaluation.{key} is for segmentation by patches: set data.patch, or evaluation.{key}={plain}",
             )
 
 
-def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
+def sizes(spatial: Sequence[int], n_classes: int, *, sequences: int = 1) -> Sizes:
     """`Task.sizes` of images of one size."""
-    return {"spatial": tuple(spatial), "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1), "classes": (n_classes,)}
+    half = (*spatial[:-1], spatial[-1] // 2 + 1)
+    return {"spatial": tuple(spatial), "half spatial": half, "classes": (n_classes,), "sequences": (sequences,)}
 
 
 def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:
@@ -358,7 +433,7 @@ def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = 
         spec.name,
         spec.options,
         in_channels=in_channels,
-        n_classes=len(job.task.classes),
+        n_classes=job.task.outputs,
         seed=derive_seed(job.seed, "server", 0, "weights"),
         spatial_dims=len(spatial) or 2,
         patch=spatial or None,

@@ -9,6 +9,10 @@ A loss takes logits (B, K, *spatial) and a target: classes (B, *spatial) int64, 
 - **Classes that a site has not outlined** (``annotated``) may be anywhere in what its masks call background. Their
   probabilities are added to the background's, before any loss (marginal loss: Fang and Yan, TMI 2020; Shi et al.,
   Medical Image Analysis 2021), by the logarithm of the sum of exponentials over their logits and the background's.
+- **Regions** (`fedshift.schema.regions`) have an output each: classes, or shares of them, become regions, and the loss
+  is of sigmoids, a mean over regions. Those that a site's masks do not outline are left out.
+- **Voxels to ignore** (of value `IGNORED`, or of shares that lack a part) are taken out before any loss, so that it is
+  over the others, of the batch for fedshift's losses and with ``batch: true``, else a mean over samples that have some.
 - **Precision**: float32 (float64 stays), whatever the network computes in.
 """
 
@@ -24,7 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.regions import Regions
 from fedshift.schema.strict import nearest
 from fedshift.tasks.precision import precise
 
@@ -48,8 +54,12 @@ def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
     ``logits`` (B, K, *spatial); ``target`` (B, *spatial) int64 or soft (B, K, *spatial).
     """
     probability = logits.softmax(1)
-    target = shares(target, logits.shape[1]).to(probability.dtype)
-    dims = (0, *range(2, logits.dim()))
+    return _soft_dice(probability, shares(target, logits.shape[1]).to(probability.dtype))
+
+
+def _soft_dice(probability: Tensor, target: Tensor) -> Tensor:
+    """1 − mean over channels of the soft Dice of two (B, K, *spatial), over all else."""
+    dims = (0, *range(2, probability.dim()))
     overlap = (probability * target).sum(dims)
     dice = (2 * overlap + SMOOTH) / (probability.sum(dims) + target.sum(dims) + SMOOTH)
     return 1 - dice.mean()
@@ -65,25 +75,38 @@ def shares(target: Tensor, n_classes: int) -> Tensor:
     return target if target.is_floating_point() else functional.one_hot(target, n_classes).movedim(-1, 1)
 
 
+def regions_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """`dice_loss` of regions; both (B, R, *spatial)."""
+    return _soft_dice(logits.sigmoid(), target)
+
+
+def regions_ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """`ce_dice_loss` of regions, with the mean of their binary cross-entropies; both (B, R, *spatial)."""
+    return (functional.binary_cross_entropy_with_logits(logits, target) + regions_dice_loss(logits, target)) / 2
+
+
 OWN: Mapping[str, Base] = {"ce_dice": ce_dice_loss, "dice": dice_loss}
+OWN_OF_REGIONS: Mapping[str, Base] = {"ce_dice": regions_ce_dice_loss, "dice": regions_dice_loss}
 
 
 @dataclass(frozen=True)
 class Allowed:
     """A loss of ``monai.losses``.
 
-    ``given``: options that follow from the task. ``soft``: whether targets may be shares of classes. ``marginal``:
-    whether it is of the softmax's probabilities alone, so that classes can be added up. ``foreground``: whether it can
-    be of the foreground alone; not where MONAI cuts the background off before the softmax, which then never learns it.
+    ``given``: options that follow from classes that exclude each other. ``soft``: whether targets may be shares of
+    classes. ``marginal``: whether it is of the softmax's probabilities alone, so that classes can be added up.
+    ``foreground``: whether it can be of the foreground alone; not where MONAI cuts the background off before the
+    softmax, which then never learns it. ``everywhere``: whether it needs all voxels, and not single ones.
     """
 
     given: Mapping[str, Any]
     soft: bool = True
     marginal: bool = True
     foreground: bool = True
+    everywhere: bool = False
 
 
-SOFTMAX = {"softmax": True}
+SOFTMAX, SIGMOID = {"softmax": True}, {"sigmoid": True}
 ALLOWED: Mapping[str, Allowed] = {
     "DiceLoss": Allowed(SOFTMAX),
     "DiceCELoss": Allowed(SOFTMAX),
@@ -91,16 +114,27 @@ ALLOWED: Mapping[str, Allowed] = {
     "FocalLoss": Allowed({"use_softmax": True}, foreground=False),
     "GeneralizedDiceLoss": Allowed(SOFTMAX),
     "GeneralizedDiceFocalLoss": Allowed(SOFTMAX, marginal=False),
-    "HausdorffDTLoss": Allowed(SOFTMAX, soft=False),
-    "LogHausdorffDTLoss": Allowed(SOFTMAX, soft=False),
+    "HausdorffDTLoss": Allowed(SOFTMAX, soft=False, everywhere=True),
+    "LogHausdorffDTLoss": Allowed(SOFTMAX, soft=False, everywhere=True),
+    "SoftDiceclDiceLoss": Allowed(SOFTMAX, everywhere=True),
+    "SoftclDiceLoss": Allowed(SOFTMAX, everywhere=True),
     "TverskyLoss": Allowed(SOFTMAX),
 }
-IGNORED = "ignore_index"
+IGNORE_INDEX = "ignore_index"
 """A class whose voxels count for nothing. It would be another class where `marginal` numbers the classes anew."""
-WITHHELD = frozenset({"self", "to_onehot_y", "sigmoid", "softmax", "use_softmax", "other_act", "reduction", IGNORED})
+WITHHELD = frozenset(
+    {"self", "to_onehot_y", "sigmoid", "softmax", "use_softmax", "other_act", "reduction", IGNORE_INDEX}
+)
 """What the task decides, or is not plain data."""
 OF_CLASSES = frozenset({"weight", "alpha"})
 """Options that may have one number for each class."""
+NOT_OF_REGIONS: Mapping[str, str] = {
+    "include_background": "regions have no background",
+    "label_smoothing": "a binary cross-entropy has none",
+}
+"""Options that regions do not have, and why."""
+WHOLE = 0.999
+"""Sum of a voxel's shares from which on none of them is ignored."""
 SURE = 30.0
 """A logit so far above the others that its softmax is 1 in float32."""
 
@@ -118,10 +152,32 @@ def takes_soft_targets(name: str) -> bool:
 class Loss:
     """A scalar for a batch; see the module. ``soft`` says whether targets may be shares of classes."""
 
-    def __init__(self, name: str, base: Base, *, soft: bool, n_classes: int, annotated: tuple[int, ...] | None) -> None:
-        """``annotated``: foreground classes that are outlined, None for all."""
+    def __init__(
+        self,
+        name: str,
+        base: Base,
+        *,
+        soft: bool,
+        annotated: tuple[int, ...] | None,
+        regions: Regions | None = None,
+        ignores: bool = False,
+        by_sample: bool = False,
+    ) -> None:
+        """Make a loss of a loss of all voxels.
+
+        Args:
+            name: of ``base``.
+            base: of classes, or of regions.
+            soft: whether targets may be shares of classes.
+            annotated: foreground classes, or of ``regions`` the numbers from 0, that are outlined; None for all.
+            regions: of the task.
+            ignores: whether targets may have voxels to ignore.
+            by_sample: whether ``base`` is a mean over samples.
+        """
         self.name, self.soft = name, soft
-        self._base, self._n_classes, self._annotated = base, n_classes, annotated
+        self._base, self._annotated, self._ignores, self._by_sample = base, annotated, ignores, by_sample
+        kept = None if regions is None else regions.table if annotated is None else regions.table[:, list(annotated)]
+        self._table = None if kept is None else torch.from_numpy(kept).float()
 
     def __call__(self, logits: Logits, target: Tensor) -> Tensor:
         """The loss, in float32 or float64."""
@@ -140,9 +196,40 @@ class Loss:
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = precise(logits)
+        if not self._ignores:
+            return self._of_known(logits, target)
+        known = target.sum(1) > WHOLE if target.is_floating_point() else target != IGNORED
+        if known.all():
+            return self._of_known(logits, target)
+        if not self._by_sample:
+            return self._of_some(logits, target, known)
+        losses = [self._of_some(*(part[None] for part in each)) for each in zip(logits, target, known, strict=True)]
+        return torch.stack(losses).sum() / known.flatten(1).any(1).sum().clamp(min=1)
+
+    def _of_some(self, logits: Tensor, target: Tensor, known: Tensor) -> Tensor:
+        """Of the voxels ``known`` (B, *spatial) as one row; 0 if there is none."""
+        if not known.any():
+            return (logits * 0).sum()
+        logits = logits.movedim(1, -1)[known].T[None]
+        target = target.movedim(1, -1)[known].T[None] if target.is_floating_point() else target[known][None]
+        return self._of_known(logits, target)
+
+    def _of_known(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self._table is not None:
+            logits = logits if self._annotated is None else logits[:, list(self._annotated)]
+            return self._base(logits, in_regions(target, self._table.to(logits)))
         if self._annotated is not None:
             logits, target = marginal(logits, target, annotated=self._annotated)
         return self._base(logits, target)
+
+
+def in_regions(target: Tensor, table: Tensor) -> Tensor:
+    """Classes (B, *spatial), or shares of them (B, K, *spatial), as shares of regions (B, R, *spatial).
+
+    ``table`` (K, R): the part of each class that is in a region, 0 or 1.
+    """
+    classes = target.movedim(1, -1).to(table) @ table if target.is_floating_point() else table[target]
+    return classes.movedim(-1, 1)
 
 
 def marginal(logits: Tensor, target: Tensor, *, annotated: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -172,7 +259,14 @@ def _at(target: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def make_loss(
-    name: str, options: Mapping[str, Any], *, n_classes: int, annotated: Sequence[int] | None = None, dims: int = 2
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    n_classes: int,
+    annotated: Sequence[int] | None = None,
+    dims: int = 2,
+    regions: Regions | None = None,
+    ignores: bool = False,
 ) -> Loss:
     """A loss by name. One of MONAI is tried once, so that bad values of its options are found here.
 
@@ -182,41 +276,51 @@ def make_loss(
         n_classes: with background.
         annotated: the foreground classes (their indices, from 1) that the site's masks outline; None for all.
         dims: spatial ones of the images, in which the loss is tried.
+        regions: of the task, which the network's outputs are then.
+        ignores: whether targets may have voxels to ignore.
 
     Raises:
         ConfigError: no such loss or option, a value that does not fit, a number of weights that is not the number of
-            classes, no annotated class, or a loss that cannot leave classes out.
+            classes, no annotated class or region, or a loss that cannot leave classes or voxels out.
     """
     if name not in available():
         raise ConfigError("unknown-loss", f"there is no loss {name!r}{nearest(name, available())}")
-    if annotated is not None:
-        annotated = tuple(sorted(set(annotated)))
-        if not annotated or annotated[0] < 1 or annotated[-1] >= n_classes:
-            raise ConfigError(
-                "invalid-value",
-                f"loss {name}: annotated classes are some of 1 to {n_classes - 1}, not {list(annotated) or 'none'}",
-            )
-    partial = None if annotated is None or len(annotated) == n_classes - 1 else tuple(annotated)
+    outputs = n_classes if regions is None else len(regions.names)
+    partial = _partial(name, annotated, n_classes, regions)
     if name in OWN:
         if options:
             raise ConfigError(
                 "unknown-option",
                 f"loss {name} has no options: leave out {', '.join(options)}, or take {PREFIX}DiceCELoss",
             )
-        return Loss(name, OWN[name], soft=True, n_classes=n_classes, annotated=partial)
+        base = OWN[name] if regions is None else OWN_OF_REGIONS[name]
+        return Loss(name, base, soft=True, annotated=partial, regions=regions, ignores=ignores)
     allowed = ALLOWED[name.removeprefix(PREFIX)]
-    if partial is not None and not allowed.marginal:
+    if regions is None and partial is not None and not allowed.marginal:
         raise ConfigError(
             "loss-unfit",
             f"loss {name} cannot leave classes out, since it is not of the softmax's probabilities alone, and a site "
             f"annotates {len(partial)} of {n_classes - 1} classes: take {PREFIX}DiceCELoss",
         )
+    if ignores and allowed.everywhere:
+        raise ConfigError(
+            "loss-unfit",
+            f"loss {name} is of distances or centre lines, which need all voxels, and the task has voxels to ignore: "
+            f"take {PREFIX}DiceCELoss",
+        )
     with torch.device("cpu"):  # jobs are checked with tasks that are made without memory, and a trial needs values
-        chosen = _chosen(name, options, allowed, n_classes=n_classes, annotated=partial)
+        chosen = _chosen(name, options, allowed, outputs=outputs, annotated=partial, regions=regions)
         try:
-            base = _Monai(*(_class(name)(**chosen, **allowed.given, to_onehot_y=hard) for hard in (True, False)))
-            loss = Loss(name, base, soft=allowed.soft, n_classes=n_classes, annotated=partial)
-            _try(loss, n_classes=n_classes, dims=dims)
+            loss = Loss(
+                name,
+                _monai(name, chosen, allowed, of_regions=regions is not None),
+                soft=allowed.soft,
+                annotated=partial,
+                regions=regions,
+                ignores=ignores,
+                by_sample=not options.get("batch"),
+            )
+            _try(loss, n_classes=n_classes, dims=dims, regions=regions)
         except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigError(
@@ -225,7 +329,35 @@ def make_loss(
     return loss
 
 
-def _try(loss: Loss, *, n_classes: int, dims: int) -> None:
+def _partial(
+    name: str, annotated: Sequence[int] | None, n_classes: int, regions: Regions | None
+) -> tuple[int, ...] | None:
+    """The classes, or the numbers of the regions, that are outlined; None for all."""
+    if annotated is None:
+        return None
+    kept = tuple(sorted(set(annotated)))
+    if not kept or kept[0] < 1 or kept[-1] >= n_classes:
+        raise ConfigError(
+            "invalid-value",
+            f"loss {name}: annotated classes are some of 1 to {n_classes - 1}, not {list(kept) or 'none'}",
+        )
+    if regions is None:
+        return None if len(kept) == n_classes - 1 else kept
+    known = regions.known(kept)
+    if not known:
+        raise ConfigError("invalid-value", f"loss {name}: the annotated classes are all of no region")
+    return None if len(known) == len(regions.names) else known
+
+
+def _monai(name: str, chosen: Mapping[str, Any], allowed: Allowed, *, of_regions: bool) -> Base:
+    if not of_regions:
+        return _Monai(*(_class(name)(**chosen, **allowed.given, to_onehot_y=hard) for hard in (True, False)))
+    given = {} if "use_softmax" in allowed.given else SIGMOID
+    made = _class(name)(**chosen, **given, include_background=True, to_onehot_y=False)  # the first is a region too
+    return _OfRegions(_DiceBce(made) if name == f"{PREFIX}DiceCELoss" else made)
+
+
+def _try(loss: Loss, *, n_classes: int, dims: int, regions: Regions | None) -> None:
     """Call a loss on a sample that the network is sure of and on one that it is not; both have voxels of all classes.
 
     No side has a length that a list with a number for each class could be taken for.
@@ -235,7 +367,8 @@ def _try(loss: Loss, *, n_classes: int, dims: int) -> None:
     """
     target = (torch.arange(n_classes + 3) % n_classes).expand(2, *[2] * (dims - 1), n_classes + 3)
     soft = shares(target, n_classes).float()
-    logits = soft * torch.tensor([SURE, 0.0]).reshape(2, *[1] * (dims + 1))
+    sure = soft if regions is None else 2 * in_regions(soft, torch.from_numpy(regions.table).float()) - 1
+    logits = sure * torch.tensor([SURE, 0.0]).reshape(2, *[1] * (dims + 1))
     for each in (target, soft) if loss.soft else (target,):
         value = loss(logits, each)
         if value.shape or not value.isfinite():
@@ -244,13 +377,22 @@ def _try(loss: Loss, *, n_classes: int, dims: int) -> None:
 
 def _class(name: str) -> Any:
     module = importlib.import_module("monai.losses")
-    if not hasattr(module, name.removeprefix(PREFIX)):
-        raise ConfigError("library-old", f"loss {name} is not in the MONAI that is installed: install a newer one")
-    return getattr(module, name.removeprefix(PREFIX))
+    short = name.removeprefix(PREFIX)
+    made = getattr(module, short, None)
+    if made is None or not ALLOWED[short].given.keys() <= inspect.signature(made.__init__).parameters.keys():
+        said = f"loss {name} is not in the MONAI that is installed, or takes no softmax there: install a newer one"
+        raise ConfigError("library-old", said)
+    return made
 
 
 def _chosen(
-    name: str, options: Mapping[str, Any], allowed: Allowed, *, n_classes: int, annotated: tuple[int, ...] | None
+    name: str,
+    options: Mapping[str, Any],
+    allowed: Allowed,
+    *,
+    outputs: int,
+    annotated: tuple[int, ...] | None,
+    regions: Regions | None,
 ) -> dict[str, Any]:
     """A job's options as MONAI takes them."""
     parameters = inspect.signature(_class(name).__init__).parameters
@@ -258,17 +400,19 @@ def _chosen(
     background = options.get("include_background", True)
     chosen: dict[str, Any] = {}
     for key, value in options.items():
-        if key == IGNORED:
+        if key == IGNORE_INDEX:
             raise ConfigError(
                 "option-fixed",
-                f"loss {name}: there is no class to ignore, and classes that a site's masks do not outline are left "
-                f"out of its loss already: leave {key} out of loss.options",
+                f"loss {name}: voxels to ignore are said with ignore: true in the task, and classes that a site's "
+                f"masks do not outline are left out of its loss already: leave {key} out of loss.options",
             )
         if key in WITHHELD:
             raise ConfigError("option-fixed", f"loss {name}: {key} follows from the task: leave it out of loss.options")
         if key not in known:
             raise ConfigError("unknown-option", f"loss {name}: unknown option {key!r}{nearest(key, known)}")
-        chosen[key] = _value(name, key, value, n_classes, background, annotated)
+        if regions is not None and key in NOT_OF_REGIONS:
+            raise ConfigError("option-fixed", f"loss {name}: {NOT_OF_REGIONS[key]}: leave {key} out of loss.options")
+        chosen[key] = _value(name, key, value, outputs, background, annotated, of_regions=regions is not None)
     if not background and not allowed.foreground:
         raise ConfigError(
             "options-clash",
@@ -278,21 +422,32 @@ def _chosen(
     return chosen
 
 
-def _value(name: str, key: str, value: Any, n_classes: int, background: bool, annotated: tuple[int, ...] | None) -> Any:
-    """An option as MONAI takes it: numbers for each class as a tensor, without those of classes that are left out."""
+def _value(
+    name: str,
+    key: str,
+    value: Any,
+    outputs: int,
+    background: bool,
+    annotated: tuple[int, ...] | None,
+    *,
+    of_regions: bool,
+) -> Any:
+    """An option as MONAI takes it: numbers for each class or region as a tensor, without those that are left out."""
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(number, int | float) for number in value):
         raise ConfigError("invalid-value", f"loss {name}: option {key} must be a number, a word or a list of numbers")
     first = 0 if background or name == f"{PREFIX}DiceCELoss" else 1  # DiceCE's cross-entropy has all classes
-    if key in OF_CLASSES and len(value) != n_classes - first:
+    if key in OF_CLASSES and len(value) != outputs - first:
+        each = "region" if of_regions else "class"
         raise ConfigError(
             "invalid-value",
-            f"loss {name}: {key} must have {n_classes - first} numbers, one for each class, not {len(value)}",
+            f"loss {name}: {key} must have {outputs - first} numbers, one for each {each}, not {len(value)}",
         )
     if key not in OF_CLASSES:
         return tuple(value)
-    kept = range(first, n_classes) if annotated is None else (*range(first, 1), *annotated)
+    alone = () if of_regions else range(first, 1)
+    kept = range(first, outputs) if annotated is None else (*alone, *annotated)
     return torch.tensor([float(value[number - first]) for number in kept])
 
 
@@ -307,4 +462,31 @@ class _Monai:
             loss: Tensor = self._soft.to(logits)(logits, target.to(logits.dtype))
         else:
             loss = self._hard.to(logits)(logits, target[:, None])
+        return loss
+
+
+class _OfRegions:
+    """A loss of MONAI for regions, with its weights where the logits are."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        self._loss = loss
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = self._loss.to(logits)(logits, target)
+        return loss
+
+
+class _DiceBce(nn.Module):
+    """MONAI's ``DiceCELoss`` for regions: it takes a cross-entropy over several outputs, as if they were classes."""
+
+    def __init__(self, made: nn.Module) -> None:
+        super().__init__()
+        self._made: Any = made
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        weight = self._made.binary_cross_entropy.pos_weight
+        if weight is not None:
+            weight = weight.reshape(-1, *[1] * (logits.dim() - 2))
+        cross_entropy = functional.binary_cross_entropy_with_logits(logits, target, pos_weight=weight)
+        loss: Tensor = self._made.lambda_dice * self._made.dice(logits, target) + self._made.lambda_ce * cross_entropy
         return loss

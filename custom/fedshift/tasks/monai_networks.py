@@ -154,11 +154,11 @@ def build(
             )
         if key not in known:
             raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
-        if not _plain(value):
+        if not is_plain(value):
             raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
     if allowed.patch is not None:
         given[allowed.patch] = _fixed(name, allowed, patch)
-    plain = {key: _tuples(value) for key, value in options.items()}
+    plain = {key: with_tuples(value) for key, value in options.items()}
     chosen = {**allowed.defaults(spatial_dims, plain), **plain}
     made = type(short, (Segmenter, cls), {"__module__": __name__})
     net = _made(made, name, {**given, **chosen})
@@ -185,11 +185,11 @@ def as_given(short: str, arguments: Mapping[str, Any], *, where: str) -> nn.Modu
     for key, value in arguments.items():
         if key not in known or key in allowed.withheld:
             raise ConfigError("unknown-option", f"{where}: {short} has no option {key!r} here{nearest(key, known)}")
-        if not _plain(value):
+        if not is_plain(value):
             raise ConfigError("invalid-value", f"{where}: option {key} must be numbers, words or lists of them")
     made = type(short, (Segmenter, cls), {"__module__": __name__})
     try:
-        net = _made(made, PREFIX + short, {key: _tuples(value) for key, value in arguments.items()})
+        net = _made(made, PREFIX + short, {key: with_tuples(value) for key, value in arguments.items()})
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(
@@ -257,17 +257,18 @@ def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[in
     return tuple(patch)
 
 
-def _plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is numbers, words, or lists and mappings of them."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return all(map(_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _tuples(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     """Lists as tuples, which some of MONAI's networks insist on."""
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(with_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 # --- what MONAI's networks do otherwise -------------------------------------------------------------------

@@ -28,6 +28,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
 from fedshift.schema.results import Lineage, lineage_of
 from fedshift.tasks import networks
+from fedshift.tasks.encoder_names import for_encoder
 from fedshift.tasks.monai_networks import without_second_names
 
 SHOWN = 12
@@ -108,10 +109,12 @@ def read(path: Path) -> dict[str, Tensor]:
 def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     """Select the arrays of a file that the network has by name and shape. The network is not changed.
 
+    A file of a classification network is for the encoder of one that has it (`fedshift.tasks.encoder_names`).
+
     Raises:
         ConfigError: no parameter fits, or one that fits is not finite.
     """
-    initial, state = net.state_dict(), without_second_names(net, state)
+    initial, state = net.state_dict(), for_encoder(net, without_second_names(net, state))
     fitting = {key for key, value in initial.items() if key in state and state[key].shape == value.shape}
     if not any(key in fitting for key, _ in net.named_parameters()):
         raise ConfigError(

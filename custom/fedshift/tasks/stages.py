@@ -41,7 +41,7 @@ class StagedNetwork(Protocol):
 
 
 class ClassifyingNetwork(Protocol):
-    """A classification network with ``forward(x) = head(features(x))``.
+    """A classification network with ``forward(x) = head(embed(x))``.
 
     Methods get the embedding u (B, d), d = ``head.in_features``, by a forward pre-hook on ``head``.
     """

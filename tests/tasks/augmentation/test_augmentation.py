@@ -15,11 +15,11 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from fedshift.tasks.augmentation import geometry, make_augmentation
-from fedshift.tasks.augmentation.presets import PRESETS, Preset
+from fedshift.tasks.augmentation.presets import PRESETS, SCANNERS, Preset
 from fedshift.tasks.augmentation.whole_batches import WholeBatches
 
 STRONG = PRESETS["strong"]
-CHANCES = ("rotate", "scale", "noise", "blur", "brightness", "contrast", "low", "inverted", "gamma", "mirror")
+CHANCES = ("rotate", "scale", "shift", "noise", "blur", "brightness", "contrast", "low", "inverted", "gamma", "mirror")
 NOTHING = replace(STRONG, **dict.fromkeys(CHANCES, 0.0), part=1.0)
 
 
@@ -47,7 +47,7 @@ def numbered(count: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + count, dtype=torch.int64) * 7919
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*PRESETS, *SCANNERS])
 @pytest.mark.parametrize("patch", [(16, 24), (8, 12, 10)])
 def test_a_sample_depends_on_its_seed_alone(name: str, patch: tuple[int, ...]) -> None:
     augment = make_augmentation(name, dims=len(patch), patch=patch, sequences=2)
@@ -128,6 +128,23 @@ def test_a_flat_volume_turns_in_its_planes_only() -> None:
     assert augment.margin[0] == 0
     x, _ = augment(images, images[:, 0].long(), seeds=numbered(2))
     torch.testing.assert_close(x, torch.arange(1.0, 5)[:, None, None].expand(2, 1, 4, 16, 16), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("patch", [(20, 20), (16, 16, 16), (4, 16, 16)])
+def test_a_shift_moves_image_and_labels_alike_and_within_its_range(patch: tuple[int, ...]) -> None:
+    """A ramp along each axis tells how far it went; flat volumes keep their slices."""
+    axes = torch.meshgrid(*map(torch.arange, patch), indexing="ij")
+    inner = tuple(side - 2 * (side // 4) for side in patch)
+    for axis, ramp in enumerate(axes):
+        images = ramp.float().expand(32, 1, *patch).contiguous()
+        x, y = only(patch, shift=1.0)(images, images[:, 0].round().long(), seeds=numbered(32))
+        away = (geometry.centre(x - images, inner)).flatten(1).mean(1)
+        if geometry.flat(patch) and axis == 0:
+            torch.testing.assert_close(x, images, rtol=0, atol=1e-4)
+            continue
+        largest = 0.15 * patch[axis]
+        assert 0.5 * largest < away.abs().max() <= largest + 1e-3 and away.min() < 0 < away.max()
+        assert (geometry.centre(x[:, 0] - y, inner)).abs().max() <= 0.5 + 1e-3
 
 
 def test_margin_has_room_for_one_turn_and_the_scale() -> None:

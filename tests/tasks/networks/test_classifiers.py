@@ -184,7 +184,7 @@ def test_a_classifier_is_its_head_on_its_features(
     seen: list[torch.Tensor] = []
     net.head.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0]))
     x = images(size)
-    logits, features = net(x), net.features(x)
+    logits, features = net(x), net.embed(x)
     assert features.shape == (4, net.head.in_features) and logits.shape == (4, 5)
     assert torch.equal(seen[0], features), "methods see the embedding before the head"
     assert torch.equal(logits, net.head(features))

@@ -54,6 +54,7 @@ def task(data: dict[str, object], **evaluation: object) -> Task:
 
 IN_3D = {"patch": [8, 16, 16], "samples_per_case": 3}
 IN_2D = {"dims": 2, "patch": [16, 12], "context": 3, "samples_per_case": 3}
+SCANNER: dict[str, object] = {"patch": [16, 16, 16], "augmentation": "scanner"}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,8 @@ def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp
         ({"patch": [16, 16, 16], "mirror": [0, 3]}, "invalid-value", "'mirror'"),
         ({"patch": [16, 16, 16], "mirror": [0, 1, 0]}, "invalid-value", "twice"),
         ({"patch": [16, 16, 16], "augmentation": "stong"}, "unknown-transform", "'strong'"),
+        ({**SCANNER, "augmentation_without": ["gost"]}, "unknown-option", "'ghost'"),
+        ({**SCANNER, "augmentation_only": ["gost"]}, "unknown-option", "'ghost'"),
     ],
 )
 def test_mistakes_are_named(data: dict[str, object], code: str, names: str) -> None:
@@ -253,6 +256,7 @@ def test_options_of_patches_are_refused_with_slices() -> None:
     "data",
     [
         {**IN_3D, "augmentation": "strong"},
+        {**IN_2D, "augmentation": "scanner"},
         {**IN_3D, "patch": [24, 16, 48], "sequences": ["T2", "ADC"]},  # larger than the volumes
         {**IN_2D, "augmentation": "strong", "sequences": ["ADC", "T2"]},
         {**IN_2D, "patch": [48, 48], "context": 5},

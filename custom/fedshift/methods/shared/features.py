@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedshift.methods.base import Run
+from fedshift.runtime.regions import IGNORED
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import Stage
@@ -31,10 +33,28 @@ def beta(alpha: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 
 def soft(y: Tensor, n_classes: int) -> Tensor:
-    """Targets as class shares: (B,) -> (B, K), (B, *spatial) -> (B, K, *spatial); soft ones stay as they are."""
+    """Targets as class shares: (B,) -> (B, K), (B, *spatial) -> (B, K, *spatial); soft ones stay as they are.
+
+    Voxels to ignore have a share of 0 of each class.
+    """
     if y.is_floating_point():
         return y
-    return functional.one_hot(y, n_classes).movedim(-1, 1).float()
+    ignored = (y == IGNORED) & (y >= n_classes)
+    return functional.one_hot(y.masked_fill(ignored, 0), n_classes).movedim(-1, 1).float() * ~ignored[:, None]
+
+
+def structures(y: Tensor, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each foreground class, or region, of targets (B, *spatial): where it is, and where it may be, both bool.
+
+    The latter has the voxels to ignore as well.
+    """
+    ignored = (y == IGNORED) & (y >= run.n_classes)
+    if run.regions is None:
+        masks: Iterator[Tensor] = (y == number for number in range(1, run.n_classes))
+    else:
+        table = torch.from_numpy(run.regions.table).to(y.device)
+        masks = (mask & ~ignored for mask in (table[y.masked_fill(ignored, 0)]).unbind(-1))
+    return ((mask, mask | ignored) for mask in masks)
 
 
 def blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:

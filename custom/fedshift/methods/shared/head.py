@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedshift.tasks.stages import ClassifyingNetwork
 class EmbeddingClient(Client[ConfigT]):
     """A client half that works on the embedding of an image: ``self.embedding``, the head's input of the last pass."""
 
-    needs = (Rule("one label for each image"), Rule("a linear head"))
+    needs: ClassVar[tuple[Rule, ...]] = (Rule("one label for each image"), Rule("a linear head"))
     traits = (Rule("reads what a step's last pass computes"),)
 
     embedding: Tensor

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods.base import Run, TrainingSamples
 from fedshift.schema.seeding import generator
@@ -23,6 +26,19 @@ def is_norm(module: nn.Module, norms: Norms) -> bool:
     if isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= buffers:
         return True
     return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
+
+
+class Replaced(RemovableHandle):
+    """Another ``forward`` of a module, until it is removed."""
+
+    def __init__(self, module: Any, forward: Callable[..., Tensor]) -> None:
+        """``forward`` takes the module and what its own takes."""
+        super().__init__(OrderedDict())
+        self._module = module
+        module.forward = MethodType(forward, module)
+
+    def remove(self) -> None:
+        self._module.__dict__.pop("forward", None)
 
 
 def module_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:

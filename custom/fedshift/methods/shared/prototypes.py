@@ -93,6 +93,11 @@ def _counts(config: Any) -> tuple[int, bool]:
 class PrototypeClient(EmbeddingClient[ConfigT]):
     """Sends the site's prototypes, of the embeddings that its ``loss`` gives to ``_means``."""
 
+    needs = (
+        *EmbeddingClient.needs,
+        Rule("one class for each image"),
+        Rule("each image once in an epoch", f"it {TOO_FEW}", lambda case: case.config.min_samples > 1),
+    )
     clashes = (Rule("may show an image twice in a batch", TOO_FEW, lambda case: case.config.min_samples > 1),)
 
     _means: LastEpoch

@@ -1,4 +1,4 @@
-"""Augmentation of patches, in 2D and 3D: ``data.augmentation: none | light | strong | [{name, options}, …]``.
+"""Augmentation of patches, in 2D and 3D: ``data.augmentation: none | PRESET | [{name, options}, …]``.
 
 `make_augmentation` gives one object for a task. It takes batches that are larger than the patch by `margin`, so that
 rotated and scaled patches have real voxels in their corners, and gives patches. Every number is drawn from the
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
+from fedshift.tasks.augmentation.colours import PictureBatches
 from fedshift.tasks.augmentation.listed import Listed
-from fedshift.tasks.augmentation.presets import PRESETS
+from fedshift.tasks.augmentation.presets import ALL, PicturePreset, ScannerPreset, selected
+from fedshift.tasks.augmentation.scanners import ScannerBatches
 from fedshift.tasks.augmentation.whole_batches import WholeBatches
 
 NONE = "none"
@@ -53,11 +55,15 @@ def make_augmentation(
     sequences: int = 1,
     mirror: Sequence[int] | None = None,
     nonzero: bool = False,
+    coloured: bool = False,
+    levels: tuple[float, float] | None = None,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Augmentation | None:
     """The augmentation that a task names; None for ``none``.
 
     Args:
-        spec: ``none``, ``light``, ``strong``, or a list of ``{name: monai.RandGaussianNoise, options: {prob: 0.2}}``.
+        spec: ``none``, a preset's name, or a list of ``{name: monai.RandGaussianNoise, options: {prob: 0.2}}``.
         dims: 2 or 3.
         patch: sides of a patch.
         sequences: how many sequences the channels are of, in equal parts; intensities change for each by itself, and
@@ -65,24 +71,49 @@ def make_augmentation(
         mirror: axes that a preset may mirror, from 0; None for all. Leave out left and right where classes differ in
             the side.
         nonzero: voxels that are 0, beyond what was scanned, stay 0 with a preset.
+        coloured: whether the sequences are red, green and blue.
+        levels: intensities of black and of white, which the presets of pictures need; None if they are not known.
+        only: the parts of a preset that are applied; all if empty.
+        without: parts of a preset that are left out.
 
     Raises:
-        ConfigError: no such preset or transform, or an option that does not exist or does not fit.
+        ConfigError: no such preset, part or transform, or an option that does not exist or does not fit.
     """
     if len(patch) != dims:
         raise ConfigError(
             "patch-size", f"data.patch has {len(patch)} sides and data.dims is {dims}: give one side for each dimension"
         )
-    if isinstance(spec, str):
-        if spec == NONE:
-            return None
-        if spec not in PRESETS:
+    if (only or without) and (spec == NONE or not isinstance(spec, str)):
+        raise ConfigError(
+            "options-clash", "data.augmentation_only and data.augmentation_without name parts of a preset: name one"
+        )
+    if only and without:
+        raise ConfigError(
+            "options-clash", "data.augmentation_only and data.augmentation_without: give the parts that stay, or others"
+        )
+    if not isinstance(spec, str):
+        return Listed(spec, patch=patch)
+    if spec == NONE:
+        return None
+    if spec not in ALL:
+        known = nearest(spec, [NONE, *ALL])
+        raise ConfigError(
+            "unknown-transform", f"there is no augmentation {spec!r}{known}; or a list of MONAI's transforms"
+        )
+    axes = tuple(range(dims)) if mirror is None else tuple(mirror)
+    if any(axis not in range(dims) for axis in axes):
+        raise ConfigError("invalid-value", f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
+    preset = selected(ALL[spec], spec, only=only, without=without)
+    if isinstance(preset, PicturePreset):
+        if levels is None:
             raise ConfigError(
-                "unknown-transform",
-                f"there is no augmentation {spec!r}{nearest(spec, [NONE, *PRESETS])}; or a list of MONAI's transforms",
+                "transform-unfit",
+                f"data.augmentation {spec} changes colours between black and white, which data.normalise must keep "
+                "as numbers: set data.normalise=fixed and data.fixed, or data.normalise=percentile",
             )
-        axes = tuple(range(dims)) if mirror is None else tuple(mirror)
-        if any(axis not in range(dims) for axis in axes):
-            raise ConfigError("invalid-value", f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
-        return WholeBatches(PRESETS[spec], patch=tuple(patch), sequences=sequences, mirror=axes, nonzero=nonzero)
-    return Listed(spec, patch=patch)
+        return PictureBatches(
+            preset, patch=tuple(patch), coloured=coloured, levels=levels, mirror=axes, nonzero=nonzero
+        )
+    if isinstance(preset, ScannerPreset):
+        return ScannerBatches(preset, patch=tuple(patch), sequences=sequences, mirror=axes, nonzero=nonzero)
+    return WholeBatches(preset, patch=tuple(patch), sequences=sequences, mirror=axes, nonzero=nonzero)

@@ -1,4 +1,4 @@
-"""Scores of several classes over cases: each class's, and the mean over classes.
+"""Scores of several classes, or regions, over cases: each one's, and the mean over them.
 
 Dice and distances compare two masks, and are of no meaning where the reference has none of a class: Dice is 0 whether
 the model finds a voxel or half of the scan. So such a case is left out of these scores, and has instead the volume that
@@ -11,15 +11,17 @@ In arrays over cases a score that a case does not have is NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
+from fedshift.runtime.regions import voxels_of
 from fedshift.schema.evaluation import Distribution, Evaluation, OneSided
-from fedshift.tasks.base import CaseScores
 from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.case_scores import CaseScores
+from fedshift.tasks.evaluation.centre_lines import centre_line_dice
 from fedshift.tasks.evaluation.overlap import dice
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_scores
@@ -35,11 +37,26 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "hd95": (0, MAX_MILLIMETRES),
         "asd": (0, MAX_MILLIMETRES),
         "surface_dice": (0, 1),
+        "cldice": (0, 1),
         "volume_difference": (0, MAX_MILLILITRES),
         "false_positives": (0, MAX_MILLILITRES),
     }
 )
-"""The scores of a class and their ranges; distances in mm, volumes in ml."""
+"""The scores of a class in volumes and their ranges; distances in mm, volumes in ml."""
+MAX_PIXELS, MAX_PICTURE = 1e5, 1e9
+"""Upper limits of a distance, and of an area, in pixels or square millimetres."""
+PICTURE_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        **{score: RANGES[score] for score in ("dice", "hd95", "asd", "surface_dice", "cldice")},
+        **dict.fromkeys(("hd95_px", "asd_px"), (0, MAX_PIXELS)),
+        **{
+            f"{score}_{unit}": (0, MAX_PICTURE)
+            for score in ("area_difference", "false_positives")
+            for unit in ("mm2", "px")
+        },
+    }
+)
+"""The same in pictures: those without a pixel size have the scores in pixels (``_px``), others those in mm."""
 
 
 def of_class(score: str, name: str) -> str:
@@ -52,8 +69,15 @@ def names(score: str, classes: Sequence[str]) -> list[str]:
     return [score, *(of_class(score, name) for name in classes if len(classes) > 1)]
 
 
-def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int) -> np.ndarray:
-    """Dice of every foreground class, (K - 1,), of two arrays of classes; NaN where the reference has none of it."""
+def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int, *, regions: bool = False) -> np.ndarray:
+    """Dice of every foreground class, (K - 1,), of two arrays of classes; NaN where the reference has none of it.
+
+    With ``regions`` the same of arrays of sets of K - 1 regions.
+    """
+    if regions:
+        masks = [[voxels_of(v, n, regions=True) for n in range(1, n_classes)] for v in (predicted, reference)]
+        pairs = [(guess & truth, guess, truth) for guess, truth in zip(*masks, strict=True)]
+        return dice(*np.array([[np.count_nonzero(mask) for mask in pair] for pair in pairs], np.float64).T)
     counts = [
         np.bincount(values.ravel(), minlength=n_classes)[1:].astype(np.float64)
         for values in (reference[predicted == reference], predicted, reference)
@@ -62,22 +86,36 @@ def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int) 
 
 
 def scores_of(
-    predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float], *, tolerance: float
+    predicted: np.ndarray,
+    reference: np.ndarray,
+    spacing: Sequence[float] | None,
+    *,
+    tolerance: float,
+    thin: bool = False,
 ) -> dict[str, float]:
-    """The scores of `RANGES` that two masks (z, y, x) bool have; ``spacing`` and ``tolerance`` in mm."""
+    """The scores of `RANGES`, or `PICTURE_RANGES`, that two masks (z, y, x) bool have; ``spacing`` is in mm.
+
+    ``spacing`` may be None for pictures. ``tolerance`` is in mm, and in pixels where there is no spacing. ``thin``:
+    with clDice.
+    """
     overlap, guessed, actual = (
         np.array(np.count_nonzero(mask)) for mask in (predicted & reference, predicted, reference)
     )
-    millilitres = float(np.prod(spacing)) / MICROLITRES
+    pictured, px = len(predicted) == 1, "" if spacing else "_px"
+    lengths = spacing or (1.0, 1.0, 1.0)
+    of_one, size = (
+        (float(np.prod(lengths[1:])), px or "_mm2") if pictured else (float(np.prod(lengths)) / MICROLITRES, "")
+    )
     if actual == 0:
-        return {"false_positives": int(guessed) * millilitres}
-    hausdorff, mean, surface = surface_scores(predicted, reference, spacing, tolerance=tolerance)
+        return {f"false_positives{size}": int(guessed) * of_one}
+    hausdorff, mean, surface = surface_scores(predicted, reference, lengths, tolerance=tolerance)
     return {
         "dice": float(dice(overlap, guessed, actual)),
-        "hd95": hausdorff,
-        "asd": mean,
+        f"hd95{px}": hausdorff,
+        f"asd{px}": mean,
         "surface_dice": surface,
-        "volume_difference": abs(int(guessed) - int(actual)) * millilitres,
+        **({"cldice": centre_line_dice(predicted, reference)} if thin else {}),
+        f"{'area' if pictured else 'volume'}_difference{size}": abs(int(guessed) - int(actual)) * of_one,
     }
 
 
@@ -85,22 +123,35 @@ def scores_by_class(
     predicted: np.ndarray,
     reference: np.ndarray,
     numbers: Mapping[str, int],
-    spacing: Sequence[float],
+    spacing: Sequence[float] | None,
     *,
     tolerance: float,
+    thin: Collection[str] = (),
+    regions: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Class -> score -> value of a case; ``numbers`` are those of the classes in both volumes (z, y, x)."""
+    """Class -> score -> value of a case; ``numbers`` are those of the classes, or ``regions``, in both (z, y, x).
+
+    ``thin``: the classes that have clDice.
+    """
+
+    def masks(number: int) -> tuple[np.ndarray, np.ndarray]:
+        return voxels_of(predicted, number, regions=regions), voxels_of(reference, number, regions=regions)
+
     return {
-        name: scores_of(predicted == number, reference == number, spacing, tolerance=tolerance)
+        name: scores_of(*masks(number), spacing, tolerance=tolerance, thin=name in thin)
         for name, number in numbers.items()
     }
 
 
-def one_sided(predicted: np.ndarray, reference: np.ndarray, numbers: Mapping[str, int]) -> dict[str, Side]:
+def one_sided(
+    predicted: np.ndarray, reference: np.ndarray, numbers: Mapping[str, int], *, regions: bool = False
+) -> dict[str, Side]:
     """The classes that one of two volumes only has: those that the model misses, and those that it invents."""
     sides: dict[str, Side] = {}
     for name, number in numbers.items():
-        by_model, by_reader = bool((predicted == number).any()), bool((reference == number).any())
+        by_model, by_reader = (
+            bool(voxels_of(volume, number, regions=regions).any()) for volume in (predicted, reference)
+        )
         if by_model != by_reader:
             sides[name] = "invented" if by_model else "missed"
     return sides
@@ -125,7 +176,7 @@ def values_by_score(
         classes: the task's foreground classes.
     """
     result: dict[str, np.ndarray] = {}
-    for score in RANGES:
+    for score in {**RANGES, **PICTURE_RANGES}:
         of = {name: np.array([case[name].get(score, np.nan) for case in cases]) for name in cases[0]}
         values = {score: mean_over(np.array([*of.values()])), **{of_class(score, name): of[name] for name in of}}
         kept = names(score, classes)

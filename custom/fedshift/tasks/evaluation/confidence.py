@@ -8,11 +8,17 @@ import numpy as np
 class Confidence:
     """Mean probability of the predicted class over the voxels that are predicted as foreground."""
 
-    def __init__(self) -> None:
-        self._total, self._voxels = 0.0, 0
+    def __init__(self, *, regions: bool = False) -> None:
+        """With ``regions``, over those of each region."""
+        self._total, self._voxels, self._regions = 0.0, 0, regions
 
     def add(self, probability: np.ndarray) -> None:
-        """Count the probabilities of the classes on the network's grid, (K, z, y, x); class 0 is the background."""
+        """Count the probabilities on the network's grid, (K, z, y, x): of classes, 0 the background, or of regions."""
+        if self._regions:
+            inside = probability > 0.5
+            self._total += float(probability[inside].sum(dtype=np.float64))
+            self._voxels += int(np.count_nonzero(inside))
+            return
         background, *others = probability
         most, foreground = background.copy(), np.zeros(background.shape, bool)
         for probability_of in others:  # class after class: `argmax` over the first axis copies them all
@@ -27,8 +33,8 @@ class Confidence:
         return self._total / self._voxels if self._voxels else None
 
 
-def confidence(probability: np.ndarray) -> float | None:
+def confidence(probability: np.ndarray, *, regions: bool = False) -> float | None:
     """`Confidence.mean` of the probabilities (K, z, y, x) of a whole scan."""
-    counted = Confidence()
+    counted = Confidence(regions=regions)
     counted.add(probability)
     return counted.mean

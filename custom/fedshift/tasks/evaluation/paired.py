@@ -31,7 +31,8 @@ import numpy as np
 
 from fedshift.schema.evaluation import MOST_CASES, QUANTILES
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, POWER, SIGNIFICANT, LocalComparison, Verdict
-from fedshift.tasks.evaluation.spread import FEWEST, bootstrap_interval, several_cases
+from fedshift.schema.validation import PairedDifference
+from fedshift.tasks.evaluation.spread import FEWEST, bootstrap_interval, distribution, several_cases
 
 STEPS = (1, 1.5, 2, 3, 5, 7, 10)
 """What a number of needed cases is rounded up to, times a power of ten."""
@@ -101,6 +102,15 @@ def compare(
             "cases": [(a, b) for a, b in pairs.tolist()] if share_cases and n <= MOST_CASES else None,
         }
     )
+
+
+def paired_difference(
+    scores: np.ndarray, first: np.ndarray, *, is_binary: bool, seed: int, subjects: Sequence[str]
+) -> PairedDifference:
+    """One model's scores less another's of the same cases (n,), without any of a single case."""
+    differences = np.asarray(scores, np.float64) - np.asarray(first, np.float64)
+    spread = distribution(differences, seed=seed, share_cases=False, subjects=subjects)
+    return PairedDifference(difference=spread, p=paired_p(_of_subjects(differences, subjects), is_binary=is_binary))
 
 
 def _of_subjects(differences: np.ndarray, subjects: Sequence[str] | None) -> np.ndarray:

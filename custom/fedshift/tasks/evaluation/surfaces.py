@@ -31,8 +31,11 @@ def surface_scores(
     missed organ counts. If both are empty the distances are 0 and surface Dice is 1; evaluation leaves out
     cases with an empty reference (`fedshift.tasks.evaluation.by_class`).
 
-    Masks are (slices, rows, columns) bool, ``spacing`` is in mm in the same order.
+    Masks are (slices, rows, columns) bool, ``spacing`` is in mm in the same order. Of a picture, which has one slice,
+    surfaces are outlines, and distances are in pixels if ``spacing`` says so.
     """
+    if len(predicted) == 1:  # otherwise every pixel would be at the surface, with nothing above and below it
+        predicted, reference, spacing = predicted[0], reference[0], spacing[1:]
     guessed, actual = bool(predicted.any()), bool(reference.any())
     if not guessed and not actual:
         return 0.0, 0.0, 1.0

@@ -1,5 +1,5 @@
 """Networks by name: the papers', each a module here with ``build(in_channels, n_classes, **options)``, and MONAI's
-(`fedshift.tasks.monai_networks`), as ``monai.DynUNet``.
+(`fedshift.tasks.monai_networks`, `fedshift.tasks.monai_classifiers`), as ``monai.DynUNet``.
 
 A network gives ``stages`` (places where methods see features, see `fedshift.tasks.stages.Stage`).
 """
@@ -17,7 +17,7 @@ from torch import nn
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.seeding import seeded_global
 from fedshift.schema.strict import nearest
-from fedshift.tasks import monai_networks
+from fedshift.tasks import monai_classifiers, monai_networks
 
 GIVEN = ("in_channels", "n_classes", "spatial_dims")
 
@@ -28,7 +28,7 @@ def own() -> list[str]:
 
 
 def available() -> list[str]:
-    return [*own(), *monai_networks.names()]
+    return [*own(), *monai_networks.names(), *monai_classifiers.names()]
 
 
 def build(
@@ -60,6 +60,8 @@ def build(
     given = {"in_channels": in_channels, "n_classes": n_classes}
     try:
         with seeded_global(seed):
+            if name in monai_classifiers.names():
+                return monai_classifiers.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
             if name in monai_networks.names():
                 return monai_networks.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
             return _own(name, options, given, spatial_dims)
@@ -82,8 +84,9 @@ def _own(name: str, options: dict[str, Any], given: dict[str, int], spatial_dims
     elif spatial_dims != 2:
         raise ConfigError(
             "network-dims",
-            f"network {name} has two dimensions, and data.dims is {spatial_dims}: set network.name=unet, or one of "
-            f"MONAI's such as {monai_networks.PREFIX}DynUNet",
+            f"network {name} has two dimensions, and the task's images have {spatial_dims} (data.dims, or the sides of "
+            f"data.patch): set network.name=unet, or one of MONAI's such as {monai_networks.PREFIX}DynUNet, or "
+            f"{monai_networks.PREFIX}DenseNet121 to classify",
         )
     net: nn.Module = make(**given, **options)
     return net

@@ -56,14 +56,14 @@ class AlexNet(nn.Module):
         layers = (self.layer1, self.layer2, self.layer3, self.layer4, self.layer5)
         return tuple(Stage(layer, channels) for layer, channels in zip(layers, (64, 192, 384, 256, 256), strict=True))
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         """The embedding, (B, hidden)."""
         x = self.layer5(self.layer4(self.layer3(self.layer2(self.layer1(x)))))
         embedding: Tensor = self.classifier(torch.flatten(self.avgpool(x), 1))
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 

@@ -40,14 +40,14 @@ class DigitsCnn(nn.Module):
         blocks = (self.block1, self.block2, self.block3)
         return tuple(Stage(block, channels) for block, channels in zip(blocks, self.widths, strict=True))
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         """The embedding, (B, 8 width)."""
         x = self.block3(self.block2(self.block1(x)))
         embedding: Tensor = self.fc2(self.fc1(torch.flatten(x, 1)))
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 

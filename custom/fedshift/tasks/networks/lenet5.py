@@ -34,7 +34,7 @@ class LeNet5(nn.Module):
     def stages(self) -> tuple[Stage, ...]:
         return Stage(self.pool1, 6), Stage(self.pool2, 16)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         """The embedding, (B, 84)."""
         x = self.pool1(functional.relu(self.conv1(x)))
         x = self.pool2(functional.relu(self.conv2(x)))
@@ -42,7 +42,7 @@ class LeNet5(nn.Module):
         return functional.relu(self.fc2(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 

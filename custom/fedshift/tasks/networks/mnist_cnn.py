@@ -27,14 +27,14 @@ class MnistCnn(nn.Module):
     def stages(self) -> tuple[Stage, ...]:
         return Stage(self.pool1, 16), Stage(self.pool2, 32)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         """The embedding, (B, 32 (S/4)²)."""
         x = self.pool1(functional.relu(self.conv1(x)))
         x = self.pool2(functional.relu(self.conv2(x)))
         return torch.flatten(x, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
 

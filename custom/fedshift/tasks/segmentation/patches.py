@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fedshift.data import draws
 from fedshift.data.prepared import read_labels
-from fedshift.data.resampled import Fixed, Preparation, open_volumes
+from fedshift.data.resampled import Fixed, Preparation, open_volumes, refuse_bias_field
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
-from fedshift.data.splits import FOLDS, SAMPLES_PER_CASE, case_splits, split_rule
+from fedshift.data.splits import SAMPLES_PER_CASE, Fold, case_splits, split_rule
+from fedshift.runtime.bias_field import BiasField
 from fedshift.runtime.grids import Normalise
 from fedshift.runtime.segmentation import as_images, neighbours
-from fedshift.schema.manifest import Split
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split, read_manifest
 from fedshift.schema.names import ClassName
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
@@ -45,15 +47,20 @@ class DataSpec(Strict):
     as channels. ``patch``: their size in voxels, along z, y, x or y, x. ``spacing``: mm along z, y, x to which volumes
     are resampled; null keeps each volume's own, and so does null for one axis. ``matrix``: voxels along the longer side
     of a slice, of scans whose headers hold no voxel size (1 x 1 x 1 mm), or of all scans if ``spacing`` is null.
-    ``sequences``: which of a site's, as channels in this order; empty for sites with one.
+    ``sequences``: which of a site's, as channels in this order; empty for sites with one. ``pictures``: the sites have
+    pictures, which are slices with their colours as sequences; they have no neighbouring slices and no spacing.
 
-    ``normalise``: ``volume`` (mean 0 and standard deviation 1 in each volume and sequence), ``percentile`` (clip to the
-    0.5 and 99.5 percentiles, scale to 0 … 1), ``fixed`` (the numbers of ``fixed``, for images with a unit), or
-    ``none``. ``nonzero``: voxels that are 0 are left out and stay 0.
+    ``normalise``: ``volume`` (mean 0 and standard deviation 1 in each volume and sequence), ``landmarks`` (histogram
+    landmarks of each to those of a normal distribution; with the method ``landmarks`` to the mean of the sites'),
+    ``percentile`` (clip to the 0.5 and 99.5 percentiles, scale to 0 … 1), ``fixed`` (the numbers of ``fixed``, for
+    images with a unit), or ``none``. ``nonzero``: voxels that are 0 are left out and stay 0. ``bias_field``: ``n4``
+    corrects magnetic resonance images before that, see `fedshift.runtime.bias_field`.
 
     ``samples_per_case``: patches of each training case in an epoch. ``foreground``: probability that a patch is centred
-    on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere.
-    ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``mirror``: axes of a patch, from
+    on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere, or, where masks
+    have voxels to ignore, around one that counts.
+    ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``augmentation_only`` or
+    ``augmentation_without``: the parts of a preset that stay, or that are left out. ``mirror``: axes of a patch, from
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
     the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
     ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`. ``empty``: whether
@@ -67,15 +74,19 @@ class DataSpec(Strict):
     matrix: int | None = Field(default=None, ge=32)
     context: Annotated[int, Field(ge=1, le=9), AfterValidator(_odd)] = 1
     sequences: tuple[ClassName, ...] = ()
+    pictures: bool = False
     normalise: Normalise = "volume"
     nonzero: bool = False
     fixed: Fixed | None = None
+    bias_field: BiasField = "none"
     samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
     foreground: float = Field(default=0.33, ge=0, le=1)
     augmentation: str | tuple[dict[str, Any], ...] = "none"
+    augmentation_only: tuple[str, ...] = ()
+    augmentation_without: tuple[str, ...] = ()
     mirror: tuple[int, ...] | None = None
     overlap: float = Field(default=0.5, ge=0, lt=1)
-    fold: int | None = Field(default=None, ge=1, le=FOLDS)
+    fold: Fold | None = None
     empty: bool | None = None
     cache: Cache = "auto"
 
@@ -85,6 +96,8 @@ class DataSpec(Strict):
             raise ValueError(f"'patch' has {len(self.patch)} sizes, and 'dims' is {self.dims}")
         if self.context > 1 and self.dims == AXES:
             raise ValueError("'context' is for dims: 2; a patch in 3D has its neighbouring slices")
+        if self.pictures and (self.dims, self.context, self.spacing) != (2, 1, None):
+            raise ValueError("'pictures' is for dims: 2 without 'context' and 'spacing'; 'matrix' sets their size")
         if any(axis not in range(self.dims) for axis in self.mirror or ()):
             raise ValueError(f"'mirror' has axes from 0 to {self.dims - 1}")
         if len(set(self.mirror or ())) < len(self.mirror or ()):
@@ -93,6 +106,9 @@ class DataSpec(Strict):
             raise ValueError("'sequences' names one twice")
         if (self.fixed is None) == (self.normalise == "fixed"):
             raise ValueError("'fixed' and normalise: fixed need each other")
+        if self.pictures and (self.normalise == "landmarks" or self.bias_field != "none"):
+            raise ValueError("'pictures' have no histogram landmarks and no bias field: normalise: fixed suits them")
+        refuse_bias_field(self.bias_field, self.normalise)
         return self
 
     @property
@@ -109,7 +125,9 @@ class DataSpec(Strict):
     @property
     def preparation(self) -> Preparation:
         """What the cached volumes depend on."""
-        return Preparation(self.spacing, self.matrix, self.normalise, self.nonzero, self.fixed, self.sequences)
+        return Preparation(
+            self.spacing, self.matrix, self.normalise, self.nonzero, self.fixed, self.sequences, self.bias_field
+        )
 
 
 class Patches(ScanData):
@@ -127,8 +145,9 @@ class Patches(ScanData):
         Raises:
             DataError: volumes, arrays or manifest are missing or damaged, or a sequence is missing.
         """
+        _refuse_other_kind(folder, pictures=spec.pictures)
         self.volumes = open_volumes(folder, spec.preparation)
-        self.manifest = self.volumes.manifest
+        self.manifest, self.standard = self.volumes.manifest, self.volumes.standard
         self._spec, self._folder, self._site = spec, folder, site
         self._augmentation, self.cache = augmentation, spec.cache
         self.in_threads = augmentation is None or augmentation.in_threads
@@ -180,7 +199,7 @@ class Patches(ScanData):
 
     def reference(self, case: int) -> np.ndarray:
         """The classes (z, y, x) uint8 of a case on the scan's own grid."""
-        return read_labels(self._folder, self.manifest.cases[case])
+        return read_labels(self._folder, self.manifest.cases[case], self.manifest.stored)
 
     # --- patches --------------------------------------------------------------------------------------
 
@@ -295,11 +314,22 @@ class Patches(ScanData):
         free = shapes - window
         drawn = draws.uniform(seeds, AXES + 3, stream=draws.PLACE).double().numpy()
         starts = (drawn[:, :AXES] * (np.maximum(free, 0) + 1)).astype(np.int64)
+        if self.manifest.ignore:  # else many patches would have nothing to learn from
+            counted, some = self.volumes.counted(cases, drawn[:, 0])
+            starts = np.where(some[:, None], np.clip(counted - window // 2, 0, np.maximum(free, 0)), starts)
         centres, has_foreground = self.volumes.foreground(cases, drawn[:, AXES + 1 :])
         around = np.clip(centres - window // 2, 0, np.maximum(free, 0))
         centred = (drawn[:, AXES] < self._spec.foreground) & has_foreground
         starts = np.where(centred[:, None], around, starts)
         return np.asarray(np.where(free < 0, -(-free // 2), starts))
+
+
+def _refuse_other_kind(folder: Path, *, pictures: bool) -> None:
+    manifest = read_manifest(folder)
+    if manifest.cases and manifest.pictured != pictures:
+        holds, needs = ("pictures", "volumes") if manifest.pictured else ("volumes", "pictures")
+        remedy = f"set data.pictures={str(manifest.pictured).lower()}, with dims 2 for pictures"
+        raise DataError("kind-of-data", f"{folder} holds {holds}, this task needs {needs}: {remedy}, or name another")
 
 
 def _one(index: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedshift.data import draws
 from fedshift.data.arrays import open_arrays
 from fedshift.data.prepared import read_labels
-from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule, subject_of
+from fedshift.data.splits import Fold, case_splits, legacy_split, split_rule, subject_of
 from fedshift.runtime.grids import CLIP_ABOVE_QUANTILE, radiological, restore
 from fedshift.runtime.segmentation import SliceSpec
 from fedshift.schema.errors import ConfigError
@@ -26,7 +26,7 @@ from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.base import (
     EVALUATED,
-    CaseScores,
+    OneClass,
     ScanData,
     SiteData,
     Subset,
@@ -38,7 +38,9 @@ from fedshift.tasks.base import (
 from fedshift.tasks.cache import Cache
 from fedshift.tasks.evaluation.by_class import MAX_MILLILITRES, MICROLITRES, Side, evaluation, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.evaluation.confidence import confidence
+from fedshift.tasks.evaluation.guarantee import CaseRisks, outline_risks
 from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
 from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_distances
 from fedshift.tasks.losses import Logits, make_loss
@@ -69,7 +71,7 @@ class DataSpec(Strict):
     train_slices: Literal["all", "foreground"] = "all"
     augmentation: Literal["none", "rot90-flip"] = "none"
     clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
-    fold: int | None = Field(default=None, ge=1, le=FOLDS)
+    fold: Fold | None = None
     empty: bool | None = None
     cache: Cache = "auto"
 
@@ -224,7 +226,7 @@ def volumes(
                 del begun[case]
 
 
-class Task:
+class Task(OneClass):
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
     data_spec = DataSpec
@@ -289,7 +291,7 @@ class Task:
         data.check_fits(self._job, folder, site)
         return data
 
-    def at(self, data: SiteData) -> Task:
+    def at(self, data: SiteData, *more: SiteData) -> Task:
         return self
 
     def loss(self, logits: Logits, target: Tensor) -> Tensor:
@@ -391,6 +393,17 @@ class Task:
         expected = dict(zip(*np.unique(data.case_of[data.members(subset)], return_counts=True), strict=True))
         for _, _, probability in volumes(probabilities, data.eval_index(subset), data.case_of, expected):
             yield confidence(probability.swapaxes(0, 1))
+
+    def risks(self, probabilities: Iterator[Tensor], data: Slices, subset: Subset) -> CaseRisks:
+        expected = dict(zip(*np.unique(data.case_of[data.members(subset)], return_counts=True), strict=True))
+        foreground = (batch[:, 1].clone() for batch in probabilities)
+        risks = CaseRisks()
+        for number, slices, values in volumes(foreground, data.eval_index(subset), data.case_of, expected):
+            case = data.manifest.cases[number]
+            probability, truth = restore(values, *case.shape[1:]), data.reference(number)[slices - case.offset]
+            known = outline_risks(probability, truth)
+            risks.add_outline(self._job.task.classes[1], known, subject=subject_of(case))
+        return risks
 
     def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
         """FedFA's metric from `counts_of` (n, 3), over the slices selected by ``shown`` (n,) bool."""
