@@ -313,7 +313,10 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
         assert row["class"] == SHAPE_CLASSES[number]
         assert float(row["probability"]) == pytest.approx(probability, abs=1e-3)
         assert f"{row['file']}: {row['class']} ({float(row['probability']):.0%})" in told.out
-    assert predict(path, files[0], "--out", tmp_path / "other", "--overlay") == 2
+    assert predict(path, files[0], files[0], "--out", tmp_path / "other", "--overlay") == 0
+    with Image.open(tmp_path / "other" / "0_saliency.png") as picture:
+        assert picture.width > 2 * picture.height * 0.8 and len(picture.getcolors(10**6) or ()) > 50
+    assert predict(path, files[0], "--out", tmp_path / "third", "--volume", "1") == 2
 
 
 def test_a_classifier_says_that_a_scan_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

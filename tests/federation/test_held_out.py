@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHAPES, make_site, small_image_job, small_job
+from conftest import SHAPES, SMALL, latest, make_site, small_image_job, small_job
 from errors import raises
 
 from fedshift import cli
@@ -343,3 +343,27 @@ def test_the_table_has_a_part_for_them(
     row = next(line for line in shown[0].splitlines() if line.startswith("│ mean"))
     assert f"{100 * mean:.1f}" in row
     assert "│ C" not in shown[0] and shown[1].count("│ C") == 1
+
+
+def test_with_the_fold_all_test_cases_train_and_only_the_held_out_site_is_tested(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The weights are those of sites that were prepared without a test part."""
+    options = latest(*SMALL, "data.fold=all")
+    job = resolve(
+        "prostate", "fedavg", protocol="quick", sites=["BIDMC", "HK"], held_out=["UCL"], options=options, seed=0
+    )
+    results = run(job, three_sites, tmp_path / "all")
+    assert results.final is not None
+    assert not any(splits.get("test") for splits in results.final.best.sites.values())
+    assert results.final.best.held_out["UCL"]["all"]["dice"] >= 0
+    for folder in three_sites.values():
+        path = folder / "manifest.json"
+        path.write_text(
+            path.read_text(encoding="utf-8").replace('"split": "test"', '"split": "train"'), encoding="utf-8"
+        )
+    run(small_job("fedavg", sites=("BIDMC", "HK")), three_sites, tmp_path / "without")
+    one, other = (read_model_file(tmp_path / name / LAST)["weights"] for name in ("all", "without"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert cli.main(["report", str(tmp_path / "all"), "--out", str(tmp_path / "report.html")]) == 0
+    assert "nothing was tested here" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -27,6 +27,7 @@ from fedshift.data.locate import SiteSettings
 from fedshift.flare import kit_files as kits
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.kit import Kit, open_kit
+from fedshift.flare.validation import job as validation
 from fedshift.schema.policy import Policy
 from fedshift_survey.flare import job as survey
 
@@ -74,6 +75,8 @@ def test_a_job_builds_our_components_and_no_others(site: Kit, server: Kit) -> No
     assert builds(site, executor) and not any(builds(site, path) for path in parts)
     assert builds(server, survey.server_config()["workflows"][0]["path"])
     assert builds(site, survey.client_config()["executors"][0]["executor"]["path"])
+    assert builds(server, validation.server_config()["workflows"][0]["path"])
+    assert builds(site, validation.client_config()["executors"][0]["executor"]["path"])
     for path in (
         "nvflare.app_common.workflows.scatter_and_gather.ScatterAndGather",
         "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
@@ -300,7 +303,7 @@ def test_the_sites_settings_are_valid_as_written_and_with_all_that_is_commented_
     assert settings.privacy == Policy(), "written out, not changed"
     for network, other in (("weights", "dp_sgd"), ("dp_sgd", "weights")):
         shown = text
-        for key in ("statistics", network, "budget"):
+        for key in ("strata", "statistics", network, "budget"):
             shown = shown.replace(f"  # {key}:", f"  {key}:")
         with_noise = yaml.safe_load(shown)
         assert set(with_noise["privacy"]) == set(Policy.model_fields) - {"encryption", other}

@@ -32,10 +32,16 @@ schedule: {rounds: 2, batch_size: 3}
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_simulator_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("methods", "options"),
+    [("fedfa+fedrdn", ()), ("fedfa+landmarks", ("data.normalise=landmarks", "data.bias_field=n4"))],
+)
+def test_the_simulator_gives_the_same_weights(
+    methods: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sites = {site: make_volume_site(tmp_path / "data", site, cases=5, gain=g) for site, g in (("A", 1.0), ("B", 3.0))}
     (tmp_path / "task.yaml").write_text(TASK, encoding="utf-8")
-    job = resolve(str(tmp_path / "task.yaml"), "fedfa+fedrdn", seed=1)
+    job = resolve(str(tmp_path / "task.yaml"), methods, options=options, seed=1)
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
     write_job(job, tmp_path / "job")

@@ -61,11 +61,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
     return functools.cache(lambda *of: train(tmp_path_factory.mktemp("trained"), *of))
 
 
+ON_LANDMARKS = (
+    "{dims: 2, patch: [16, 16], context: 3, samples_per_case: 8, normalise: landmarks, bias_field: n4, "
+    "spacing: [null, 1.2, 1.2]}",
+    "landmarks",
+)
 IN_SPACE = (IN_3D, "fedrdn", "evaluation.largest_component=true")
 IN_SLICES = (IN_2D, "fedavg", *BOTH_WAYS)
 
 
-@pytest.mark.parametrize("of", [IN_SLICES, IN_SPACE], ids=["2D", "3D"])
+@pytest.mark.parametrize("of", [IN_SLICES, IN_SPACE, ON_LANDMARKS], ids=["2D", "3D", "landmarks"])
 def test_predictions_of_a_test_case_score_as_in_the_results(
     tmp_path: Path, of: tuple[str, ...], trained: Callable[..., Trained]
 ) -> None:
@@ -142,11 +147,15 @@ def test_sequences_in_any_order_and_layout_give_the_same_mask(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data", "precision"), [(IN_3D, "fp32"), (IN_2D, "bf16")], ids=["3D", "2D"])
+@pytest.mark.parametrize(
+    ("data", "methods", "precision"),
+    [(IN_3D, "fedavg", "fp32"), (IN_2D, "fedavg", "bf16"), (*ON_LANDMARKS, "fp32")],
+    ids=["3D", "2D", "landmarks"],
+)
 def test_a_bundle_finds_the_same_classes_without_fedshift(
-    tmp_path: Path, data: str, precision: str, trained: Callable[..., Trained]
+    tmp_path: Path, data: str, methods: str, precision: str, trained: Callable[..., Trained]
 ) -> None:
-    sites, model, _ = trained(data, "fedavg", f"schedule.precision={precision}", *BOTH_WAYS)
+    sites, model, _ = trained(data, methods, f"schedule.precision={precision}", *BOTH_WAYS)
     bundle, scans = tmp_path / "bundle", tmp_path / "scans"
     scans.mkdir()
     manifest = read_manifest(sites["B"])

@@ -25,6 +25,7 @@ COMMANDS = (
     ("cross-site", "protocols:add_cross_site", "score every site's own model at every site (simulation only)"),
     ("report", "report:add_report", "write the results of runs, comparisons and evaluations as one HTML file"),
     ("evaluate", "evaluate:add_arguments", "score a segmentation model on scans with masks"),
+    ("adapt", "adapt:add_arguments", "adapt a model to the scans of one hospital, if there is evidence that it helps"),
     ("predict", "predict:add_arguments", "masks of scans, or classes of pictures, with a trained model"),
     (
         "card",

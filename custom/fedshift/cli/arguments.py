@@ -100,6 +100,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "of grey pictures of 16 bits: how many are used (default: 8, 10, 12, 14 or 16, by their largest value)",
     },
+    "--subject": {
+        "metavar": "PATTERN",
+        "help": "whose scan a case is, by its name: '*' is the subject, as in 'Image_*[LR]', or a regular expression "
+        "with one group; cases of a subject stay together",
+    },
     "--volume": {
         "type": positive,
         "metavar": "N",

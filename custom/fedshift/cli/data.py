@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import re
+from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.cli import own_scans, phantom
+from fedshift.cli import own_labels, own_scans, phantom
 from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.cli.prepared import (
@@ -33,7 +34,9 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.names import one_line, printable
 
 if TYPE_CHECKING:
+    from fedshift.data.case_notes import Counts
     from fedshift.data.explain import Explained
+    from fedshift.data.scan_file import Finding
 
 MAX_SITES_LISTED = 20
 """With more sites than this, only their number is printed."""
@@ -57,7 +60,8 @@ def add_arguments(parser: Any) -> None:
     look = commands.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
-    look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
+    look.add_argument("--table", type=Path, metavar="FILE", help="the labels (.csv) of pictures or volumes to classify")
+    look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the classes")
     look.add_argument(
         "--explain",
         action="store_true",
@@ -125,9 +129,17 @@ def _prepare_volumes(args: argparse.Namespace) -> int:
 
 
 def _prepare_pictures(args: argparse.Namespace) -> int:
+    from data_prep.labelled_volumes import LabelledPlan, write_labelled_sites
     from data_prep.pictures import write_pictures
 
     plan = args.plan(**_options(args))
+    if isinstance(plan, LabelledPlan):
+        own_labels.refuse_options(args, own_labels.OF_PICTURES, "on volumes")
+        with progress(plan.total) as on_case:
+            folders = write_labelled_sites(
+                plan, args.out or default_root(), skip_damaged=args.skip_damaged, progress=on_case
+            )
+        return _print_sites(folders, args.out)
     with progress(plan.total) as on_case:
         folders = write_pictures(
             plan,
@@ -137,14 +149,21 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
             skip_damaged=args.skip_damaged,
             progress=on_case,
         )
+    return _print_sites(folders, args.out)
+
+
+def _print_sites(folders: list[Path], out: Path | None) -> int:
     if len(folders) <= MAX_SITES_LISTED:
         for folder in folders:
             print_site(folder)
     else:
-        written = sum(len(read_manifest(folder).pictures) for folder in folders)
-        console.print(f"{len(folders)} sites, {written} pictures, in {folders[0].parent}", markup=False)
-        console.print(f"  look at {folders[0].parent / 'montage.png'}", markup=False)
-    print_export(args.out)
+        manifests = [read_manifest(folder) for folder in folders]
+        noun = "cases" if manifests[0].cases else "pictures"
+        written = sum(len(manifest.entries) for manifest in manifests)
+        console.print(f"{len(folders)} sites, {written} {noun}, in {folders[0].parent}", markup=False)
+        if manifests[0].pictures:
+            console.print(f"  look at {folders[0].parent / 'montage.png'}", markup=False)
+    print_export(out)
     return 0
 
 
@@ -157,6 +176,9 @@ def _check(args: argparse.Namespace) -> int:
 
     counts = Counts()
     task = own_scans.named_by(args.task) if args.task else own_scans.NamedTask("")
+    if args.table is not None:
+        findings = _check_table(args, task, counts)
+        return _print_checked(args.dir, findings, counts)
     with progress(None) as on_case:
         findings = check(
             args.dir,
@@ -164,6 +186,8 @@ def _check(args: argparse.Namespace) -> int:
             dataset=task.dataset,
             classes=task.classes,
             codes=task.codes,
+            regions=task.regions,
+            ignore=task.ignore,
             wanted=task.sequences,
             trust_voxels=args.trust_voxels,
             interpolate=args.interpolate,
@@ -172,11 +196,40 @@ def _check(args: argparse.Namespace) -> int:
             counts=counts,
             **own_scans.meaning(args),
         )
+    if task.kind == "classification" and any(finding.code == "layout-unknown" for finding in findings):
+        console.print("to check pictures or volumes to classify, name the table of their labels with --table")
+    return _print_checked(args.dir, findings, counts)
+
+
+def _check_table(args: argparse.Namespace, task: own_scans.NamedTask, counts: Counts) -> list[Finding]:
+    from fedshift.data.label_check import check_table
+
+    if task.kind not in (None, "classification"):
+        raise ConfigError("no-effect", f"--table is for tasks that classify, and {args.task} has masks: leave it out")
+    given = {"masks": "--masks", "label": "--label", "sequence": "--sequence", "annotated": "--annotated"}
+    given |= {"empty": "--empty", "trust_voxels": "--trust-voxels", "interpolate": "--interpolate"}
+    own_labels.refuse_options(args, given, "with --table")
+    with progress(None) as on_image:
+        return check_table(
+            args.table,
+            args.dir,
+            classes=task.classes,
+            findings=task.findings,
+            volumes=task.volumes,
+            volume=args.volume,
+            channels=task.channels,
+            progress=on_image,
+            counts=counts,
+        )
+
+
+def _print_checked(folder: Path, findings: Sequence[Finding], counts: Counts) -> int:
+    """Print what was found and a summary; 1 if there are errors."""
     print_findings(findings)
     errors = sum(finding.level == "error" for finding in findings)
     summary = f"{errors} error(s), {len(findings) - errors} warning(s)"
     asked = "; prepare will ask for --label" if counts.unnamed else ""
-    console.print(f"{args.dir}: {counts}: {summary}{asked}", markup=False)
+    console.print(f"{folder}: {counts}: {summary}{asked}", markup=False)
     return 1 if errors else 0
 
 
@@ -184,7 +237,7 @@ def _explain(args: argparse.Namespace) -> int:
     """Print how each file is read; the exit code is 1 if one cannot be."""
     from fedshift.data.explain import How, explain
 
-    for option in ("task", "label", "sequence", "annotated"):
+    for option in ("task", "table", "label", "sequence", "annotated"):
         if getattr(args, option):
             raise ConfigError(
                 "options-clash", f"--explain shows a file as it is, whatever the task: leave out --{option}"

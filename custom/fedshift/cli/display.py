@@ -17,6 +17,7 @@ from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
+    from fedshift.reporting.progress import ProgressFile
     from fedshift.schema.job import JobSpec
 
 console = Console(soft_wrap=True, highlight=False)
@@ -46,8 +47,18 @@ def shown(folder: Path, job: JobSpec, *, phantom: bool) -> Iterator[Callable[[Co
         display.show(read_progress(folder))
 
     try:
-        with display:
+        with ending_noted(file), display:
             yield show
+    finally:
+        events.close()
+        recent.close()
+
+
+@contextmanager
+def ending_noted(file: ProgressFile) -> Iterator[None]:
+    """Write into ``progress.json`` that a run has failed or was stopped, if it does."""
+    try:
+        yield
     except FedshiftError as error:
         file.fail(str(error))
         raise
@@ -57,9 +68,6 @@ def shown(folder: Path, job: JobSpec, *, phantom: bool) -> Iterator[Callable[[Co
     except Exception as error:
         file.fail(f"{type(error).__name__}: {error}")
         raise
-    finally:
-        events.close()
-        recent.close()
 
 
 def describe(progress: Progress | None, *, phantom: bool = False) -> str:
@@ -68,6 +76,8 @@ def describe(progress: Progress | None, *, phantom: bool = False) -> str:
         what = "starting the sites"
     elif progress.step == "training":
         what = f"round {progress.round}/{progress.rounds}"
+    elif not progress.rounds:
+        what = "scoring finished models"
     else:
         what = {"statistics": "statistics", "evaluation": "last evaluation"}[progress.step]
     if phantom or (progress is not None and progress.phantom):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedshift.cli import own_scans
+from fedshift.cli import evaluate_labels, own_scans
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.display import console
-from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+from fedshift.cli.guarantee import add_calibration, calibrate, check_calibration
+from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics, scored_model
 from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import SCORES
 from fedshift.reporting.report.wording import counted, say
@@ -23,60 +23,69 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import CsvWriter
 from fedshift.schema.job import EvaluationSpec
 from fedshift.schema.protocol_results import LabelledScans
-from fedshift.schema.results import new_results
 
 if TYPE_CHECKING:
     from fedshift.inference.model import Model
     from fedshift.inference.scoring import Scored, Summary
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
-COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference", "false_positives")
+COLUMNS = ("dice", "surface_dice", "cldice", "hd95", "asd", "volume_difference", "false_positives")
+PICTURES = (
+    *("dice", "surface_dice", "cldice", "hd95", "asd", "area_difference_mm2", "false_positives_mm2"),
+    *("hd95_px", "asd_px", "area_difference_px", "false_positives_px"),
+)
+"""The scores of volumes, and of pictures."""
 
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="of a model that classifies: the labels (.csv) of its images, as of 'fedshift data prepare own'",
+    )
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
     own_scans.add_meaning(parser)
-    add_shared(parser, "--trust-voxels", "--interpolate", "--empty")
+    add_shared(parser, "--subject", "--trust-voxels", "--interpolate", "--empty", "--bits")
     parser.add_argument(
-        "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
+        "--tolerance",
+        type=float,
+        metavar="MM",
+        help="of surface Dice, in pixels of pictures without a pixel size (default: the one of the model's job)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"for {TABLE} and {SUMMARY}")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_calibration(parser)
     add_choice(parser)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
-    from fedshift.data.layouts.find import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
+    from fedshift.tasks.evaluation.guarantee import CaseRisks
 
     if args.tolerance is not None:
         EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
     model = open_model(args.model)
-    if not model.is_segmentation:
-        said = f"{model.path} classifies pictures: 'fedshift evaluate' scores segmentation models"
-        raise ConfigError("wrong-task", said)
-    written = next((args.out / name for name in (TABLE, SUMMARY) if (args.out / name).exists()), None)
+    check_calibration(args)
+    files = (TABLE, SUMMARY, evaluate_labels.SUMMARY)
+    written = next((args.out / name for name in files if (args.out / name).exists()), None)
     if written is not None and not args.force:
         said = f"{written} already exists: name another folder with --out, or replace it with --force"
         raise ConfigError("output-exists", said)
-    meaning = own_scans.meaning(args)
-    sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"], volume=args.volume)
-    cases = scoring.labelled_cases(
-        model,
-        sets,
-        labels=meaning["labels"],
-        annotated=meaning["annotated"],
-        trust_voxels=args.trust_voxels,
-        interpolate=args.interpolate,
-        empty=args.empty,
-    )
+    if not model.is_segmentation:
+        return evaluate_labels.run(args, model)
+    for given, option in ((args.table, "--table"), (args.bits, "--bits")):
+        if given is not None:
+            said = f"{model.path} segments, and {option} is for models that classify: leave it out"
+            raise ConfigError("no-effect", said)
+    sets, cases = own_scans.cases_for(model, args)
     for line in describe(model):
         print(line)
     for finding in (finding for folder in sets for finding in folder.findings):
@@ -86,16 +95,19 @@ def run(args: argparse.Namespace) -> int:
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
     make_folder(args.out)
     scored = []
-    for case in scoring.score_cases(ready, cases, tolerance=tolerance, true_spacing=args.true_spacing):
+    risks, subjects = None if args.guarantee is None else CaseRisks(), scoring.subjects_of(sets)
+    about = {"tolerance": tolerance, "true_spacing": args.true_spacing, "risks": risks, "subjects": subjects}
+    for case in scoring.score_cases(ready, cases, **about):
         scored.append(case)
         for warning in case.warnings:
             print(f"warning: {warning}")
         print(f"{case.id}: {case.error or _said(case)}")
-    classes = model.header.job.task.classes[1:]
-    summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))
-    _write(args.out, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
+    classes = model.header.job.task.structures
+    summary = scoring.summary(scored, classes, subjects=subjects)
+    columns = PICTURES if model.of_pictures else COLUMNS
+    _write(args.out, columns, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
     if summary.cases:
-        console.print(_table(summary, classes))
+        console.print(_table(summary, classes, columns))
     for name, counts in summary.one_sided.items():
         said = say("labelled_class_in_one_mask", name=name, sides=counts, cases=len(summary.cases))
         print(said.removesuffix("."))
@@ -114,17 +126,19 @@ def run(args: argparse.Namespace) -> int:
     failed = sum(case.error is not None for case in scored)
     if failed:
         print(f"{failed} of {len(scored)} cases could not be scored")
-    return int(failed > 0)
+    covered = risks is None or calibrate(model, risks.curves(), classes, args, statistics=ready.statistics)
+    return int(failed > 0 or not covered)
 
 
 def _said(case: Scored) -> str:
     """Dice of the classes that a case has, and what is found of those that it lacks."""
     has = [f"{name} {scores['dice']:.3f}" for name, scores in case.scores.items() if name not in case.lacks]
-    lacks = [f"no {name}, {case.scores[name]['false_positives']:.2f} ml found" for name in case.lacks]
+    found = {name: next(iter(case.scores[name].items())) for name in case.lacks}
+    lacks = [f"no {name}, {size:.2f} {false_positives.UNITS[score]} found" for name, (score, size) in found.items()]
     return "; ".join([*([f"Dice {', '.join(has)}"] if has else []), *lacks])
 
 
-def _table(summary: Summary, classes: Sequence[str]) -> Table:
+def _table(summary: Summary, classes: Sequence[str], columns: Sequence[str]) -> Table:
     """Mean over cases with its 95 % interval, of each class and of the mean over classes."""
     from fedshift.tasks.evaluation.spread import ENOUGH
 
@@ -135,7 +149,9 @@ def _table(summary: Summary, classes: Sequence[str]) -> Table:
     interval = "95 % interval" if summary.subjects >= ENOUGH else f"no interval: fewer than {ENOUGH} {over}"
     table = Table(title=f"{title}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
     table.add_column("class")
-    shown = [score for score in COLUMNS if score != "false_positives" or summary.lacking]
+    held = {name.partition(" ")[0] for name in summary.scores}
+    always = set(columns) - {"false_positives", "cldice"} if columns == COLUMNS else {"dice"}
+    shown = [score for score in columns if score in held | always]
     for score in shown:
         table.add_column(SCORES[score].heading, justify="right")
     rows = {name: f" {name}" for name in classes} if len(classes) > 1 else {}
@@ -154,21 +170,11 @@ def _record(
     model: Model, scored: Sequence[Scored], summary: Summary, *, tolerance: float, statistics: str
 ) -> LabelledScans:
     """What ``fedshift report`` makes a page of."""
-    header = model.header
-    results = new_results(header.job, metric=model.task.metric)
-    lineage = {"initial_weights": header.initial_weights, "lineage": {k: list(v) for k, v in header.lineage.items()}}
     kept = [case for case in scored if case.error is None]
     return LabelledScans(
-        job=results.job.model_copy(update=lineage),
-        versions=results.versions,
-        model=model.path.name,
-        sha256=hashlib.sha256(model.path.read_bytes()).hexdigest(),
-        round=header.round,
-        sites=list(header.sites),
-        kind=header.kind,
-        statistics=statistics,
+        **scored_model(model, statistics),
         tolerance=tolerance,
-        classes=list(header.job.task.classes[1:]),
+        classes=list(model.header.job.task.structures),
         cases=list(summary.cases),
         subjects=summary.subjects,
         not_scored=[case.id for case in scored if case.error is not None],
@@ -181,17 +187,17 @@ def _record(
     )
 
 
-def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
+def _write(out: Path, columns: Sequence[str], scored: Sequence[Scored], record: LabelledScans) -> None:
     """Write a row for each case and class, and the record."""
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
-            table = CsvWriter(file, ["case", "class", *COLUMNS, "one_sided", "error"])
+            table = CsvWriter(file, ["case", "class", *columns, "one_sided", "error"])
             for case in scored:
                 for name, scores in case.scores.items():
-                    values = (f"{scores[score]:.6g}" if score in scores else "" for score in COLUMNS)
+                    values = (f"{scores[score]:.6g}" if score in scores else "" for score in columns)
                     table.row([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
-                    table.row([case.id, "", *("" for _ in COLUMNS), "", case.error])
+                    table.row([case.id, "", *("" for _ in columns), "", case.error])
         record.write(out)
     except OSError as error:
         said = f"{out} cannot be written ({error.strerror}): name another folder with --out"

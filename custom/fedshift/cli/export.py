@@ -49,7 +49,12 @@ def run(args: argparse.Namespace) -> int:
         cases = find_cases(images, model.sequences)
         ready = segment.ready_for(model, cases, chosen, device=args.device, true_spacing=args.true_spacing)
     else:
-        ready = classify.ready_for(model, images, chosen, depth=classify.depth_of(images), device=args.device)
+        if model.classifies_volumes:
+            cases = find_cases(images, model.sequences)
+            inputs = classify.of_volumes(model, cases, true_spacing=args.true_spacing)
+        else:
+            inputs = classify.of_pictures(model, images, classify.depth_of(images))
+        ready = classify.ready_for(model, inputs, chosen, device=args.device)
     for line in describe(model):
         print(line)
     print_statistics(ready)

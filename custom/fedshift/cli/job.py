@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedshift.cli import job_evaluate
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec, read_job
 from fedshift.schema.names import comma_separated
@@ -23,6 +24,7 @@ WIDTH = 100
 
 def add_arguments(job: Any) -> None:
     task = add_job_arguments(job)
+    job_evaluate.add_options(job, task)
     job.add_argument(
         "--practical",
         action=_WithoutTask,
@@ -155,6 +157,9 @@ def write(args: argparse.Namespace) -> int:
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
 
+    if args.evaluate is not None:
+        return job_evaluate.write(args)
+    job_evaluate.refuse_options(args)
     if args.show and args.task is None and not args.practical:
         folder = Path(args.methods)
         print(commented(read_job((folder if folder.is_dir() else args.out / folder) / SPEC)), end="")

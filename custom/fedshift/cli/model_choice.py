@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.arguments import add_shared
+from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
     from fedshift.inference.model import Choice, Model, ReadyModel
@@ -40,9 +42,30 @@ def describe(model: Model) -> Iterator[str]:
     header, job = model.header, model.header.job
     scores = "".join(f", {name} {value:.3f}" for name, value in header.scores.items())
     yield f"model: {'+'.join(job.methods)} on {job.task.name}, round {header.round}, {len(header.sites)} sites{scores}"
+    if header.adaptation is not None:
+        yield f"at one hospital: {printable(header.adaptation.reason)}"
     if header.kind == "phantom":
         yield "it was trained on simulated data (phantom), not on patients"
     yield "research use only; not a medical device"
+
+
+def scored_model(model: Model, statistics: str) -> dict[str, Any]:
+    """What a record of scores says of a model: the fields of `fedshift.schema.protocol_results.ScoredModel`."""
+    from fedshift.schema.results import new_results
+
+    header = model.header
+    results = new_results(header.job, metric=model.task.metric)
+    lineage = {"initial_weights": header.initial_weights, "lineage": {k: list(v) for k, v in header.lineage.items()}}
+    return {
+        "job": results.job.model_copy(update=lineage),
+        "versions": results.versions,
+        "model": model.path.name,
+        "sha256": hashlib.sha256(model.path.read_bytes()).hexdigest(),
+        "round": header.round,
+        "sites": list(header.sites),
+        "kind": header.kind,
+        "statistics": statistics,
+    }
 
 
 def print_statistics(ready: ReadyModel) -> None:

@@ -6,8 +6,9 @@ import argparse
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from fedshift.cli import own_labels
 from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.cli.prepared import (
@@ -18,13 +19,19 @@ from fedshift.cli.prepared import (
     print_next,
     print_site,
     progress,
+    sizes,
 )
 from fedshift.schema.codes import Codes, parse_codes, takes_empty
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import read_yaml
+from fedshift.schema.job import read_yaml, with_overlapping
 from fedshift.schema.names import comma_separated
+from fedshift.schema.regions import Regions
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+
+if TYPE_CHECKING:
+    from fedshift.data.cases import CaseFiles, CaseTable
+    from fedshift.inference.model import Model
 
 ABOUT = """A hospital's own scans as a site. Run it again to add or withdraw cases.
 
@@ -33,6 +40,10 @@ in one of the usual layouts (beside each other, images/ and masks/, imagesTr/ an
 for each case, or DICOM studies with DICOM SEG or RT Structure Sets); or patterns in quotes, such as
 --images 'sub-*/anat/*_T2w.nii.gz'; or --cases, a table with a row for each case, which --write-cases writes of any of
 these, to be read and edited.
+
+Pictures to classify have a table of labels in place of masks: --table labels.csv --images DIR. A row is a picture, with
+its file (or its id, the file's name without suffix), and its label, or a column for each finding with 1, 0, or nothing
+or -1 where it is unknown; and, where wanted, subject, split and site.
 """
 
 
@@ -48,13 +59,15 @@ def add_parser(kinds: Any) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="NIfTI, NRRD or MHA files, one folder per DICOM series, or DICOM studies; or a pattern in quotes",
+        help="NIfTI, NRRD or MHA files, one folder per DICOM series, or DICOM studies; or pictures; or a pattern in "
+        "quotes",
     )
     parser.add_argument(
         "--masks",
         type=Path,
         metavar="DIR",
-        help="masks with the same names as the images, or DICOM masks of them; or a pattern",
+        help="masks with the same names as the images, or DICOM masks of them; of pictures also a folder for each "
+        "class, or a .json file of COCO; or a pattern",
     )
     parser.add_argument(
         "--source", type=Path, metavar="DIR", help="a folder with images and masks; or what the others begin at"
@@ -65,13 +78,18 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument(
         "--write-cases", type=Path, metavar="FILE", help="only write the table of the cases that are found, and stop"
     )
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="the labels (.csv) of pictures or volumes to classify, see above"
+    )
     parser.add_argument("--site", metavar="NAME", help="the site's name in the federation")
     parser.add_argument("--dataset", metavar="NAME", help="the data set that the site takes part in (or give --task)")
     parser.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names data set and classes")
     add_meaning(parser)
+    add_shared(parser, "--subject")
     parser.add_argument("--withdraw", nargs="+", default=[], metavar="ID", help="cases to remove")
     parser.add_argument("--licence", metavar="TEXT", help="licence terms, stored in the manifest")
-    add_shared(parser, "--true-spacing", "--interpolate")
+    add_shared(parser, "--true-spacing", "--interpolate", "--bits")
+    parser.add_argument("--size", type=sizes, metavar="N,M", help="sizes of pictures in pixels (default: the task's)")
     add_volumes(parser)
     parser.set_defaults(func=run)
 
@@ -83,8 +101,8 @@ def add_meaning(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=V,V",
-        help="a class and the mask's values for it (or names of structures, as DICOM has), once for each class; "
-        "several are merged",
+        help="a class and the mask's values for it (or names of structures, as DICOM has, or a colour, as in "
+        "cup=255,0,0), once for each class; several are merged",
     )
     parser.add_argument(
         "--sequence",
@@ -112,8 +130,36 @@ def meaning(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def cases_for(model: Model, args: argparse.Namespace) -> tuple[list[CaseTable], list[CaseFiles]]:
+    """The folders that a command names, and their cases with masks, as a model segments them."""
+    from fedshift.data.cases import both_sides
+    from fedshift.data.layouts.find import gather
+    from fedshift.inference.scoring import labelled_cases
+
+    meant = meaning(args)
+    tables = gather(args.source, images=args.images, masks=args.masks, sequences=meant["sequences"], volume=args.volume)
+    tables = [table.with_subjects(args.subject) for table in tables] if args.subject else tables
+    tables = [replace(table, findings=(*table.findings, *both_sides(table))) for table in tables]
+    cases = labelled_cases(
+        model,
+        tables,
+        labels=meant["labels"],
+        annotated=meant["annotated"],
+        trust_voxels=args.trust_voxels,
+        interpolate=args.interpolate,
+        empty=args.empty,
+    )
+    return tables, cases
+
+
 def run(args: argparse.Namespace) -> int:
     """Prepare the site, or write the table of its cases; returns the exit code."""
+    if args.table is not None and args.site is None:
+        raise ConfigError("site-missing", "which site is it? give its name in the federation with --site")
+    if args.table is not None:
+        dataset, task = _dataset(args.dataset, args.task)
+        own_labels.refuse_table(args, task)
+        return own_labels.run(args, dataset, task)
     from data_prep.own_scans import LICENCE, prepare_own
 
     if args.cases is not None:
@@ -125,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     if args.site is None:
         raise ConfigError("site-missing", "which site is it? give its name in the federation with --site")
     dataset, task = _dataset(args.dataset, args.task)
+    own_labels.refuse_table(args, task)
     with progress(None) as on_case:
         folder = prepare_own(
             args.images,
@@ -135,7 +182,10 @@ def run(args: argparse.Namespace) -> int:
             source=args.source,
             classes=task.classes,
             codes=task.codes,
+            regions=task.regions,
+            ignore=task.ignore,
             wanted=task.sequences,
+            subject=args.subject,
             withdraw=args.withdraw,
             matrices=args.matrix,
             licence=args.licence or LICENCE,
@@ -165,6 +215,7 @@ def _write_cases(args: argparse.Namespace) -> int:
     tables = gather(
         args.source, images=args.images, masks=args.masks, sequences=chosen["sequences"], volume=args.volume
     )
+    tables = [table.with_subjects(args.subject) for table in tables] if args.subject else tables
     write_cases(tables, args.write_cases)
     print_findings(finding for table in tables for finding in table.findings)
     cases = sum(len(table.cases) for table in tables)
@@ -190,6 +241,19 @@ class NamedTask:
     """Those that it takes, empty for one without a name; None if it does not say what it takes of the data."""
     empty: bool = False
     """Whether it takes cases without the structure."""
+    kind: str | None = None
+    """Of task."""
+    findings: bool | None = None
+    """Whether pictures have findings, and not one label each; None if no task says it."""
+    volumes: bool | None = None
+    """Whether a task that classifies takes volumes, and not pictures."""
+    sizes: tuple[int, ...] = ()
+    """Of pictures, those of its protocols too."""
+    channels: Literal[1, 3] = 3
+    """Of pictures."""
+    regions: Regions | None = None
+    ignore: bool | None = None
+    """Whether masks may have voxels to ignore; None if no task is named."""
 
 
 def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
@@ -224,10 +288,20 @@ def named_by(task: str) -> NamedTask:
 
 
 def _said(raw: dict[str, Any], where: str) -> NamedTask:
+    try:
+        raw = with_overlapping(raw)
+    except ValueError as error:
+        raise ConfigError("invalid-value", f"{where}: {error}") from None
     classes, sites, held_out, data = (raw.get(key) for key in ("classes", "sites", "held_out", "data"))
+    from fedshift.data.labels import regions_of
+
     codes = parse_codes(raw, where=where)
-    named = tuple(map(str, classes)) if isinstance(classes, list) else None
-    taken = (data.get("sequences") or ()) if isinstance(data, dict) else None
+    named = tuple(map(str, classes)) if isinstance(classes, list | tuple) else None
+    data = data if isinstance(data, dict) else {}
+    taken = (data.get("sequences") or ()) if "data" in raw else None
+    classifies = raw.get("kind") == "classification"
+    regions = regions_of(raw["regions"], named) if named is not None and isinstance(raw.get("regions"), dict) else None
+    structures = named if regions is None else ("", *regions.names)
     if isinstance(sites, dict):
         sites = Numbered.parse(sites, where=f"{where}: sites").names
     return NamedTask(
@@ -236,5 +310,21 @@ def _said(raw: dict[str, Any], where: str) -> NamedTask:
         codes,
         tuple(map(str, [*sites, *(held_out if isinstance(held_out, list) else [])])) if isinstance(sites, list) else (),
         tuple(map(str, taken)) if isinstance(taken, list | tuple) else None,
-        named is not None and takes_empty(data if isinstance(data, dict) else {}, named, codes),
+        structures is not None and takes_empty(data, structures, codes),
+        str(raw["kind"]) if "kind" in raw else None,
+        bool(data.get("multi_label")) if classifies else None,
+        "patch" in data if classifies else None,
+        _sizes(raw) if classifies else (),
+        1 if data.get("channels") == 1 else 3,
+        regions,
+        bool(raw.get("ignore")),
     )
+
+
+def _sizes(raw: dict[str, Any]) -> tuple[int, ...]:
+    """The sizes of pictures that a task and its protocols name."""
+    protocols = raw.get("protocols")
+    parts = [raw, *(protocols.values() if isinstance(protocols, dict) else ())]
+    said = (part.get("data") for part in parts if isinstance(part, dict))
+    sizes = {data.get("size") for data in said if isinstance(data, dict)}
+    return tuple(sorted(size for size in sizes if isinstance(size, int)))

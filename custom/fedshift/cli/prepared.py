@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from fedshift.cli.display import console
 from fedshift.data.locate import DATA, data_home
 from fedshift.schema.codes import WITHOUT_STRUCTURE
 from fedshift.schema.job import read_yaml
-from fedshift.schema.manifest import DEPTH, read_manifest
+from fedshift.schema.manifest import DEPTH, Case, Manifest, Picture, read_manifest
+from fedshift.schema.names import few_names
 from fedshift.schema.task_files import apps_dir, tasks
 
 if TYPE_CHECKING:
@@ -61,23 +62,32 @@ def print_site(folder: Path) -> None:
     """Print a prepared site's name, number of cases or images by split, and folder."""
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
-    noun = "case(s)" if manifest.cases else "picture(s)"
-    console.print(f"{manifest.site}: {len(manifest.entries)} {noun} ({counts}) in {folder}", markup=False)
+    noun = "cases" if manifest.cases and not manifest.pictured else "pictures"
+    console.print(f"{manifest.site}: {len(manifest.entries)} {noun[:-1]}(s) ({counts}) in {folder}", markup=False)
     said, counts_of, montage = manifest.preparation, manifest.counts, folder / "montage.png"
     totals = [] if counts_of is None else [sum(n[label] for n in counts_of.values()) for label in manifest.classes]
     details = {
-        f"classes {', '.join(manifest.classes[1:])}": len(manifest.classes) > 2 and manifest.cases,
+        f"classes {', '.join(manifest.classes[1:])}": len(manifest.classes) > 2 and manifest.has_masks,
         f"masks of {', '.join(manifest.annotated or ())} only": manifest.annotated is not None,
         f"sequences {', '.join(manifest.sequences)}": manifest.sequences,
         f"simulated {manifest.simulated}": manifest.simulated,
         f"{said.get(WITHOUT_STRUCTURE)} without the structure": said.get(WITHOUT_STRUCTURE),
         f"{said.get(LEFT_OUT)} left out, see above": said.get(LEFT_OUT),
-        f"{len(totals)} classes of {min(totals, default=0)} to {max(totals, default=0)} pictures": totals,
+        f"{len(totals)} classes of {min(totals, default=0)} to {max(totals, default=0)} {noun}": totals
+        and not manifest.has_findings,
+        few_names(_findings(manifest)): manifest.has_findings,
         f"{said.get(DEPTH)}": said.get(DEPTH),
         f"look at {montage}": montage.is_file(),
     }
     if any(details.values()):
         console.print(f"  {'; '.join(text for text, holds in details.items() if holds)}", markup=False)
+
+
+def _findings(manifest: Manifest) -> list[str]:
+    """How many have each finding, of those of which it is known."""
+    entries: Sequence[Case | Picture] = manifest.entries
+    known = {name: [entry.findings[name] for entry in entries if name in entry.findings] for name in manifest.classes}
+    return [f"{name} in {sum(has)} of {len(has)}" if has else f"{name} unknown" for name, has in known.items()]
 
 
 def print_export(out: Path | None) -> None:

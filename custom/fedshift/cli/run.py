@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedshift.cli import run_validation
 from fedshift.cli.arguments import add_parallel, add_resume_or_force, add_shared
 from fedshift.cli.display import Lines, console, make_display, shown
 from fedshift.cli.job import add_job_arguments, resolve_job
@@ -53,9 +54,12 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import require_unlocked
     from fedshift.flare.export import read_job_folder
+    from fedshift.flare.validation.job import is_validation
     from fedshift.reporting import events
     from fedshift.reporting.table import scores_table
 
+    if is_validation(args.job):
+        return run_validation.run(args)
     job = read_job_folder(args.job)
     if args.in_process:
         from fedshift.federation.in_process import run_in_process

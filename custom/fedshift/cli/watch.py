@@ -124,7 +124,8 @@ def line(snapshot: Snapshot) -> str:
         return _in_a_line(f"{snapshot.where}: {snapshot.problem or snapshot.waits_for}")
     parts = [f"{progress.job or snapshot.where}: {progress.state}"]
     if progress.state == "finished":
-        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{counted(progress.rounds, 'round')}")
+        done = counted(progress.rounds, "round") if progress.rounds else "models scored"
+        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{done}")
     else:
         parts.append(describe(progress))
     if not snapshot.ended and progress.sites_in and progress.awaited:

@@ -134,7 +134,9 @@ def _run(job: JobSpec, task: Task, net: nn.Module, site: str, round_: int) -> Ru
         net=net,
         objective=task.loss,
         n_classes=len(job.task.classes),
+        regions=job.task.made_regions,
         dense=task.dense,
+        findings=task.findings,
         steps=DRAWS,
         received=read_weights(net),
         optimizer=torch.optim.SGD(net.parameters(), lr=job.task.optimizer.lr),
@@ -260,7 +262,9 @@ def _site(job: JobSpec, task: Task, number: int, channels: int, spatial: tuple[i
         x = torch.from_numpy(_prepared(raw.numpy(), task))
         if not task.dense:
             images.append(x)
-            targets.append(torch.randint(len(job.task.classes), (), generator=rng))
+            n_classes = len(job.task.classes)
+            drawn = torch.randint(n_classes, (), generator=rng)
+            targets.append(nn.functional.one_hot(drawn, n_classes).float() if task.findings else drawn)
             alone.append(x)
             continue
         y = inside.long() * int(torch.randint(1, len(job.task.classes), (), generator=rng))

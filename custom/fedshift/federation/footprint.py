@@ -75,5 +75,7 @@ def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
 def noise(net: nn.Module, built: Task, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``n`` images of the task's shape and targets that mean nothing."""
     x = torch.rand(n, cast(StagedNetwork, net).in_channels, *built.spatial)
+    if built.findings:
+        return x, torch.randint(2, (n, *built.sizes["classes"])).float()
     shape = (n, *built.spatial) if built.dense else (n,)
     return x, torch.randint(built.sizes["classes"][0], shape)

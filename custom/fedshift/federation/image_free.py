@@ -67,14 +67,15 @@ def score_guess(
                 heights, thickness = site.heights(index)
                 yield MaskStack(heights, thickness, _slices(site.labels(index)), outlined)
 
-    n_classes = len(job.task.classes)
+    n_classes, regions = len(job.task.classes), job.task.made_regions
+    table = torch.eye(n_classes) if regions is None else torch.from_numpy(regions.table)
     guess = ImageFreeGuess(stacks, n_classes=n_classes)
 
     def probabilities(site: ScanData, subset: Subset) -> Iterator[Tensor]:
         for index in site.eval_index(subset):
             labels = site.labels(index)
             classes = torch.from_numpy(guess.classes(site.heights(index)[0], labels.shape[-2:])).view_as(labels)
-            yield torch.nn.functional.one_hot(classes, n_classes).movedim(-1, 1).float()
+            yield table[classes].movedim(-1, 1).float()
 
     return {
         (name, subset): task.at(site).evaluate(probabilities(site, subset), site, subset, seed=0, share_cases=True)

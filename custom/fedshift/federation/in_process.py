@@ -212,7 +212,7 @@ class PooledSite(Site):
         reference = method_set.pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
-        task = task.at(next(iter(opened.values())))
+        task = task.at(*opened.values())
         self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), options)
         for site_data in opened.values():
             site_data.hold(next(self._net.parameters()).device)

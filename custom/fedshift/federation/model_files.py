@@ -12,11 +12,14 @@ from torch import Tensor
 
 import fedshift
 from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
+from fedshift.schema.adaptation import Adaptation
 from fedshift.schema.errors import ConfigError, FedshiftError
+from fedshift.schema.evaluation import Share
 from fedshift.schema.fingerprint import Reference
+from fedshift.schema.guarantee import Guarantee
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays, Weights
-from fedshift.schema.names import Line, Name
+from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.results import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
@@ -43,6 +46,12 @@ class Header(Strict):
         personal: keys that each site keeps for itself; the file has the values of the start of the run for them.
         encrypted: True if the weights are ciphertexts, which a site must decrypt first.
         references: what sites tell of the scans that the model was trained on, if the job asked them.
+        thresholds: of findings, site -> class -> the probability from which on it is said to be there, as the site's
+            validation part has chosen it for this model.
+        specific: likewise of all classes, the probability that has the job's ``evaluation.specificity`` there.
+        adaptation: what ``fedshift adapt`` did at one hospital, after the run. ``scores`` are then empty, unless the
+            model was kept as it was.
+        guarantee: what outlines or sets of classes at certain levels promise, and to whom.
     """
 
     format: Literal["fedshift model"]
@@ -60,6 +69,10 @@ class Header(Strict):
     initial_weights: Line
     encrypted: bool
     references: dict[Name, Reference] = {}
+    thresholds: dict[Name, dict[ClassName, Share]] = {}
+    specific: dict[Name, dict[ClassName, Share]] = {}
+    adaptation: Adaptation | None = None
+    guarantee: Guarantee | None = None
 
 
 def write_model_file(
@@ -106,6 +119,29 @@ def add_references(path: Path, references: Mapping[str, Reference]) -> None:
     write_tensors({**read_model_file(path), "references": content}, path)
 
 
+def add_thresholds(
+    path: Path, *, thresholds: dict[str, dict[str, float]], specific: dict[str, dict[str, float]]
+) -> None:
+    """Add the thresholds that sites have chosen to a model file, whose other content stays the same."""
+    write_tensors({**read_model_file(path), "thresholds": thresholds, "specific": specific}, path)
+
+
+def add_guarantee(source: Path, guarantee: Guarantee, *, path: Path | None = None) -> None:
+    """Add what a model promises to its file, or to a copy in ``path``; its other content stays the same."""
+    write_tensors({**read_model_file(source), "guarantee": guarantee.model_dump(mode="json")}, path or source)
+
+
+def write_adapted(source: Path, path: Path, *, weights: Weights, adaptation: Adaptation) -> None:
+    """Write the model of ``source`` with these weights, and what its adaptation was.
+
+    Its scores were those of other weights, as was what it promises: both go with it only if it was kept.
+    """
+    content = read_model_file(source) | {"adaptation": adaptation.model_dump(mode="json")}
+    if adaptation.decision != "kept":
+        content |= {"weights": to_tensors(weights), "scores": {}, "guarantee": None}
+    write_tensors(content, path)
+
+
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     """Weights and methods' arrays of the model file of a round.
 
@@ -132,6 +168,13 @@ def read_model_file(path: Path) -> dict[str, Any]:
     return content
 
 
+def checked_model(content: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Content that did not come from a model file, which is no other for that; raises as `read_model_file`."""
+    header = _checked_header(content, where=where)
+    _check_fits(header.job, content["weights"], where=where)
+    return content
+
+
 def read_with_header(path: Path) -> tuple[Header, dict[str, Any]]:
     """The header and all of a model file, which is compared with no network; nothing in it is run.
 
@@ -143,24 +186,29 @@ def read_with_header(path: Path) -> tuple[Header, dict[str, Any]]:
         near = did_you_mean(path) if path.is_dir() else did_you_mean(path.parent, path.name)
         raise ConfigError("model-missing", f"{path} {problem}{near}")
     content = read_tensors(path, "copy it again from the server")
+    return _checked_header(content, where=str(path)), content
+
+
+def _checked_header(content: Any, *, where: str) -> Header:
+    """The header of a model, if its parts are what they should be."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError("not-a-model", f"{path} is not a model that fedshift wrote")
+        raise ConfigError("not-a-model", f"{where} is not a model that fedshift wrote")
     if content.get("schema") != SCHEMA:
         raise ConfigError(
             "other-version",
-            f"{path} is a model file of schema {content.get('schema')!s:.20} and fedshift "
+            f"{where} is a model file of schema {content.get('schema')!s:.20} and fedshift "
             f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version",
         )
-    header = header_of(content, where=str(path))
+    header = header_of(content, where=where)
     weights, arrays = (content.get(part) for part in ARRAYS)
     if not _named_tensors(weights) or not isinstance(arrays, dict) or not all(map(_named_tensors, arrays.values())):
-        raise ConfigError("file-damaged", f"{path} does not hold arrays by name: copy it again from the server")
+        raise ConfigError("file-damaged", f"{where} does not hold arrays by name: copy it again from the server")
     odd = [key for key, value in content["weights"].items() if not torch.isfinite(value).all()]
     if odd and not header.encrypted:
         raise ConfigError(
-            "file-damaged", f"{path}: {odd[0]} has numbers that are not finite: copy it again from the server"
+            "file-damaged", f"{where}: {odd[0]} has numbers that are not finite: copy it again from the server"
         )
-    return header, content
+    return header
 
 
 def did_you_mean(folder: Path, name: str = "best_global_model.pt") -> str:

@@ -69,7 +69,7 @@ def resolve(
     Raises:
         ConfigError: any name, key or value that does not fit.
     """
-    raw, where = _read_task(task)
+    raw, where = read_task(task)
     expects = ProtocolExpects()
     raw.pop(PHANTOM, None)
     raw.pop(PRACTICAL, None)
@@ -191,7 +191,7 @@ _fitting: dict[str, nn.Module] = {}
 
 def _network(task: Task, spec: TaskSpec) -> nn.Module:
     """The task's network as far as checks need it: its parameters have shapes and may have no values."""
-    what = [spec.kind, spec.classes, task.spatial, task.preparation(), spec.network.model_dump(mode="json")]
+    what = [spec.kind, spec.outputs, task.spatial, task.preparation(), spec.network.model_dump(mode="json")]
     key = json.dumps(what, sort_keys=True)
     if key not in _fitting:
         net = task.network()
@@ -202,7 +202,7 @@ def _network(task: Task, spec: TaskSpec) -> nn.Module:
 
 def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
     """An image without values through the network: what does not fit would else be found at every site."""
-    wanted = (len(spec.classes), *task.spatial) if task.dense else (len(spec.classes),)
+    wanted = (spec.outputs, *task.spatial) if task.dense else (spec.outputs,)
     try:
         shape = tuple(trial.run(net, task.spatial).shape)[1:]
     except trial.UNFIT as error:
@@ -246,7 +246,7 @@ def practical(task: str) -> Practical:
     Raises:
         ConfigError: the task, named as for `resolve`, is not there or recommends nothing.
     """
-    raw, where = _read_task(task)
+    raw, where = read_task(task)
     if raw.get(PRACTICAL) is None:
         others = [name for name in tasks() if read_yaml(apps_dir() / f"{name}.yaml").get(PRACTICAL) is not None]
         raise ConfigError(
@@ -257,7 +257,7 @@ def practical(task: str) -> Practical:
     return Practical.parse(raw[PRACTICAL], where=f"{where}: {PRACTICAL}")
 
 
-def _read_task(task: str) -> tuple[dict[str, Any], str]:
+def read_task(task: str) -> tuple[dict[str, Any], str]:
     """A task file, and how to name it in errors."""
     if task.endswith((".yaml", ".yml")):
         return read_yaml(Path(task)), task
@@ -280,8 +280,8 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def misfits(job: JobSpec) -> list[str]:
     """How the job's sites that are prepared on this machine do not fit it, before anything is sent, a sentence each.
 
-    Other classes, a missing sequence, or a class that no training site outlines. Sites that are not prepared here are
-    not asked; each site checks its own data when the job comes.
+    Other classes, a missing sequence, a class that no training site outlines, or a finding that none knows of. Sites
+    that are not prepared here are not asked; each site checks its own data when the job comes.
     """
     manifests: dict[str, Manifest] = {}
     sentences = []
@@ -297,11 +297,28 @@ def misfits(job: JobSpec) -> list[str]:
                 Preparation(sequences=getattr(build_task(job), "sequences", ())).numbers(manifests[site], folder)
         except DataError as error:
             sentences.append(str(error))
-    outlined = [manifests[site].annotated if site in manifests else None for site in job.task.sites]
-    missing = [c for c in job.task.classes[1:] if all(names is not None and c not in names for names in outlined)]
+    training = [manifests.get(site) for site in job.task.sites]
+    outlined = [None if manifest is None else manifest.annotated for manifest in training]
+    regions, classes = job.task.made_regions, job.task.classes
+    if regions is not None:  # by their names
+        outlined = [
+            None
+            if names is None
+            else tuple(regions.names[k] for k in regions.known(classes.index(n) for n in names if n in classes))
+            for names in outlined
+        ]
+    missing = [c for c in job.task.structures if all(names is not None and c not in names for names in outlined)]
     if missing and not sentences:
         sentences.append(
             f"the masks of no site outline {', '.join(missing)}: prepare a site whose masks do, or leave it out of the "
             "task's classes and prepare the sites with these"
         )
+    if not sentences and all(manifest is not None and manifest.has_findings for manifest in training):
+        known = {name for manifest in training if manifest for entry in manifest.entries for name in entry.findings}
+        unknown = [name for name in job.task.classes if name not in known]
+        if unknown:
+            sentences.append(
+                f"no site has a label of {', '.join(unknown)}: add the column to the table of one, or leave it out of "
+                "the task's classes and prepare the sites with these"
+            )
     return sentences

@@ -86,7 +86,7 @@ def answer(
 
 def _why_counts_only(policy: Policy, cases: Sequence[Case]) -> str:
     """Why a survey gets no more than counts; empty if it does."""
-    least = max(policy.min_cases, policy.survey_cases)
+    least = policy.least_told
     if "statistics" not in policy.allow:
         return "its policy does not allow statistics (privacy.allow)"
     if len({subject_of(case) for case in cases}) < least:
@@ -103,7 +103,7 @@ def _why_counts_only(policy: Policy, cases: Sequence[Case]) -> str:
 
 def least_cases(policy: Policy, cases: Sequence[Case]) -> int:
     """The fewest of these cases that are of as many subjects as a survey needs, whichever of them they are."""
-    return max(policy.min_cases, policy.survey_cases) * max(most_of_a_subject(cases), 1)
+    return policy.least_told * max(most_of_a_subject(cases), 1)
 
 
 def _budget(noise: StatisticsNoise) -> Budget:

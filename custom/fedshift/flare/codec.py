@@ -22,6 +22,7 @@ from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Fingerprint, Reference
+from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.identity import Identity, own_identity
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.paired import LocalComparison
@@ -38,7 +39,11 @@ STATISTICS, TRAIN, UNMASK, VALIDATE = "statistics", "train", "unmask", "validate
 """Task names."""
 SURVEY = "survey"
 """The task of a survey, which is a job of its own."""
-OPTIONAL: dict[str, type[BaseModel]] = {"against_local": LocalComparison, "reference": Reference}
+FINGERPRINT = "fingerprint"
+"""What an answer to it is called in the message."""
+SCORE, VALIDATION = "score", "validation"
+"""The same of a validation."""
+OPTIONAL: dict[str, type[BaseModel]] = {"against_local": LocalComparison, "reference": Reference, "risks": RiskCurves}
 """Parts that scores may have, by their names in the message."""
 
 
@@ -132,39 +137,47 @@ def decode_answers(shareable: Shareable) -> list[Answer]:
     return [_decode(site, part) for site, part in dxo.data.items()]
 
 
-def encode_survey(answer: Fingerprint | str, *, ledger: LedgerHead | None = None) -> Shareable:
-    """Encode a site's answer to a survey: its fingerprint, or why it has none; and its ledger's head if it has one."""
+def encode_told(part: str, answer: BaseModel | str, *, ledger: LedgerHead | None = None) -> Shareable:
+    """Encode a site's answer to a job with one question, or why it has none; and its ledger's head if it has one.
+
+    ``part``: what the answer is called in the message.
+    """
     meta: dict[str, Any] = {"fedshift": asdict(own_identity())}
-    meta |= {"reason": answer} if isinstance(answer, str) else {"fingerprint": answer.model_dump_json()}
+    meta |= {"reason": answer} if isinstance(answer, str) else {part: answer.model_dump_json()}
     if ledger is not None:
         meta["ledger"] = ledger.model_dump()
     return DXO(DataKind.COLLECTION, data={}, meta=meta).to_shareable()
 
 
-def decode_survey(shareable: Shareable) -> Fingerprint:
-    """Decode a site's answer to a survey at the server.
+def decode_told(part: str, model: type[_Model], shareable: Shareable) -> _Model:
+    """Decode such an answer at the server.
 
     Raises:
-        WireError: no fingerprint, or that of another version of fedshift; or the site says why it has none.
+        WireError: it is none, or that of another version of fedshift; or the site says why it has none.
     """
     dxo = _open(shareable)
     _require_same(dxo)
-    reason, text = dxo.get_meta_prop("reason"), dxo.get_meta_prop("fingerprint")
+    reason, text = dxo.get_meta_prop("reason"), dxo.get_meta_prop(part)
     if reason is not None:
-        raise WireError(SURVEY, str(reason))
+        raise WireError(part, str(reason))
     try:
-        return Fingerprint.model_validate_json(text)
+        return model.model_validate_json(text)
     except ValidationError as error:
-        raise WireError("fingerprint", first_fault(error)) from None
+        raise WireError(part, first_fault(error)) from None
 
 
-def survey_ledger(shareable: Shareable) -> LedgerHead | None:
-    """The head of a site's ledger in its answer to a survey.
+def told_ledger(shareable: Shareable) -> LedgerHead | None:
+    """The head of a site's ledger in such an answer.
 
     Raises:
         WireError: it is none.
     """
     return _optional(LedgerHead, "ledger", _open(shareable))
+
+
+def decode_survey(shareable: Shareable) -> Fingerprint:
+    """Decode a site's answer to a survey; raises as `decode_told`."""
+    return decode_told(FINGERPRINT, Fingerprint, shareable)
 
 
 def _require_same(dxo: DXO) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.identity import own_identity, own_packages, parts_of_satellites
+from fedshift.schema.identity import own_identity, own_packages
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
+from fedshift.schema.validation import KEY
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME
@@ -97,8 +100,12 @@ def write_folder(
     spec: str,
     production: bool,
     with_code: bool = False,
+    beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
-    """Write the files of a job, completely or not at all; ``spec`` is the text of its ``fedshift.yaml``."""
+    """Write the files of a job, completely or not at all; ``spec`` is the text of its ``fedshift.yaml``.
+
+    ``beside``: further files, by where they go beside that.
+    """
     partial = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
     config = partial / APP / "config"
     config.mkdir(parents=True)
@@ -107,6 +114,9 @@ def write_folder(
         _write_json(config / "config_fed_server.json", server)
         _write_json(config / "config_fed_client.json", client)
         (config / FILE_NAME).write_text(spec, encoding="utf-8")
+        for place, file in beside.items():
+            (config / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, config / place)
         if not production:
             custom = partial / APP / "custom"
             custom.mkdir()
@@ -160,7 +170,12 @@ def read_job_folder(folder: Path) -> JobSpec:
     """
     if not (folder / SPEC).is_file():
         raise ConfigError("no-job", f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
-    if "survey" in read_yaml(folder / SPEC):
+    raw = read_yaml(folder / SPEC)
+    if KEY in raw:
+        raise ConfigError(
+            "wrong-job", f"{folder} asks for scores of models and trains nothing: run it with 'fedshift run {folder}'"
+        )
+    if "survey" in raw:
         raise ConfigError(
             "wrong-job", f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'"
         )
@@ -213,13 +228,3 @@ def client_config(*, masks: bool = False) -> dict[str, Any]:
         ],
         "components": [],
     }
-
-
-def server_configs() -> list[dict[str, Any]]:
-    """All that the ``config_fed_server.json`` of our jobs may hold: of those that train, and of the satellites'."""
-    return [server_config(), *(kind.server_config() for kind in parts_of_satellites("fedshift.jobs"))]
-
-
-def client_configs() -> list[dict[str, Any]]:
-    others = (kind.client_config() for kind in parts_of_satellites("fedshift.jobs"))
-    return [client_config(), client_config(masks=True), *others]

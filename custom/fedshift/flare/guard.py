@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedshift.flare.export import client_configs, server_configs
+from fedshift.flare.job_kinds import client_configs, server_configs
+from fedshift.flare.validation.job import MODELS
 from fedshift.reporting.progress import mark_failed
 from fedshift.schema.job import FILE_NAME
 from flare_armour import readmission, restart
@@ -14,6 +15,7 @@ DIED = "the server's process of this job died; the server's log has the details"
 JOB_FILES = orders.JobFiles(
     configs={"config/config_fed_server.json": server_configs, "config/config_fed_client.json": client_configs},
     others=(f"config/{FILE_NAME}",),
+    arrays=f"config/{MODELS}/",
     written_by="'fedshift job'",
 )
 

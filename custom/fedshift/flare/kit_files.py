@@ -20,7 +20,7 @@ from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
-from fedshift.flare.export import client_configs, server_configs
+from fedshift.flare.job_kinds import client_configs, server_configs
 from fedshift.flare.kit import STARTUP, Kit, Role, jobs_folder, read_json, snapshots_folder
 from fedshift.flare.log_lines import OneEntry
 from fedshift.schema.errors import ConfigError
@@ -68,8 +68,9 @@ privacy:
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
   min_sites_in_sum: 3                 # fewest sites in a sum that a server may unmask (federation.encryption: masks)
   case_scores: false                  # true: a final model's score of every single case leaves too, without ids
-  survey_cases: 3                     # cases before a survey gets more than their number; at least 3
+  survey_cases: 3                     # cases before a survey gets more than their number; groups of a validation too
   scanners: false                     # true: a survey is told the scanners' makes and models
+  # strata: [vendor]                  # columns of the site's table by which validations tell scores (default: all)
   # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}

@@ -77,6 +77,9 @@ def server_stats(progress: Progress | None) -> dict[str, str]:
         "best so far": _score(progress.best_score, progress.best_round),
         "time left": "not known before round 1 is over" if left is None else f"about {duration(left)}",
     }
+    if not progress.rounds:  # nothing is trained
+        stats = {name: stats[name] for name in ("sites in", "sites awaited")}
+        stats = {"round": "none: finished models are scored", **stats, "sites left out": "; ".join(out) or NONE}
     if progress.phantom:
         stats["data"] = "the phantom: simulated scans, not patients"
     if progress.state != "running":

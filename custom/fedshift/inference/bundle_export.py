@@ -19,15 +19,19 @@ from typing import Any
 
 import fedshift
 from fedshift import runtime
+from fedshift.data.picture_scan import COLOURS
+from fedshift.federation.model_files import Header
 from fedshift.inference.export import write_torchscript
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.plausible import expected_of
-from fedshift.runtime.segmentation import SliceSpec
+from fedshift.runtime.segmentation import PatchSpec, SliceSpec
 from fedshift.schema.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "bundle_templates"
 RUNTIME = Path(runtime.__file__).parent
 """The files of a bundle's ``scripts/``."""
+USUAL = (("written", ()), ("bias_field", "none"))
+"""Settings that a configuration leaves out."""
 DATA_DESCRIPTIONS = {
     "phantom": "simulated scans (phantom), no patients",
     "patients": "scans of patients",
@@ -103,7 +107,7 @@ def _filled_in(template: str, facts: Mapping[str, Any]) -> str:
 def _facts(ready: ReadyModel) -> dict[str, Any]:
     """What the templates say of the model. Sites stay unnamed: they may not want to be known."""
     model, header, job = ready.model, ready.model.header, ready.model.header.job
-    spec, classes = model.spec, job.task.classes[1:]
+    spec, classes, structures = model.spec, job.task.classes[1:], job.task.structures
     assert spec is not None
     expected, data = expected_of(classes[0]), DATA_DESCRIPTIONS[header.kind]
     numbered = ", ".join(f"{number} is {name}" for number, name in enumerate(classes, start=1))
@@ -116,26 +120,43 @@ def _facts(ready: ReadyModel) -> dict[str, Any]:
         "seed": job.seed,
         "notes": ready.notes,
         "data": data,
-        "target": " and ".join([", ".join(classes[:-1]), classes[-1]] if len(classes) > 1 else classes),
+        "target": " and ".join([", ".join(structures[:-1]), structures[-1]] if len(structures) > 1 else structures),
         "classes": classes,
         "labels": f"single channel data, {numbered}, 0 is everything else",
-        "logits": [f"logit of {name}" for name in job.task.classes],
+        "logits": [f"logit of {name}" for name in (job.task.structures if job.task.regions else job.task.classes)],
         "modality": "n/a" if expected is None else expected.modality,
         "description": (
             f"Trained by federated learning ({'+'.join(job.methods)}) at {len(header.sites)} sites on {data}; model of "
             f"round {header.round} of {job.task.schedule.rounds}. This file does not record whether the sites were "
-            f"hospitals or a simulation on one machine. {_statistics_sentence(ready)}"
+            f"hospitals or a simulation on one machine. {_statistics_sentence(ready)}{_adapted(header)}"
         ),
         "spec": spec,
-        "spec_component": {"_target_": f"scripts.segmentation.{type(spec).__name__}", **asdict(spec)},
+        "spec_component": {
+            "_target_": f"scripts.segmentation.{type(spec).__name__}",
+            **{key: value for key, value in asdict(spec).items() if (key, value) not in USUAL},
+        },
         "sequences": max(len(model.sequences), 1),
+        "pictures": model.of_pictures,
+        "colours": [COLOURS.index(name.lower()) for name in model.sequences if name.lower() in COLOURS],
         "spatial": model.task.spatial,
         "intensities": model.task.intensities,
         "patches": model.uses_spacing,
         "by_matrix": model.resamples_by_matrix,
+        "bias_field": spec.bias_field if isinstance(spec, PatchSpec) else "none",
         "version": fedshift.__version__,
-        "packages": {name: metadata.version(name).partition("+")[0] for name in ("monai", "torch", "numpy", "nibabel")},
+        "packages": {name: _version(name) for name in ("monai", "torch", "numpy")},
+        "required": {name: _version(name) for name in _required(model)},
     }
+
+
+def _required(model: Model) -> list[str]:
+    """What a bundle needs besides MONAI's own packages and SciPy."""
+    corrects = isinstance(model.spec, PatchSpec) and model.spec.bias_field == "n4"
+    return ["pillow" if model.of_pictures else "nibabel", *(["SimpleITK"] if corrects else [])]
+
+
+def _version(package: str) -> str:
+    return metadata.version(package).partition("+")[0]
 
 
 def _image_facts(model: Model) -> dict[str, Any]:
@@ -155,6 +176,15 @@ def _image_facts(model: Model) -> dict[str, Any]:
     if len(sequences) > 1:
         named = ", ".join(f"`_{number:04d}` for {name}" for number, name in enumerate(sequences))
         files = f"the NIfTI files of a case on one grid, whose names end in {named}"
+    if model.of_pictures:
+        return {
+            "what": f"in pictures, in patches of {size} pixels",
+            "image": f"{', '.join(sequences)} of a picture, normalised ({spec.normalise})",
+            "channels": list(sequences),
+            "input": f"a picture in {'grey' if model.sequences == () else 'colour'} as PNG, JPEG, TIFF or BMP",
+            "size": size,
+            "grid": "its own size" if spec.matrix is None else f"{spec.matrix} pixels along its longer side",
+        }
     by_matrix = f"{spec.matrix} voxels along the longer side of a slice"
     if spec.spacing is None:
         grid = "its own voxels" if spec.matrix is None else by_matrix
@@ -182,6 +212,13 @@ def _statistics_sentence(ready: ReadyModel) -> str:
     if ready.used.estimate:
         return "Normalisation statistics were estimated from scans at export and are part of the network."
     return "The network is the same for every site."
+
+
+def _adapted(header: Header) -> str:
+    """A sentence on its adaptation at one hospital, if it was adapted."""
+    if header.adaptation is None or header.adaptation.decision == "kept":
+        return ""
+    return f" Afterwards, at one hospital, it was {header.adaptation.reason}."
 
 
 def _options(given: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ mask again. Written with pydicom alone (PS3.3, A.19).
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedshift.data.dicom_objects import STRUCTURE_SET
 from fedshift.data.scans import Scan
 from fedshift.inference.dicom_source import EMPTY, Origin, Source, check_written, making
 from fedshift.inference.geometry import stored_grid
+from fedshift.runtime.regions import voxels_of
 from fedshift.schema.codes import ClassCodes, Code
 
 COLORS = ((255, 196, 0), (0, 160, 255), (230, 60, 120), (60, 190, 90), (170, 110, 255), (255, 130, 40))
@@ -26,22 +27,33 @@ DECIMALS = 4
 
 
 def write_structure_set(
-    mask: np.ndarray, scan: Scan, path: Path, *, source: Source, origin: Origin, classes: Sequence[str]
+    mask: np.ndarray,
+    scan: Scan,
+    path: Path,
+    *,
+    source: Source,
+    origin: Origin,
+    classes: Sequence[str],
+    regions: bool = False,
 ) -> None:
-    """Write the classes of a mask as regions of interest; arguments as of `write_segmentation`.
+    """Write the classes or regions of a mask as regions of interest; arguments as of `write_segmentation`.
 
     Raises:
         DataError: the source lacks what a structure set needs, or filling its contours gives another mask; there is no
             file then.
     """
     with making(path, "RT Structure Set"):
-        there = set(np.unique(mask).tolist())
-        regions = [(number, name) for number, name in enumerate(classes, start=1) if number in there]
-        _structure_set(stored_grid(mask, scan)[1], source, origin, regions).save_as(path, enforce_file_format=True)
-    check_written(path, mask, scan)
+        grid = stored_grid(mask, scan)[1]
+        masks = {
+            (number, name): inside
+            for number, name in enumerate(classes, start=1)
+            if (inside := voxels_of(grid, number, regions=regions)).any()
+        }
+        _structure_set(masks, source, origin).save_as(path, enforce_file_format=True)
+    check_written(path, mask, scan, regions=regions)
 
 
-def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Sequence[tuple[int, str]]) -> Any:
+def _structure_set(classes: Mapping[tuple[int, str], np.ndarray], source: Source, origin: Origin) -> Any:
     import pydicom
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
@@ -88,9 +100,9 @@ def _structure_set(grid: np.ndarray, source: Source, origin: Origin, classes: Se
         _dataset(
             ROIDisplayColor=list(COLORS[(number - 1) % len(COLORS)]),
             ReferencedROINumber=number,
-            ContourSequence=_contours(grid == number, source),
+            ContourSequence=_contours(inside, source),
         )
-        for number, _ in classes
+        for (number, _), inside in classes.items()
     ]
     made.RTROIObservationsSequence = [
         _dataset(

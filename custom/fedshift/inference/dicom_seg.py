@@ -12,23 +12,32 @@ import numpy as np
 from fedshift.data.scans import Scan
 from fedshift.inference.dicom_source import Origin, Source, check_written, making
 from fedshift.inference.geometry import stored_grid
+from fedshift.runtime.regions import voxels_of
 from fedshift.schema.codes import ClassCodes, Code
 
 
 def write_segmentation(
-    mask: np.ndarray, scan: Scan, path: Path, *, source: Source, origin: Origin, classes: Sequence[str]
+    mask: np.ndarray,
+    scan: Scan,
+    path: Path,
+    *,
+    source: Source,
+    origin: Origin,
+    classes: Sequence[str],
+    regions: bool = False,
 ) -> Any:
-    """Write the classes of a mask as the segments of a DICOM SEG.
+    """Write the classes of a mask as the segments of a DICOM SEG; of ``regions``, segments may overlap.
 
     A segment has the number of its class; slices without it have no frame.
 
     Args:
-        mask: classes uint8 ``[z, y, x]`` in RAS, as ``scan.voxels``, not empty.
+        mask: classes or sets of regions, uint8 ``[z, y, x]`` in RAS, as ``scan.voxels``, not empty.
         scan: its geometry.
         path: the file.
         source: the scan's DICOM objects.
         origin: what is said of the model.
         classes: names, without the background.
+        regions: whether these are regions.
 
     Returns:
         The object as it was written.
@@ -60,7 +69,7 @@ def write_segmentation(
         )
         made = hd.seg.Segmentation(
             source_images=list(source.objects),
-            pixel_array=grid,
+            pixel_array=_segment_masks(grid, len(classes)) if regions else grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
             series_instance_uid=hd.UID(),
@@ -80,8 +89,14 @@ def write_segmentation(
         if source.is_enhanced:
             _refer_to_files(made, source)
         made.save_as(path)
-    check_written(path, mask, scan)
+    check_written(path, mask, scan, regions=regions)
     return made
+
+
+def _segment_masks(grid: np.ndarray, count: int) -> np.ndarray:
+    """Each segment's own voxels, (z, y, x, segments) uint8, as highdicom takes those that overlap."""
+    masks = [voxels_of(grid, number, regions=True) for number in range(1, count + 1)]
+    return np.stack(masks, axis=-1).astype(np.uint8)
 
 
 def _refer_to_files(made: Any, source: Source) -> None:

@@ -78,19 +78,20 @@ def origin(model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None)
     need_highdicom("writing DICOM")
     if isinstance(model, Model):
         task, weights, simulated = model.header.job.task, model.path, model.header.kind == "phantom"
-        name, program, classes = task.name, f"fedshift {'+'.join(model.header.job.methods)}", task.classes
+        name, program, structures = task.name, f"fedshift {'+'.join(model.header.job.methods)}", task.structures
+        parts = task.classes[1:] if task.regions else ()
         codes = codes or task.codes
     else:
         name, weights, simulated = model.name, model.weights, False
-        program, classes = f"MONAI bundle {model.version}", ("background", *model.classes)
+        program, structures, parts = f"MONAI bundle {model.version}", tuple(model.classes), ()
     if not codes:
         raise ConfigError(
             "codes-missing",
-            f"{weights}: its task has no DICOM codes for {', '.join(classes[1:])}: give them with "
+            f"{weights}: its task has no DICOM codes for {', '.join(structures)}: give them with "
             "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask",
         )
     try:
-        check_codes(codes, tuple(classes))
+        check_codes(codes, structures, parts=parts)
     except ValueError as error:
         raise ConfigError("codes-invalid", f"--codes does not fit {weights}: {error}") from None
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
@@ -227,13 +228,13 @@ def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Sou
     return Source(path, (made,), tuple(references[frame] for frame in frames))
 
 
-def check_written(path: Path, mask: np.ndarray, scan: Scan) -> None:
-    """Read a written mask back.
+def check_written(path: Path, mask: np.ndarray, scan: Scan, *, regions: bool = False) -> None:
+    """Read a written mask back, of classes or of sets of regions.
 
     Raises:
         DataError: it is another one; the file is deleted then.
     """
-    back, _ = read_mask(path, scan, None)
+    back, _ = read_mask(path, scan, None, sets=regions)
     if not np.array_equal(back.voxels, mask):
         path.unlink()
         said = f"{path} was not the mask when read back, so it was deleted: export the scan again"

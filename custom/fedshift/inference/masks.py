@@ -5,8 +5,9 @@ A mask is read back after it was written, and compared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,20 +16,29 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.nifti import is_nifti
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import INSIDE, read_picture_mask, write_picture
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.inference.geometry import stored_grid
 from fedshift.inference.sequences import ScanCase
+from fedshift.runtime.regions import voxels_of
 from fedshift.schema.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedshift.inference.dicom_source import Origin
 
-Format = Literal["mask", "seg", "rtstruct", "sr"]
-"""What is written of a scan: a mask in its own format (NIfTI for DICOM), DICOM SEG, RT Structure Set, DICOM SR."""
+Format = Literal["mask", "regions", "seg", "rtstruct", "sr"]
+"""What is written of a scan: a mask in its own format (NIfTI for DICOM), one for each region or class, DICOM SEG, RT
+Structure Set, DICOM SR."""
 FORMATS: tuple[Format, ...] = get_args(Format)
+IN_ITS_FORMAT: frozenset[Format] = frozenset({"mask", "regions"})
 DEFAULT: tuple[Format, ...] = ("mask",)
 DEFAULT_OF_DICOM: tuple[Format, ...] = ("mask", "seg")
+REGION, OUTLINES, OUTLINES_SEG, OUTLINES_DRAWN = "region ", "outlines ", "outlines in DICOM of ", "outlines drawn of "
+"""How the keys of the paths of single regions begin, and those of single structures' inner and outer outlines."""
+VALUES = {"outer": 1, "inner": 2}
+"""Of a voxel in the file of a structure's outlines: in the outer one alone, or in the inner one, and so in both."""
 TOLERANCE = 1e-3
 """Allowed difference of positions (mm) and direction cosines; NIfTI stores both as float32."""
 POSITION_FIELDS = (
@@ -42,18 +52,27 @@ POSITION_FIELDS = (
 class ScanMask:
     """The mask of a scan: ``classes``, uint8 of its shape; ``volumes_ml`` of each foreground class, in order.
 
-    ``remarks``: warnings on the result, for reports.
+    ``sizes``: the same in words, areas of pictures. ``remarks``: warnings on the result, for reports. ``voxels``: of
+    all sequences, (S, z, y, x). ``written``: where ``classes`` are sets of regions (`fedshift.runtime.regions`), the
+    class of each set; empty for classes. ``outlines``: structure -> ``outer`` and ``inner``, as
+    far as they are promised -> the voxels within, bool (`fedshift.inference.promise.outlines`).
     """
 
     case: ScanCase
     scan: Scan
     classes: np.ndarray
     volumes_ml: Mapping[str, float]
-    remarks: tuple[str, ...] = ()
+    sizes: Mapping[str, str]
+    remarks: tuple[str, ...]
+    voxels: np.ndarray
+    written: tuple[int, ...] = ()
+    outlines: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
 
 def mask_path(image: Path, out: Path) -> Path:
-    """The mask's path: ``<stem>_mask`` in the image's own format, or NIfTI for DICOM."""
+    """The mask's path: ``<stem>_mask`` in the image's own format, NIfTI for DICOM, PNG for pictures."""
+    if is_picture(image):
+        return out / f"{stem_of(image)}_mask.png"
     if image.is_dir():
         return out / f"{stem_of(image.resolve())}_mask{SUFFIXES[0]}"
     suffix = suffix_of(image)
@@ -66,8 +85,11 @@ def _formats_of(case: ScanCase, wanted: Collection[Format]) -> tuple[Format, ...
         return DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
     if "sr" in wanted and "seg" not in wanted:
         raise ConfigError("options-clash", "--format sr reports on the segments of a DICOM SEG: add --format seg")
-    if set(wanted) != {"mask"} and not case.is_dicom:
+    if not {*wanted} <= IN_ITS_FORMAT and not case.is_dicom:
         said = "is no DICOM, to which a result could refer: leave out --format, or name a series"
+        said = (
+            "is a picture, of which the mask alone is written: leave out --format" if is_picture(case.image) else said
+        )
         raise ConfigError("not-dicom", f"{case.image} {said}")
     return tuple(each for each in FORMATS if each in wanted)
 
@@ -79,6 +101,8 @@ def output_paths(
     overlay: bool,
     formats: Collection[Format] = (),
     replace: Collection[Path] = (),
+    structures: Sequence[str] = (),
+    outlined: Sequence[str] = (),
 ) -> list[dict[str, Path]]:
     """The paths of each case's results, by format and ``overlay``.
 
@@ -88,6 +112,9 @@ def output_paths(
         overlay: whether overlays are drawn.
         formats: as of `_formats_of`.
         replace: resolved paths of images whose outputs may be overwritten.
+        structures: names of what is segmented, of which ``regions`` has a file each, under ``region NAME``.
+        outlined: those whose inner and outer outlines are written too: a file each in the scan's format, and one in
+            DICOM and a picture where the masks have these.
 
     Raises:
         ConfigError: two cases would get the same output file, an output would overwrite an image, or it exists; or as
@@ -100,13 +127,27 @@ def output_paths(
         chosen, mask = _formats_of(case, formats), mask_path(case.named, out)
         stem = mask.name.rpartition("_mask.")[0]
         results: dict[str, Path] = {
-            each: mask if each == "mask" else mask.with_name(f"{stem}_{each}.dcm") for each in chosen
+            each: mask if each == "mask" else mask.with_name(f"{stem}_{each}.dcm")
+            for each in chosen
+            if each != "regions"
         }
+        ending = mask.name.removeprefix(f"{stem}_mask")
+        named = {name: re.sub(r"[^\w.+-]+", "_", name) for name in structures}
+        if "regions" in chosen:
+            results |= {
+                f"{REGION}{name}": mask.with_name(f"{stem}_{each}_mask{ending}") for name, each in named.items()
+            }
+        forms = {OUTLINES: ending} | ({OUTLINES_SEG: ".dcm"} if "seg" in chosen else {})
+        forms |= {OUTLINES_DRAWN: ".png"} if overlay and ending != ".png" else {}
+        for name in outlined:
+            results |= {
+                f"{key}{name}": mask.with_name(f"{stem}_{named[name]}_outlines{end}") for key, end in forms.items()
+            }
         if overlay:
             results["overlay"] = mask.with_name(f"{stem}_overlay.png")
         files = list(results.values())
-        if mask.suffix == ".mhd" and "mask" in results:  # ITK writes the voxels beside such a header
-            files += [mask.with_suffix(end) for end in (".raw", ".zraw")]
+        headers = [path for path in files if path.suffix == ".mhd"]  # ITK writes the voxels beside such a header
+        files += [path.with_suffix(end) for path in headers for end in (".raw", ".zraw")]
         for path in sorted(files):
             if path in taken:
                 said = f"the masks of {taken[path]} and {case.image} would both become {mask.stem}…"
@@ -138,31 +179,84 @@ def write_results(drawn: ScanMask, paths: Mapping[str, Path], *, origin: Origin 
     try:
         if "mask" in paths:
             begun.append(paths["mask"])
-            write_mask(mask, scan, paths["mask"], source=drawn.case.image)
+            classes_of_voxels = np.array(drawn.written, np.uint8)[mask] if drawn.written else mask
+            count = max(drawn.written, default=len(classes))
+            _write_mask(classes_of_voxels, drawn, paths["mask"], classes=count)
+        for number, name in enumerate(classes, start=1):
+            if (path := paths.get(f"{REGION}{name}")) is not None:
+                begun.append(path)
+                inside = voxels_of(mask, number, regions=bool(drawn.written))
+                _write_mask(inside.astype(np.uint8), drawn, path, classes=1)
+        _write_outlines(drawn, paths, begun, origin=origin, kind=kind)
         if paths.keys() & {"seg", "rtstruct"}:
             from fedshift.inference import dicom_rtstruct, dicom_seg, dicom_source, dicom_sr
 
             assert origin is not None
-            begun += [path for each, path in paths.items() if each not in ("mask", "overlay")]
+            begun += [paths[each] for each in ("seg", "rtstruct", "sr") if each in paths]
             source = dicom_source.open_source(drawn.case.image, volume=drawn.case.volume)
             about: dict[str, Any] = {"source": source, "origin": origin, "classes": classes}
+            drawing: dict[str, Any] = about | {"regions": bool(drawn.written)}
             if "rtstruct" in paths:
-                dicom_rtstruct.write_structure_set(mask, scan, paths["rtstruct"], **about)
+                dicom_rtstruct.write_structure_set(mask, scan, paths["rtstruct"], **drawing)
             if "seg" in paths:
-                segments = dicom_seg.write_segmentation(mask, scan, paths["seg"], **about)
+                segments = dicom_seg.write_segmentation(mask, scan, paths["seg"], **drawing)
             if "sr" in paths:
                 about |= {"volumes": drawn.volumes_ml, "remarks": drawn.remarks}
                 dicom_sr.write_report(paths["sr"], segmentation=segments, **about)
         if "overlay" in paths:
             from fedshift.inference.overlay import draw  # needs Pillow
 
-            labels = [f"{name} {millilitres:.1f} ml" for name, millilitres in drawn.volumes_ml.items()]
+            labels = [f"{name} {size}" for name, size in drawn.sizes.items()]
             begun.append(paths["overlay"])
-            draw(scan, mask, paths["overlay"], title=drawn.case.image.name, classes=labels, kind=kind)
+            about = {"title": drawn.case.image.name, "classes": labels, "kind": kind}
+            draw(scan, mask, paths["overlay"], **about, regions=bool(drawn.written), voxels=drawn.voxels)
     except Exception:
         for path in begun:
             path.unlink(missing_ok=True)
         raise
+
+
+def _write_outlines(
+    drawn: ScanMask, paths: Mapping[str, Path], begun: list[Path], *, origin: Origin | None, kind: str
+) -> None:
+    """Write the inner and outer outlines of structures; ``begun`` gets every file before it is written."""
+    for name, sides in drawn.outlines.items():
+        bits = np.zeros(drawn.scan.voxels.shape, np.uint8)
+        for bit, inside in enumerate(sides.values()):
+            bits[inside] |= 1 << bit
+        parts = [f"{name[:40]}, {side} outline" for side in sides]
+        if (path := paths.get(f"{OUTLINES}{name}")) is not None:
+            begun.append(path)
+            values = np.zeros(drawn.scan.voxels.shape, np.uint8)
+            for side, inside in sides.items():
+                values[inside] = VALUES[side]
+            _write_mask(values, drawn, path, classes=len(VALUES))
+        if (path := paths.get(f"{OUTLINES_SEG}{name}")) is not None and bits.any():
+            from fedshift.inference import dicom_seg, dicom_source
+
+            assert origin is not None
+            begun.append(path)
+            about: dict[str, Any] = {"source": dicom_source.open_source(drawn.case.image, volume=drawn.case.volume)}
+            about["origin"] = replace(origin, codes=dict.fromkeys(parts, origin.codes[name]))
+            dicom_seg.write_segmentation(bits, drawn.scan, path, **about, classes=parts, regions=True)
+        if (path := paths.get(f"{OUTLINES_DRAWN}{name}")) is not None:
+            from fedshift.inference.overlay import draw  # needs Pillow
+
+            begun.append(path)
+            shown: dict[str, Any] = {
+                "title": drawn.case.image.name,
+                "classes": parts,
+                "kind": kind,
+                "voxels": drawn.voxels,
+            }
+            draw(drawn.scan, bits, path, **shown, regions=True)
+
+
+def _write_mask(mask: np.ndarray, drawn: ScanMask, path: Path, *, classes: int) -> None:
+    if drawn.scan.is_picture:
+        write_picture_mask(mask, path, classes=classes)
+    else:
+        write_mask(mask, drawn.scan, path, source=drawn.case.image)
 
 
 def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> None:
@@ -198,6 +292,23 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
         path.unlink()
         said = f"{path} does not match the geometry of its scan when read back, so it was deleted"
         raise DataError("mask-differs", f"{said}: export the scan again")
+
+
+def write_picture_mask(mask: np.ndarray, path: Path, *, classes: int) -> None:
+    """Write the mask of a picture as PNG, upright, and read it back: 255 where it is of the one class, or its number.
+
+    Raises:
+        DataError: it cannot be written, or reading it back gives other values.
+    """
+    values = mask * np.uint8(INSIDE) if classes == 1 else mask.astype(np.uint8)
+    try:
+        write_picture([values], path)
+        same = np.array_equal(read_picture_mask(path, prepared=True).voxels, values)
+    except (OSError, DataError):
+        same = False
+    if not same:
+        path.unlink(missing_ok=True)
+        raise DataError("file-unwritable", f"{path} cannot be written: free disk space or give write permission there")
 
 
 def _lies_on(back: Scan, mask: np.ndarray, scan: Scan) -> bool:

@@ -23,12 +23,13 @@ from fedshift.methods.base import Client, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet
 from fedshift.methods.shared.norms import norm_keys
-from fedshift.runtime.segmentation import PatchSpec, Spec, autocast, segment
+from fedshift.runtime.segmentation import OnScan, PatchSpec, Spec, autocast, segment
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.fingerprint import ALL
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
 from fedshift.tasks.base import Task
+from fedshift.tasks.classification.task import Task as ClassifyingTask
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
@@ -70,15 +71,26 @@ class Model:
         return self.task.spec if isinstance(self.task, PatchTask | SliceTask) else None
 
     @property
+    def classifies_volumes(self) -> bool:
+        return isinstance(self.task, ClassifyingTask) and self.task.volumes
+
+    @property
     def is_segmentation(self) -> bool:
         return self.spec is not None
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What it segments: the foreground classes, or regions."""
+        return self.header.job.task.structures
 
     @property
     def about(self) -> dict[str, Any]:
         """What the record of predictions says of it."""
         job = self.header.job
         facts = {"task": job.task.name, "methods": list(job.methods), "round": self.header.round}
-        return {"model": {"file": self.path.name, **facts, "trained_on": self.header.kind}}
+        adaptation = self.header.adaptation
+        adapted = {} if adaptation is None else {"adaptation": adaptation.model_dump(mode="json")}
+        return {"model": {"file": self.path.name, **facts, "trained_on": self.header.kind, **adapted}}
 
     @property
     def uses_spacing(self) -> bool:
@@ -88,7 +100,12 @@ class Model:
     @property
     def sequences(self) -> tuple[str, ...]:
         """Names of the sequences that a case must have; empty for a single one without a name."""
-        return self.task.sequences if isinstance(self.task, PatchTask) else ()
+        return self.task.sequences if isinstance(self.task, PatchTask | ClassifyingTask) else ()
+
+    @property
+    def of_pictures(self) -> bool:
+        """Whether it segments pictures, and not volumes."""
+        return isinstance(self.task, PatchTask) and self.task.of_pictures
 
     @property
     def resamples_by_matrix(self) -> bool:
@@ -107,10 +124,10 @@ class Predictor(nn.Module):
     def __init__(self, net: nn.Module, chain: ClientChain) -> None:
         super().__init__()
         self.net = net
-        self._chain = chain
+        self.chain = chain
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.net(self._chain.inputs(x, training=False))
+        logits: Tensor = self.net(self.chain.inputs(x, training=False))
         return logits
 
 
@@ -131,7 +148,13 @@ class ReadyModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.model.header.job.task.classes[1:]
+        return self.model.structures
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """See `fedshift.runtime.segmentation.PatchSpec.written`; empty for classes."""
+        regions = self.model.header.job.task.made_regions
+        return () if regions is None else regions.written
 
     @property
     def sequences(self) -> tuple[str, ...]:
@@ -148,6 +171,10 @@ class ReadyModel:
         measured = [site.intensities.get((self.sequences or site.channels)[0], {}).get(ALL) for site in sites]
         low = min((each.values[0][0] for each in measured if each is not None and each.values), default=0.0)
         return self.model.data.get("normalise") == "fixed" or low < MIN_INTENSITY
+
+    @property
+    def of_pictures(self) -> bool:
+        return self.model.of_pictures
 
     @property
     def resamples_by_matrix(self) -> bool:
@@ -171,15 +198,16 @@ class ReadyModel:
         *,
         certainty: np.ndarray | None = None,
         see: Callable[[np.ndarray], None] | None = None,
+        on_scan: OnScan | None = None,
     ) -> np.ndarray:
-        """The class of each voxel of a scan, uint8 (z, y, x); arguments as of `fedshift.runtime.segmentation.segment`.
+        """What `fedshift.runtime.segmentation.segment` gives for a scan, uint8 (z, y, x), with the same arguments.
 
         Raises:
             DataError: intensities that the task's normalisation cannot take.
         """
         assert self.model.spec is not None
         try:
-            return segment(voxels, spacing, self.logits, self.model.spec, certainty=certainty, see=see)
+            return segment(voxels, spacing, self.logits, self.model.spec, certainty=certainty, see=see, on_scan=on_scan)
         except ValueError as error:
             raise DataError("intensities", f"the scan {error}") from None
 
@@ -204,6 +232,10 @@ class Images:
         for start in range(0, self.n_train, size):
             picked = [places[number] for number in shuffled[start : start + size]]
             yield torch.stack([batch[row] for batch, row in picked]), torch.zeros(len(picked), dtype=torch.int64)
+
+    @property
+    def landmarks(self) -> None:
+        """Batches are of no volumes."""
 
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
         return (x for x, _ in self.chunks(order))
@@ -239,8 +271,12 @@ def open_model(path: Path) -> Model:
     Raises:
         ConfigError: as `read_model_file`; or the file is encrypted, or its images were prepared differently.
     """
-    content = read_model_file(path)
-    header = header_of(content, where=str(path))
+    return model_of(read_model_file(path), path)
+
+
+def model_of(content: Mapping[str, Any], path: Path) -> Model:
+    """The model that a file's content is; raises as `open_model`."""
+    header = header_of(dict(content), where=str(path))
     if header.encrypted:
         said = f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first"
         raise ConfigError("model-encrypted", said)
@@ -288,7 +324,9 @@ def make_ready(
         net=net,
         objective=model.task.loss,
         n_classes=len(job.task.classes),
+        regions=job.task.made_regions,
         dense=model.task.dense,
+        findings=model.task.findings,
         received={key: value.numpy() for key, value in model.weights.items()},
     )
     net = prepare(net, job.task.schedule.precision, torch_device).eval()  # in place
@@ -323,6 +361,9 @@ def make_ready(
         notes.append(SAME_EVERYWHERE)
     used = choice if has_effect else Choice()
     name = _statistics_name(model, used, given)
+    adapted = header.adaptation
+    if adapted is not None and adapted.decision != "kept" and adapted.statistics.split(",")[0] != name.split(",")[0]:
+        notes.append(f"it was adapted with other statistics ({adapted.statistics})")
     return ReadyModel(model, Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy  # loads ndimage when it is used
@@ -93,6 +93,12 @@ class Bundle:
     kind = "unknown"
     statistics = "the bundle's own"
     resamples_by_matrix = False
+    of_pictures = False
+    written: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        return self.classes
 
     @property
     def about(self) -> dict[str, Any]:
@@ -177,11 +183,15 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
         ConfigError: it is no bundle for segmentation of volumes, it needs code or a class that is not in the lists, or
             its weights do not fit its network.
     """
-    config = BundleConfig(folder)
+    config, weights = BundleConfig(folder), pretrained.file_of(folder)
+    return bundle_of(config, pretrained.read(weights), weights, device=device)
+
+
+def bundle_of(config: BundleConfig, state: dict[str, Tensor], weights: Path, *, device: str = "auto") -> Bundle:
+    """The bundle of a configuration and the weights of a file; raises as `open_bundle`."""
+    folder = config.folder
     torch_device, notes = choose_device(device), []
     net, out_channels, in_channels = _network(config)
-    weights = pretrained.file_of(folder)
-    state = pretrained.read(weights)
     try:
         net.load_state_dict(without_second_names(net, state))
     except RuntimeError as error:

@@ -61,6 +61,19 @@ class BundleConfig:
         metadata = folder / FOLDER / METADATA
         self.metadata = _read(metadata) if metadata.is_file() else {}
 
+    @classmethod
+    def from_content(cls, content: dict[str, Any], metadata: dict[str, Any], where: Path) -> BundleConfig:
+        """What was read elsewhere; errors name ``where``."""
+        config = cls.__new__(cls)
+        config.folder = config.file = where
+        config._content, config.metadata = content, metadata
+        return config
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The configuration as it was read."""
+        return self._content
+
     def components(self, name: str) -> list[Component]:
         """The components of a ``Compose``, or of a list, in order; a single component as a list of one.
 

@@ -14,8 +14,10 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from scipy.ndimage import binary_erosion
 
+from fedshift.data.picture_scan import COLOURS, as_picture
 from fedshift.data.scans import Scan
 from fedshift.runtime.grids import radiological, to_uint8
+from fedshift.runtime.regions import voxels_of
 from fedshift.schema.errors import DataError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -23,6 +25,8 @@ Colour = tuple[int, ...]
 
 LARGE_SIDE, SMALL_SIDE = 520, 170
 """Length of the longer side of the large slice and of the small slices, in pixels."""
+PICTURE_SIDE, FEWEST_WIDE = 1024, 320
+"""Of a picture: the longer side at most, and the width of the sheet at least."""
 COLUMNS, ROWS = 5, 3
 GAP, LINE_HEIGHT = 8, 20
 SWATCH = 10
@@ -48,16 +52,28 @@ def class_colour(number: int) -> str:
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
-def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Sequence[str], kind: str) -> None:
-    """Write a PNG.
+def draw(
+    scan: Scan,
+    mask: np.ndarray,
+    path: Path,
+    *,
+    title: str,
+    classes: Sequence[str],
+    kind: str,
+    regions: bool = False,
+    voxels: np.ndarray | None = None,
+) -> None:
+    """Write a PNG; of a picture in its colours.
 
     Args:
         scan: the scan, in RAS.
-        mask: classes, uint8, same shape as ``scan.voxels``.
+        mask: classes, or sets of ``regions``, uint8, same shape as ``scan.voxels``.
         path: the PNG file.
         title: of the scan, in a few words.
         classes: what is said of each foreground class.
         kind: kind of the model's training data; for ``phantom`` a note is added.
+        regions: whether classes are regions, of which a later one is drawn over those before it.
+        voxels: of all sequences (S, z, y, x), which a picture is drawn from; by default the scan's.
 
     Raises:
         DataError: the file cannot be written.
@@ -65,12 +81,16 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Seque
     slices, masks = radiological(to_uint8(scan.voxels)), radiological(mask)
     spacing = scan.spacing[1], scan.spacing[0]
     numbers = range(1, len(classes) + 1)
-    areas = np.stack([np.count_nonzero(masks == number, axis=(1, 2)) for number in numbers])
+    if scan.is_picture:
+        shown = scan.voxels[None] if voxels is None else voxels
+        _draw_picture(shown, mask, path, title=title, classes=classes, kind=kind, regions=regions)
+        return
+    areas = np.stack([np.count_nonzero(voxels_of(masks, n, regions=regions), axis=(1, 2)) for n in numbers])
     colours = [ImageColor.getrgb(class_colour(number)) for number in numbers] if len(classes) > 1 else [OUTLINE_COLOUR]
     largest = int(areas.sum(0).argmax()) if areas.any() else len(slices) // 2
     chosen = _shown_slices(areas, COLUMNS * ROWS)
-    big = _tile(slices[largest], masks[largest], colours, spacing, LARGE_SIDE)
-    small = [_tile(slices[k], masks[k], colours, spacing, SMALL_SIDE) for k in chosen]
+    big = _tile(slices[largest], masks[largest], colours, spacing, LARGE_SIDE, regions=regions)
+    small = [_tile(slices[k], masks[k], colours, spacing, SMALL_SIDE, regions=regions) for k in chosen]
     width, height = small[0].size
     sheet_width = big.width + GAP + COLUMNS * (width + GAP)
     font = ImageFont.load_default(14)
@@ -81,11 +101,7 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Seque
     pen = ImageDraw.Draw(sheet)
     title = title if len(classes) > 1 else f"{title}: {classes[0]}"
     pen.text((GAP, GAP), _truncated(title, font, sheet_width), TEXT_COLOUR, font)
-    for row, line in enumerate(lines, start=1):
-        for x, number, text in line:
-            y = GAP + row * LINE_HEIGHT
-            pen.rectangle((GAP + x, y + 3, GAP + x + SWATCH, y + 3 + SWATCH), colours[number - 1])
-            pen.text((GAP + x + SWATCH + 6, y), text, TEXT_COLOUR, font)
+    _draw_legend(pen, lines, colours, font)
     sheet.paste(big, (GAP, top))
     _label_directions(pen, (GAP, top), big.size, font)
     _label_slice(pen, (GAP, top), f"slice {largest + 1} of {len(slices)}", font)
@@ -93,10 +109,59 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Seque
         corner = 2 * GAP + big.width + place % COLUMNS * (width + GAP), top + place // COLUMNS * (height + GAP)
         sheet.paste(tile, corner)
         _label_slice(pen, corner, str(k + 1), font)
+    pen.text((GAP, sheet_height - LINE_HEIGHT - 2), _footer(kind), FAINT_TEXT_COLOUR, font)
+    _save(sheet, path)
+
+
+def shown_picture(voxels: np.ndarray) -> np.ndarray:
+    """Sequences (S, 1, y, x) of a picture as RGB, (rows, columns, 3) uint8: three as they are, one as grey."""
+    planes = [as_picture(plane) for plane in voxels]
+    if len(planes) == len(COLOURS) and all(plane.dtype == np.uint8 for plane in planes):
+        return np.stack(planes, -1)
+    return np.repeat(to_uint8(planes[0])[..., None], 3, axis=-1)
+
+
+def _draw_picture(
+    voxels: np.ndarray, mask: np.ndarray, path: Path, *, title: str, classes: Sequence[str], kind: str, regions: bool
+) -> None:
+    numbers = range(1, len(classes) + 1)
+    colours = [ImageColor.getrgb(class_colour(number)) for number in numbers] if len(classes) > 1 else [OUTLINE_COLOUR]
+    picture = shown_picture(voxels)
+    longest = min(max(picture.shape[:2]), PICTURE_SIDE)
+    tile = _tile(picture, as_picture(mask), colours, (1.0, 1.0), longest, regions=regions)
+    font, width = ImageFont.load_default(14), max(tile.width, FEWEST_WIDE)
+    lines = list(_legend_lines(classes, font, width)) if len(classes) > 1 else []
+    top = GAP + (1 + len(lines)) * LINE_HEIGHT + 4
+    size = (width + 2 * GAP, top + tile.height + LINE_HEIGHT + 2 * GAP)
+    sheet = Image.new("RGB", size, BACKGROUND_COLOUR)
+    pen = ImageDraw.Draw(sheet)
+    title = title if len(classes) > 1 else f"{title}: {classes[0]}"
+    pen.text((GAP, GAP), _truncated(title, font, width), TEXT_COLOUR, font)
+    _draw_legend(pen, lines, colours, font)
+    sheet.paste(tile, (GAP, top))
+    pen.text((GAP, size[1] - LINE_HEIGHT - 2), _truncated(_footer(kind), font, width), FAINT_TEXT_COLOUR, font)
+    _save(sheet, path)
+
+
+def _draw_legend(
+    pen: ImageDraw.ImageDraw,
+    lines: Sequence[Sequence[tuple[int, int, str]]],
+    colours: Sequence[Colour],
+    font: Font,
+) -> None:
+    for row, line in enumerate(lines, start=1):
+        for x, number, text in line:
+            y = GAP + row * LINE_HEIGHT
+            pen.rectangle((GAP + x, y + 3, GAP + x + SWATCH, y + 3 + SWATCH), colours[number - 1])
+            pen.text((GAP + x + SWATCH + 6, y), text, TEXT_COLOUR, font)
+
+
+def _footer(kind: str) -> str:
     footer = "research use only, not a medical device"
-    if kind in DATA_NOTES:
-        footer += f"; {DATA_NOTES[kind]}"
-    pen.text((GAP, sheet_height - LINE_HEIGHT - 2), footer, FAINT_TEXT_COLOUR, font)
+    return f"{footer}; {DATA_NOTES[kind]}" if kind in DATA_NOTES else footer
+
+
+def _save(sheet: Image.Image, path: Path) -> None:
     try:
         sheet.save(path, optimize=True)
     except OSError as error:
@@ -144,20 +209,26 @@ def _shown_slices(areas: np.ndarray, most: int) -> list[int]:
 
 
 def _tile(
-    image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], spacing: tuple[float, float], longest: int
+    image: np.ndarray,
+    mask: np.ndarray,
+    colours: Sequence[Colour],
+    spacing: tuple[float, float],
+    longest: int,
+    *,
+    regions: bool,
 ) -> Image.Image:
-    """Draw a slice (rows, columns) with the outlines of its classes.
+    """Draw a slice (rows, columns), or a picture (rows, columns, 3), with the outlines of its classes.
 
     ``colours`` are those of the classes, ``spacing`` is the pixel size in mm (row, column); ``longest`` is the length
     of the longer side in pixels.
     """
     height, width = image.shape[0] * spacing[0], image.shape[1] * spacing[1]
     size = tuple(max(1, round(side * longest / max(height, width))) for side in (width, height))
-    grey = Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BICUBIC)
+    resized = Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BICUBIC)
     inside = np.asarray(Image.fromarray(np.ascontiguousarray(mask)).resize(size, Image.Resampling.NEAREST))
-    shown = np.repeat(np.asarray(grey)[..., None], 3, axis=2).copy()
+    shown = np.array(resized.convert("RGB"))
     for number, colour in enumerate(colours, start=1):
-        shown[_outline(inside == number, thick=longest >= LARGE_SIDE)] = colour
+        shown[_outline(voxels_of(inside, number, regions=regions), thick=longest >= LARGE_SIDE)] = colour
     return Image.fromarray(shown)
 
 

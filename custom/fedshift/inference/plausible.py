@@ -132,10 +132,16 @@ def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool
             yield f"has a {what} of {measured}{unit}; axial scans of the {target} have {least:g} to {most:g}{unit}"
 
 
+def check_found(voxels: int, *, target: str) -> Iterator[str]:
+    """Warn if nothing of a class was found."""
+    if not voxels:
+        yield f"no {target} was found: check the scan, and whether these are the right site's statistics"
+
+
 def check_volume(millilitres: float, *, target: str) -> Iterator[str]:
     """Warn if the volume of the mask is unusual."""
     if not millilitres:
-        yield f"no {target} was found: check the scan, and whether these are the right site's statistics"
+        yield from check_found(0, target=target)
         return
     expected = expected_of(target)
     if expected is not None and not expected.volume_ml[0] <= millilitres <= expected.volume_ml[1]:

@@ -10,18 +10,30 @@ import numpy as np
 
 from fedshift.data.case_check import Decoded, known_spacing, read_case
 from fedshift.data.cases import UNNAMED, CaseFiles, CaseTable
+from fedshift.data.colours import colours_of_masks, with_colours
 from fedshift.data.labels import every_label, settle_labels
 from fedshift.data.named_masks import names_structures
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import Scan, content_hash
+from fedshift.data.scans import Scan
 from fedshift.data.splits import subject_of
 from fedshift.inference import segment
 from fedshift.inference.model import Choice, Model, ReadyModel
+from fedshift.inference.promise import first_place
+from fedshift.runtime.regions import IGNORED, voxels_of
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution, OneSided
 from fedshift.schema.reading import Reading
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.evaluation.by_class import Side, count_one_sided, distributions, one_sided, scores_by_class
+from fedshift.tasks.evaluation.by_class import (
+    Side,
+    count_one_sided,
+    dice_by_class,
+    distributions,
+    one_sided,
+    scores_by_class,
+)
+from fedshift.tasks.evaluation.centre_lines import check_installed
+from fedshift.tasks.evaluation.guarantee import CaseRisks, Counts
 from fedshift.tasks.out_of_memory import prediction_out_of_memory
 
 
@@ -70,9 +82,11 @@ def labelled_cases(
         ConfigError: the masks do not fit the model's classes, or the scans its sequences.
         DataError: an image or a mask without its counterpart, or no case at all.
     """
-    classes, wanted = model.header.job.task.classes, model.sequences
+    task, wanted = model.header.job.task, model.sequences
+    classes = task.classes
     cases: list[CaseFiles] = []
-    for folder in sets:
+    labels = colours_of_masks(labels, sets)
+    for folder in (with_colours(folder, wanted) for folder in sets):
         errors = [finding.sentence() for finding in folder.findings if finding.level == "error"]
         if errors:
             lines = ["nothing was scored, images and masks do not go together:", *errors]
@@ -82,7 +96,9 @@ def labelled_cases(
             described=folder.described_labels(labels),
             classes=classes,
             annotated=annotated,
-            codes=model.header.job.task.codes,
+            codes=task.codes,
+            regions=task.made_regions,
+            ignore=task.ignore,
             named=all(names_structures(case.mask) for case in folder.cases),
         )
         if meant is None:
@@ -91,8 +107,8 @@ def labelled_cases(
                 f"{folder.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: name "
                 f"them, as in {every_label(classes)}",
             )
-        with_names = [_with_sequences(case, wanted) for case in folder.cases]
-        may_be_empty = empty or model.header.job.task.takes_empty
+        with_names = [with_sequences(case, wanted) for case in folder.cases]
+        may_be_empty = empty or task.takes_empty
         cases += [
             replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=may_be_empty)
             for case in with_names
@@ -102,7 +118,7 @@ def labelled_cases(
     return cases
 
 
-def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
+def with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
     """The case with the model's sequences, in the model's order; those without names are taken to be in it."""
     if len(case.images) != max(len(wanted), 1):
         raise ConfigError(
@@ -133,7 +149,13 @@ def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
 
 
 def score_cases(
-    ready: ReadyModel, cases: Sequence[CaseFiles], *, tolerance: float, true_spacing: bool = False
+    ready: ReadyModel,
+    cases: Sequence[CaseFiles],
+    *,
+    tolerance: float,
+    true_spacing: bool = False,
+    risks: CaseRisks | None = None,
+    subjects: Sequence[str] = (),
 ) -> Iterator[Scored]:
     """Yield one result per case, on the scan's own grid.
 
@@ -144,13 +166,15 @@ def score_cases(
         cases: from `labelled_cases`.
         tolerance: of surface Dice, in mm.
         true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
+        risks: gets the risk curves of the cases that are scored.
+        subjects: with ``risks``, whose each case is (`subjects_of`).
     """
     first: dict[str, Path] = {}
-    for case in cases:
+    for place, case in enumerate(cases):
         try:
-            decoded, warnings = _decoded(case)
-            for file, image in zip(case.images, decoded.images, strict=True):
-                same = first.setdefault(content_hash(image.voxels), file)
+            decoded, warnings = decode(case)
+            for file, content in zip(case.images, decoded.contents, strict=False):
+                same = first.setdefault(content, file)
                 if same != file:
                     raise ScanError(
                         "same-content",
@@ -159,7 +183,10 @@ def score_cases(
                         "remove one of the two, or it counts twice",
                     )
             with prediction_out_of_memory(case.image):
-                scored = _scored(ready, case, decoded, tolerance, true_spacing=true_spacing)
+                seen = None if risks is None else _Seen(ready, case, decoded)
+                scored = _scored(ready, case, decoded, tolerance, true_spacing=true_spacing, seen=seen)
+            if risks is not None and seen is not None:
+                seen.add_to(risks, subjects[place])
             yield replace(scored, warnings=warnings)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
@@ -173,9 +200,11 @@ def ready_for(
     ``true_spacing``: as of `score_cases`.
 
     Raises:
-        ConfigError: as `fedshift.inference.model.make_ready`.
+        ConfigError: as `fedshift.inference.model.make_ready`, or a score needs a library that is not installed.
         DataError: none of the cases can be read.
     """
+    if model.header.job.evaluation.cldice:
+        check_installed()
     readable = map(_Labelled, cases)
     return segment.ready_for(model, readable, choice, device=device, true_spacing=true_spacing)
 
@@ -187,12 +216,16 @@ class _Labelled:
     case: CaseFiles
 
     def read_stacked(self) -> tuple[Scan, np.ndarray]:
-        decoded, _ = _decoded(self.case)
+        decoded, _ = decode(self.case)
         return decoded.image, _sequences(decoded)
 
 
-def _decoded(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
-    """A case, and the warnings of reading it."""
+def decode(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
+    """A case, and the warnings of reading it.
+
+    Raises:
+        DataError: it cannot be read; the sentence says all that is wrong with it.
+    """
     decoded, findings = read_case(case)
     if decoded is None:
         said = "; ".join(finding.sentence() for finding in findings if finding.level == "error")
@@ -205,16 +238,111 @@ def _sequences(decoded: Decoded) -> np.ndarray:
     return np.stack([image.voxels for image in decoded.images])
 
 
-def _scored(ready: ReadyModel, case: CaseFiles, decoded: Decoded, tolerance: float, *, true_spacing: bool) -> Scored:
-    scan, classes = decoded.image, ready.model.header.job.task.classes
-    spacing = known_spacing(scan, true=true_spacing)
-    predicted = ready.segment(_sequences(decoded), spacing)
+@dataclass(frozen=True)
+class _Outlined:
+    """What a model and a reader outline of a case: classes, or sets of regions, (z, y, x) uint8.
+
+    ``numbers``: those of the structures that the reader outlines, by name.
+    """
+
+    predicted: np.ndarray
+    reference: np.ndarray
+    numbers: Mapping[str, int]
+    regions: bool
+
+
+def _outlined(
+    ready: ReadyModel,
+    case: CaseFiles,
+    decoded: Decoded,
+    spacing: tuple[float, float, float] | None,
+    seen: _Seen | None = None,
+) -> _Outlined:
+    on_scan = None if seen is None else seen.add
+    task, predicted = ready.model.header.job.task, ready.segment(_sequences(decoded), spacing, on_scan=on_scan)
+    regions, reference, numbers = task.made_regions, decoded.mask.voxels, _numbers(ready, case)
     assert case.labels is not None
-    numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
-    scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
-    reading = decoded.reading(case.sequences)
-    apart = one_sided(predicted, decoded.mask.voxels, numbers)
-    return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None, reading=reading)
+    if case.labels.ignored:
+        predicted = np.where(reference == IGNORED, 0, predicted).astype(np.uint8)
+    if regions is not None:
+        reference = regions.sets[reference]
+    elif case.labels.ignored:
+        reference = np.where(reference == IGNORED, 0, reference).astype(np.uint8)
+    return _Outlined(predicted, reference, numbers, regions is not None)
+
+
+def _numbers(ready: ReadyModel, case: CaseFiles) -> dict[str, int]:
+    """Those of the structures that a case's mask outlines, by name."""
+    task = ready.model.header.job.task
+    assert case.labels is not None
+    outlined = [task.classes.index(name) for name in case.labels.annotated or task.classes[1:]]
+    if (regions := task.made_regions) is not None:
+        return {regions.names[number]: number + 1 for number in regions.known(outlined)}
+    return {task.classes[number]: number for number in outlined}
+
+
+class _Seen:
+    """Counts of a case's structures, from probabilities that come in parts; voxels to ignore count for nothing."""
+
+    def __init__(self, ready: ReadyModel, case: CaseFiles, decoded: Decoded) -> None:
+        regions, labels = ready.model.header.job.task.made_regions, decoded.mask.voxels
+        assert case.labels is not None
+        self._known = labels != IGNORED if case.labels.ignored else None
+        self._truth, self._regions = labels if regions is None else regions.sets[labels], regions is not None
+        self._before, self._numbers = first_place(ready) - 1, _numbers(ready, case)
+        self._counts = {number: Counts() for number in self._numbers.values()}
+
+    def add(self, place: int, part: slice, values: np.ndarray) -> None:
+        """`fedshift.runtime.segmentation.OnScan`."""
+        number = place - self._before
+        if (counts := self._counts.get(number)) is not None:
+            known = slice(None) if self._known is None else self._known[part]
+            counts.add(values[known], voxels_of(self._truth[part], number, regions=self._regions)[known])
+
+    def add_to(self, risks: CaseRisks, subject: str) -> None:
+        """Add the case's risk curves."""
+        for name, number in self._numbers.items():
+            risks.add_outline(name, self._counts[number].risks(), subject=subject)
+
+
+def dice(ready: ReadyModel, case: CaseFiles, decoded: Decoded, *, true_spacing: bool = False) -> float:
+    """Mean Dice over the structures that a case's mask has, as `score_cases` gives it; NaN if it has none."""
+    masks = _outlined(ready, case, decoded, known_spacing(decoded.image, true=true_spacing))
+    n_classes = 1 + len(ready.classes)
+    values = dice_by_class(masks.predicted, masks.reference, n_classes, regions=masks.regions)
+    known = values[[number - 1 for number in masks.numbers.values()]]
+    return float(np.nanmean(known)) if not np.isnan(known).all() else float("nan")
+
+
+def _scored(
+    ready: ReadyModel,
+    case: CaseFiles,
+    decoded: Decoded,
+    tolerance: float,
+    *,
+    true_spacing: bool,
+    seen: _Seen | None,
+) -> Scored:
+    scan = decoded.image
+    segment.refuse_other_kind(scan, case.image, pictures=ready.of_pictures)
+    spacing = known_spacing(scan, true=true_spacing)
+    masks = _outlined(ready, case, decoded, spacing, seen)
+    return Scored(
+        case.id,
+        case.image,
+        scores_by_class(
+            masks.predicted,
+            masks.reference,
+            masks.numbers,
+            spacing if scan.is_picture else scan.spacing[::-1],
+            tolerance=tolerance,
+            thin=ready.model.header.job.evaluation.cldice,
+            regions=masks.regions,
+        ),
+        one_sided=one_sided(masks.predicted, masks.reference, masks.numbers, regions=masks.regions),
+        known_spacing=scan.is_picture or spacing is not None,
+        reading=decoded.reading(case.sequences),
+    )
 
 
 def subjects_of(sets: Sequence[CaseTable]) -> list[str]:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.case_check import ORIGIN_TOLERANCE
 from fedshift.data.cases import UNNAMED
 from fedshift.data.layouts.dataset_json import FILE
 from fedshift.data.layouts.names import NUMBERED
+from fedshift.data.picture_files import is_picture
+from fedshift.data.picture_scan import COLOURS
 from fedshift.data.scan_file import SeveralVolumes, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK, scan_files, visible
-from fedshift.data.scans import Scan, read_scan, read_volumes, stem_of, volumes_in
+from fedshift.data.scans import ORIGIN_TOLERANCE, Scan, read_scan, read_volumes, stem_of, volumes_in
 from fedshift.data.series import is_dicom, is_series
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
@@ -66,6 +67,8 @@ class ScanCase:
         if self.volumes is not None and self.volume is not None:
             said = f"{self.image} has the model's sequences as its volumes: leave out --volume"
             raise DataError("options-clash", said)
+        if is_picture(self.image):
+            return self._read_picture()
         try:
             scans = (
                 [read_scan(path, volume=self.volume) for path in self.files]
@@ -86,6 +89,14 @@ class ScanCase:
             if number and (differences := ", ".join(_differences(scans[0], scan))):
                 said = f"{path} lies on another grid than {self.image}: it differs in {differences}"
                 raise DataError("sequence-grid", f"{said}: resample it to that scan's grid")
+        return scans
+
+    def _read_picture(self) -> list[Scan]:
+        """Its colours, by the names of the sequences; any other name is that of a grey picture."""
+        known = {name: number for number, name in enumerate(COLOURS)}
+        scans = read_volumes(self.image, [known.get(as_compared(name)) for name in self.sequences] or [None])
+        if all(scan.voxels.min() == scan.voxels.max() for scan in scans):
+            raise DataError("scan-empty", f"{self.image} has the same colour everywhere: save the picture again")
         return scans
 
     def read_stacked(self) -> tuple[Scan, np.ndarray]:
@@ -162,6 +173,22 @@ def find_cases(images: Sequence[Path], sequences: Sequence[str], *, volume: int 
             raise ConfigError("sequence-missing", said)
         cases.setdefault(case.image, replace(case, volume=volume))
     return list(cases.values())
+
+
+def picture_cases(images: Sequence[Path], sequences: Sequence[str]) -> list[ScanCase]:
+    """A case for each picture, for a model of pictures with these sequences.
+
+    Raises:
+        ConfigError: a file is no picture.
+    """
+    other = next((image for image in images if not is_picture(image)), None)
+    if other is not None:
+        said = f"{other} is no picture, and the model segments pictures"
+        raise ConfigError(
+            "kind-of-data",
+            f"{said}: name PNG, JPEG, TIFF or BMP files, DICOM images that are no slices, or a model of volumes",
+        )
+    return [ScanCase(image, (image,), image, tuple(sequences)) for image in dict.fromkeys(images)]
 
 
 def find_case(image: Path, sequences: Sequence[str]) -> ScanCase:

@@ -125,6 +125,17 @@ def test_the_job_says_which_score_selects_the_round(metric: str | None, best: in
     assert server.results.job.metric == name and f"validation {name};" in server.results.selected.rule
 
 
+def test_the_job_says_whether_the_worst_site_selects(tmp_path: Path) -> None:
+    server = coordinator(tmp_path, "evaluation.select=worst")
+    for round_, (first, second) in enumerate([(0.9, 0.3), (0.5, 0.5)], start=1):
+        for site, value in zip(server.job.task.sites, (first, second), strict=False):
+            server.record.selection.note(Scores(site, round_, {"val": {server.metric: value}}))
+        server.record.selection.consider(round_)
+    server.record.select()
+    assert server.results.selected is not None and server.results.selected.round == 2
+    assert "worst site" in server.results.selected.rule
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_test_scores_of_a_round_are_taken_only_if_the_job_asks_for_them(asked: bool, tmp_path: Path) -> None:
     server = coordinator(tmp_path, *(["evaluation.every=2"] if asked else []))

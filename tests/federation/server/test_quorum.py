@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 from conftest import SHAPES
+from errors import raises
 
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.quorum import Quorum
@@ -62,8 +64,8 @@ def test_a_site_that_answered_after_a_rejected_try_is_not_lost() -> None:
     assert not quorum.is_out_of_reach(1, answered=["A"], rejected=["A"])
 
 
-def selection(*rounds: dict[str, float]) -> Selection:
-    chosen = Selection(("A", "B", "C"), "dice")
+def selection(*rounds: dict[str, float], by: Literal["mean", "worst"] = "mean") -> Selection:
+    chosen = Selection(("A", "B", "C"), "dice", by=by)
     for number, scores in enumerate(rounds, start=1):
         for site, value in scores.items():
             chosen.note(Scores(site, number, {"val": {"dice": value}}))
@@ -80,6 +82,22 @@ def test_a_round_that_a_difficult_site_did_not_score_does_not_win_by_that() -> N
     assert selection(hard, {"A": 0.85, "B": 0.85}).best == 1
     assert selection(hard, {"A": 0.85, "B": 0.85}, {"A": 0.84, "B": 0.84, "C": 0.6}).best == 3
     assert selection(hard, {"A": 0.95, "B": 0.95}).best == 2
+
+
+def test_the_worst_site_may_select_instead_of_the_mean() -> None:
+    rounds = [{"A": 0.6, "B": 0.5}, {"A": 0.9, "B": 0.4}, {"A": 0.55, "B": 0.55}, {"A": 0.55, "B": 0.9}]
+    assert selection(*rounds[:3]).best == 2 and selection(*rounds[:3], by="worst").best == 3
+    assert selection(*rounds, by="worst").best == 3, "of equals the earlier one"
+    assert "score of the worst site" in selection(by="worst").rule and "mean over sites" in selection().rule
+
+
+def test_a_round_that_the_worst_site_did_not_score_does_not_win_by_that() -> None:
+    assert selection({"A": 0.8, "C": 0.3}, {"A": 0.7}, by="worst").best == 1
+
+
+def test_the_worst_site_of_sites_that_are_drawn_is_refused() -> None:
+    with raises("invalid-value", naming="evaluation.select: worst"):
+        job("evaluation.select=worst", "federation.sites_per_round=2")
 
 
 def test_nothing_in_common_changes_nothing() -> None:

@@ -9,7 +9,7 @@ from conftest import small_image_job, small_job
 
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
-from fedshift.schema.evaluation import Evaluation, OneSided
+from fedshift.schema.evaluation import ClassScores, Evaluation, OneSided
 from fedshift.schema.messages import Scores
 from fedshift.schema.paired import LocalComparison
 from fedshift.tasks.kinds import build_task
@@ -82,3 +82,27 @@ def test_a_comparison_with_local_models_must_fit_the_scores_beside_it(
 ) -> None:
     scores = Scores("HK", 3, {"test": {"dice": 0.5}}, against_local=COMPARISON.model_copy(update=changes))
     assert rejected_key(scores, f"evaluation.local={option}") == key
+
+
+DISC = ClassScores(positives=1, negatives=2, scores={"auroc": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("told", "key"),
+    [
+        ({"classes": {"disc": DISC}}, None),
+        ({"classes": {"disk": DISC}}, "evaluations.test.classes"),
+        ({"classes": {"disc": DISC.model_copy(update={"negatives": 3})}}, "evaluations.test.classes.disc"),
+        ({"classes": {"disc": DISC.model_copy(update={"scores": {"dice": 0.5}})}}, "evaluations.test.classes.disc"),
+        ({"classes": {"disc": DISC.model_copy(update={"intervals": {"f1": (0, 1)}})}}, "evaluations.test.classes.disc"),
+        ({"intervals": {"accuracy": (0.0, 1.0)}}, None),
+        ({"intervals": {"accuracy": (0.0, 1.5)}}, "evaluations.test.intervals.accuracy"),
+        ({"intervals": {"auroc": (0.0, 1.0)}}, "evaluations.test.intervals.auroc"),
+    ],
+)
+def test_scores_of_classes_are_of_the_jobs_classes_and_of_no_more_cases(told: dict[str, Any], key: str | None) -> None:
+    evaluation = Evaluation(scores={"accuracy": 1.0}, **told)
+    scores = Scores("A", 3, {"test": {"accuracy": 1.0}}, evaluations={"test": evaluation})
+    assert rejected_key(scores, "data.multi_label=true", pictures=True) == key
+    scans = Scores("HK", 3, {"test": {"dice": 1.0}}, evaluations={"test": Evaluation(scores={"dice": 1.0}, **told)})
+    assert ("classes" not in told) or rejected_key(scans) == "evaluations.test.classes"

@@ -293,6 +293,7 @@ SAME_STEP: Mapping[str, Callable[[], JobSpec]] = {
     "fedsr, without noise": lambda: plain("fedsr", "fedsr.stochastic=false"),
     "fedrdn and mixup": lambda: plain("fedrdn+mixup"),
     "fedrobust": lambda: plain("fedrobust"),
+    "pn, in place of batch norms": lambda: small_image_job("fedavg+pn"),
     "fedwon, in place of batch norms": lambda: small_image_job("fedavg+fedwon"),
 }
 

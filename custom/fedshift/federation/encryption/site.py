@@ -10,7 +10,7 @@ import numpy as np
 
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.vector import COUNTS, Layout, Segment, SummedUpdate, summed_updates
-from fedshift.federation.model_files import add_references, header_of, read_model_file, write_model_file
+from fedshift.federation.model_files import add_references, add_thresholds, header_of, read_model_file, write_model_file
 from fedshift.federation.refusals import ENCRYPTION, server_context
 from fedshift.federation.tensors import to_arrays
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
@@ -152,4 +152,6 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
     )
     if header.references:
         add_references(out, header.references)
+    if header.thresholds or header.specific:
+        add_thresholds(out, thresholds=header.thresholds, specific=header.specific)
     return round_

@@ -334,7 +334,7 @@ class Coordinator:
             self._close_evaluation("the evaluation of the best model")
         self.record.set_final(last_round=self.rounds, own_models=self.own_models)
         for name, round_ in ((BEST, self.best_round), (LAST, self.rounds)):
-            self.files.add_references(name, round_)
+            self.files.add_reported(name, round_, own_models=self.own_models)
         self._save_state(self.rounds)
         self.files.write_results()
         self._on_progress(self)
@@ -456,10 +456,11 @@ class Coordinator:
         if patience is None or not self.best_round or scored - self.best_round < patience:
             return
         if self.round < self.job.task.schedule.rounds:
+            of_sites = "mean" if self.job.evaluation.select == "mean" else "worst site's"
             self._end_after(self.round)
             log.info(
-                "round %d is the last: the mean validation %s has not risen in the %d rounds after round %d",
-                *(self.round, self.metric, scored - self.best_round, self.best_round),
+                "round %d is the last: the %s validation %s has not risen in the %d rounds after round %d",
+                *(self.round, of_sites, self.metric, scored - self.best_round, self.best_round),
             )
 
     def _end_after(self, round_: int) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedshift.federation.model_files import add_references, read_model, write_model_file
+from fedshift.federation.model_files import add_guarantee, add_references, add_thresholds, read_model, write_model_file
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
@@ -195,11 +195,21 @@ class RunFiles:
         )
         self.disk.write(name, write)
 
-    def add_references(self, name: str, round_: int) -> None:
-        """Add what sites have reported of their scans to the model file of a round; leave it as it is if none has."""
-        references = self._record.references(round_)
+    def add_reported(self, name: str, round_: int, *, own_models: bool) -> None:
+        """Add to the model of a round what sites have reported of their scans, which thresholds they have chosen, and
+        what it promises (``own_models``: as of `RunRecord.guarantee`).
+
+        Its file is left as it is if there is nothing.
+        """
+        guarantee = self._record.guarantee(round_, own_models=own_models)
+        if guarantee is not None:
+            self.disk.write(name, lambda: add_guarantee(self._folder / name, guarantee))
+        references, thresholds = self._record.references(round_), self._record.thresholds(round_)
         if references:
             self.disk.write(name, lambda: add_references(self._folder / name, references))
+        specific = self._record.specific_thresholds(round_)
+        if thresholds or specific:
+            self.disk.write(name, lambda: add_thresholds(self._folder / name, thresholds=thresholds, specific=specific))
 
     def read_best(self, round_: int) -> tuple[Weights, MethodArrays]:
         """Weights and methods' arrays of the best model, which is that of ``round_``."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from fedshift.federation.server.update_check import TRAINING, Rejected
+from fedshift.schema.evaluation import ClassScores
 from fedshift.schema.fingerprint import Reference
+from fedshift.schema.guarantee import Guarantee
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.names import one_line
@@ -25,6 +27,7 @@ from fedshift.schema.results import (
     SiteRound,
     new_results,
 )
+from fedshift.tasks.evaluation.guarantee import federated
 
 log = logging.getLogger("fedshift")
 
@@ -32,19 +35,25 @@ T = TypeVar("T")
 THEN = ", then "
 """Between the versions of one thing with which a run was made, one part after another."""
 RULE = (
-    "highest mean over sites of the aggregated model's validation {metric}; two rounds are compared over the sites "
+    "highest {which} of the aggregated model's validation {metric}; two rounds are compared over the sites "
     "that scored both, and of equals the earlier one is kept; if no site scored both, the one that more sites scored"
 )
+WHICH = {"mean": "mean over sites", "worst": "score of the worst site"}
 RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
 
 
 class Selection:
     """Validation scores of every aggregate, by round and site, and the best round by them. Sums run in site order."""
 
-    def __init__(self, sites: tuple[str, ...], metric: str, *, last: bool = False) -> None:
-        """Start without scores of these sites; with ``last`` the newest round is always selected."""
+    def __init__(
+        self, sites: tuple[str, ...], metric: str, *, by: Literal["mean", "worst"] = "mean", last: bool = False
+    ) -> None:
+        """Start without scores of these sites. Rounds are compared ``by`` the mean over sites or the worst site; with
+        ``last`` the newest one is always selected.
+        """
         self._sites, self._metric, self._last, self.best = sites, metric, last, 0
-        self.rule = RULE_LAST if last else RULE.format(metric=metric)
+        self._overall = sum if by == "mean" else min
+        self.rule = RULE_LAST if last else RULE.format(which=WHICH[by], metric=metric)
         self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
 
     def note(self, scores: Scores) -> None:
@@ -78,7 +87,8 @@ class Selection:
         new, old = self.validation(round_), self.validation(self.best) if self.best else {}
         common = [site for site in self._sites if site in new and site in old]
         # With none in common a first round that one site scored, which then left, would else stay the best.
-        higher = sum(new[s] for s in common) > sum(old[s] for s in common) if common else len(new) > len(old)
+        overall = self._overall
+        higher = overall(new[s] for s in common) > overall(old[s] for s in common) if common else len(new) > len(old)
         self.best = round_ if self._last or higher else self.best
         return self._last or higher
 
@@ -91,7 +101,7 @@ class RunRecord:
     def __init__(self, job: JobSpec, *, metric: str, select_last: bool = False) -> None:
         """``metric`` is the task's score that selects the best round; with ``select_last`` it is the newest one."""
         self._job, self.results = job, new_results(job, metric=metric)
-        self.selection = Selection(job.task.sites, metric, last=select_last)
+        self.selection = Selection(job.task.sites, metric, by=job.evaluation.select, last=select_last)
         self._final_scores: list[Scores] = []
         self._trained_since: dict[str, int] = {}
         """Site -> the first round in which it took optimiser steps."""
@@ -232,6 +242,34 @@ class RunRecord:
         """What sites have reported of their scans with their scores of a round's model. It is not in the results."""
         return {site: scores.reference for site, scores in self._answers_of(round_).items() if scores.reference}
 
+    def guarantee(self, round_: int, *, own_models: bool) -> Guarantee | None:
+        """What a round's model promises, from the risk curves that sites have sent; None if none has.
+
+        ``own_models``: whether each site's curves are of a model of its own, which a new hospital has not.
+        """
+        alpha = self._job.evaluation.guarantee
+        curves = {site: scores.risks for site, scores in self._answers_of(round_).items() if scores.risks}
+        if alpha is None or not curves:
+            return None
+        return federated(curves, alpha=alpha, held_out=self._job.task.held_out, newcomers=not own_models)
+
+    def thresholds(self, round_: int) -> dict[str, dict[str, float]]:
+        """Site -> class -> the threshold that its validation part has chosen for a round's model."""
+        return self._of_classes(round_, lambda told: told.threshold if told.chosen else None)
+
+    def specific_thresholds(self, round_: int) -> dict[str, dict[str, float]]:
+        """Site -> class -> the threshold that has the job's specificity on its validation part."""
+        return self._of_classes(round_, lambda told: told.specific)
+
+    def _of_classes(self, round_: int, value_of: Callable[[ClassScores], float | None]) -> dict[str, dict[str, float]]:
+        values: dict[str, dict[str, float]] = {}
+        for site, scores in self._answers_of(round_).items():
+            tested = scores.evaluations.get("test")
+            for name, told in ((tested and tested.classes) or {}).items():
+                if (value := value_of(told)) is not None:
+                    values.setdefault(site, {})[name] = value
+        return values
+
     def select(self) -> None:
         """Record the best round."""
         self.results.selected = Selected(round=self.selection.best, rule=self.selection.rule)
@@ -262,6 +300,7 @@ class RunRecord:
             personal_evaluations=tuned,
             fine_tuned=any(scores.personal for scores in self._final_scores),
             against_local={site: scores.against_local for site, scores in answers.items() if scores.against_local},
+            guarantee=self.guarantee(best_round, own_models=own_models),
             newcomers=[site for site in self._job.task.sites if site in best.sites and site not in trained],
         )
 

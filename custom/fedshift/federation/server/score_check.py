@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isclose
 
 from fedshift.federation.server.update_check import MOST_SAMPLES, Rejected, check_metrics
 from fedshift.federation.site.scoring import SCORED, SCORED_IF_HELD_OUT
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores
 from fedshift.schema.paired import LocalComparison
@@ -34,6 +35,10 @@ def check_scores(
             raise Rejected("reference", "is not expected: the job does not ask the site for it")
         if (scans.site, scans.dataset) != (scores.site, job.task.dataset):
             raise Rejected("reference", f"is of site {scans.site} of data set {scans.dataset}")
+    if scores.risks is not None:
+        if job.evaluation.guarantee is None:
+            raise Rejected("risks", "are not expected: the job does not ask for them")
+        _check_risks(scores.risks, job, task, held_out=held_out, counts=counts)
     for splits in (scores.values, scores.personal):
         for split, values in splits.items():
             if split not in parts:
@@ -55,11 +60,32 @@ def check_scores(
             raise Rejected(key, "has details of validation cases, which are not asked for")
         most = counts.get(part, MOST_SAMPLES)
         _check_evaluation(key, evaluation, task, most=most, n_classes=len(job.task.classes))
+        _check_classes(key, evaluation, task, most=most, names=job.task.classes)
     if scores.against_local is not None:
         if held_out or not job.evaluation.local:
             raise Rejected("against_local", "is not expected: the job does not ask this site for it")
         used = (scores.personal or scores.values).get("test", {})
         _check_comparison(scores.against_local, used, task, most=counts.get("test", MOST_SAMPLES))
+        other = set(scores.against_local.classes) - set(job.task.classes if not task.dense else ())
+        if other:
+            raise Rejected("against_local.classes", f"names {min(other)}, which is no class that this task scores")
+
+
+def _check_risks(risks: RiskCurves, job: JobSpec, task: Task, *, held_out: bool, counts: Mapping[str, int]) -> None:
+    """Check that risk curves are of the job's structures or classes, and of no more cases than there are."""
+    if held_out and risks.calibration:
+        raise Rejected("risks.calibration", "is not expected of a site that is held out")
+    names = job.task.structures if task.dense else job.task.classes
+    parts = {"calibration": (risks.calibration, "val"), "tested": (risks.tested, "all" if held_out else "test")}
+    for part, (curves, split) in parts.items():
+        most = counts.get(split, MOST_SAMPLES)
+        for name, curve in curves.items():
+            if name not in names:
+                raise Rejected(f"risks.{part}", f"names {name}, which is nothing that this task predicts")
+            if (curve.false is not None) != task.dense:
+                raise Rejected(f"risks.{part}.{name}", "has other curves than tasks of this kind")
+            if curve.n > most:
+                raise Rejected(f"risks.{part}.{name}", f"has {curve.n} subjects, the part has {most} samples")
 
 
 def _check_comparison(comparison: LocalComparison, used: Mapping[str, float], task: Task, *, most: int) -> None:
@@ -81,6 +107,23 @@ def _check_comparison(comparison: LocalComparison, used: Mapping[str, float], ta
         raise Rejected("against_local.federated", "differs from the score in the same answer")
 
 
+def _check_classes(key: str, evaluation: Evaluation, task: Task, *, most: int, names: Collection[str]) -> None:
+    """Check the scores of single classes, and the intervals of averages over them."""
+    for name, ends in evaluation.intervals.items():
+        low, high = task.metrics.get(name, (0, 0))
+        if name not in evaluation.scores or not low <= ends[0] <= ends[1] <= high:
+            raise Rejected(f"{key}.intervals.{name}", "is of no score that was sent, or beyond its range")
+    for name, told in (evaluation.classes or {}).items():
+        if task.dense or name not in names:
+            raise Rejected(f"{key}.classes", f"names {name}, which is no class that this task scores")
+        if told.positives + told.negatives > most:
+            raise Rejected(
+                f"{key}.classes.{name}", f"has {told.positives + told.negatives} cases, the part has {most} samples"
+            )
+        if not told.scores.keys() <= task.metrics.keys() or not told.intervals.keys() <= told.scores.keys():
+            raise Rejected(f"{key}.classes.{name}", "has a score that is not expected")
+
+
 def _check_evaluation(key: str, evaluation: Evaluation, task: Task, *, most: int, n_classes: int) -> None:
     """Check ranges, that there are no more cases than samples, and that a score is the mean of its cases."""
     metrics, per_case = task.metrics, task.per_case
@@ -98,7 +141,7 @@ def _check_evaluation(key: str, evaluation: Evaluation, task: Task, *, most: int
     if evaluation.empty is not None and evaluation.empty > most:
         raise Rejected(f"{key}.empty", f"is {evaluation.empty}, the part has {most} samples")
     for name, one_sided in (evaluation.one_sided or {}).items():
-        if n_classes > 2 and f"hd95 {name}" not in per_case:
+        if n_classes > 2 and f"dice {name}" not in per_case:
             raise Rejected(f"{key}.one_sided", f"names {name}, which is no class of the job's")
         if one_sided.cases > most:
             raise Rejected(f"{key}.one_sided", f"has {one_sided.cases} cases of {name}, the part has {most} samples")

@@ -31,7 +31,8 @@ from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import CaseScores, SiteData, Task
+from fedshift.tasks.base import SiteData, Task
+from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.out_of_memory import training_out_of_memory
 
 log = logging.getLogger("fedshift")
@@ -130,11 +131,10 @@ class LocalModel:
             cases, seed = CaseScores(), derive_seed(self._job.seed, self._site, 0, "bootstrap")
             schedule = self._job.task.schedule
             with self._loaded(best["weights"], best["round"] + 1) as (_, chain):
+                task = local_training.deciding(self._task, self._data, chain, self._net, schedule)
                 local_training.score_beside(
                     local_training.probabilities(self._task, self._data, chain, self._net, "test", schedule),
-                    lambda values: self._task.evaluate(
-                        values, self._data, "test", seed=seed, share_cases=False, keep=cases
-                    ),
+                    lambda values: task.evaluate(values, self._data, "test", seed=seed, share_cases=False, keep=cases),
                     self._net,
                 )
             self._tested = best["round"], cases

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count, islice, starmap
 from queue import Queue
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
-from fedshift.tasks.base import SiteData, Subset, Task
+from fedshift.tasks.base import ClassifyingTask, SiteData, Subset, Task
 from fedshift.tasks.cache import PART
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.out_of_memory import batch_out_of_memory
@@ -194,9 +194,9 @@ def planned_steps(data: Samples, schedule: ScheduleSpec) -> int:
 def predict(
     task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
 ) -> Iterator[Tensor]:
-    """Predicted classes of a subset of a site, batch by batch, (B, …) uint8 on the CPU."""
+    """What a task's scores are made of, for a subset of a site, batch by batch on the CPU (`Task.predicted`)."""
     for logits in _logits(task, data, chain, net, subset, schedule, final=False):
-        yield logits.argmax(1).to(torch.uint8).cpu()  # in this order only bytes leave a GPU
+        yield task.predicted(logits)
 
 
 def probabilities(
@@ -209,13 +209,20 @@ def probabilities(
     *,
     apart: bool = False,
 ) -> Iterator[Tensor]:
-    """Probabilities of the classes for a subset of a site, batch by batch, (B, K, …) float32 on the CPU.
+    """Probabilities of the classes or regions for a subset of a site, batch by batch (`Task.probabilities`).
 
-    NaN becomes 0 for every class, so that a broken model gets low scores and not an error. ``apart`` is as in
-    `Task.logits`.
+    ``apart`` is as in `Task.logits`.
     """
     for logits in _logits(task, data, chain, net, subset, schedule, final=True, apart=apart):
-        yield logits.float().softmax(1).nan_to_num_(0).cpu()
+        yield task.probabilities(logits)
+
+
+def deciding(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, schedule: ScheduleSpec) -> Task:
+    """The task as a final model is evaluated: a classifier's may have the site's validation part choose thresholds."""
+    if task.dense:
+        return task
+    values = probabilities(task, data, chain, net, "val", schedule)
+    return cast("ClassifyingTask", task).decided(values, data)
 
 
 def score_beside(predicted: Iterator[Tensor], score: Callable[[Iterator[Tensor]], Made], net: nn.Module) -> Made:

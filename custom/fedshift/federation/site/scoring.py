@@ -14,11 +14,14 @@ from fedshift.federation.site import local_training
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.files import write_text
+from fedshift.schema.guarantee import Curve, RiskCurves
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import CaseScores, ScanTask, SiteData, Subset, Task
+from fedshift.tasks.base import ScanTask, SiteData, Subset, Task
+from fedshift.tasks.evaluation.case_scores import CaseScores
+from fedshift.tasks.evaluation.spread import FEWEST
 
 log = logging.getLogger("fedshift")
 
@@ -88,9 +91,10 @@ class Scoring:
     def evaluate(self, subset: Subset, cases: CaseScores | None = None) -> Evaluation:
         """Evaluate on one subset, which must have samples; ``cases`` gets the scores of single cases."""
         seed, share = derive_seed(self.job.seed, self.site, 0, "bootstrap"), self.share_cases
+        task = local_training.deciding(self.task, self.data, self.chain, self.net, self.job.task.schedule)
         return local_training.score_beside(
             self.probabilities(subset),
-            lambda values: self.task.evaluate(values, self.data, subset, seed=seed, share_cases=share, keep=cases),
+            lambda values: task.evaluate(values, self.data, subset, seed=seed, share_cases=share, keep=cases),
             self.net,
         )
 
@@ -106,6 +110,24 @@ class Scoring:
             self.probabilities("val"), lambda values: list(task.confidences(values, self.data, "val")), self.net
         )
 
+    def risks(self, *, least: int) -> RiskCurves:
+        """Mean risk curves of a final model: over validation cases and, to look at what came of it, over test cases.
+
+        A site that is held out has the second alone, over all its cases. Structures that fewer than ``least`` subjects
+        have are left out.
+        """
+        held_out = self.site in self.job.task.held_out
+        tested = self._curves("all" if held_out else "test", least)
+        return RiskCurves(calibration={} if held_out else self._curves("val", least), tested=tested)
+
+    def _curves(self, subset: Subset, least: int) -> dict[str, Curve]:
+        if not self.data.count(subset):
+            return {}
+        cases = local_training.score_beside(
+            self.probabilities(subset), lambda values: self.task.risks(values, self.data, subset), self.net
+        )
+        return cases.curves(least=least)
+
     def gradient(self, subset: Subset) -> list[Tensor]:
         """Gradient of the mean loss over one subset (`local_training.gradient`), which a site never sends."""
         return local_training.gradient(self.task, self.data, self.chain, self.net, subset)
@@ -115,7 +137,8 @@ class Scoring:
 
         If scores of single cases may not leave, the comparison with them is written to the site's own file.
         """
-        from fedshift.tasks.evaluation.paired import compare  # imports scipy, needed by this only
+        from fedshift.tasks.evaluation.delong import compare_classes
+        from fedshift.tasks.evaluation.paired import compare
 
         score = self.task.per_case[0]
         complete, shared = (
@@ -124,13 +147,17 @@ class Scoring:
                 local.values[score],
                 subjects=federated.subjects,
                 score=score,
-                is_binary=not self.task.dense,
+                is_binary=not (self.task.dense or self.task.findings),
                 round_=round_,
                 seed=derive_seed(self.job.seed, self.site, 0, "bootstrap"),
                 share_cases=share_cases,
             )
             for share_cases in (True, self.share_cases)
         )
+        of_classes = compare_classes(federated, local, self.job.task.classes)
+        complete = complete.model_copy(update={"classes": of_classes})
+        if self.share_cases or complete.n >= FEWEST:
+            shared = shared.model_copy(update={"classes": of_classes})
         if complete != shared:
             self.cases_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.cases_file, complete.model_dump_json(indent=1))

@@ -34,13 +34,15 @@ from fedshift.methods.chain import ClientChain
 from fedshift.schema.errors import ConfigError, DataError, PolicyError, Stopped
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
+from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
-from fedshift.tasks.base import CaseScores, Everything, SiteData, Subset, Task
+from fedshift.tasks.base import Everything, SiteData, Subset, Task
+from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import training_out_of_memory
 
@@ -448,6 +450,7 @@ class Site:
             cases = CaseScores()
             values, evaluations = scoring.final(cases)
             reference = self._reference(scoring) if self._job.evaluation.reference else None
+            risks = None if self._job.evaluation.guarantee is None else self._risks(scoring)
             personal: dict[str, dict[str, float]] = {}
             personal_evaluations: dict[str, Evaluation] = {}
             if tunes and self._methods.fine_tune_epochs:
@@ -466,6 +469,7 @@ class Site:
             personal_evaluation=personal_evaluations.get("test"),
             against_local=against_local,
             reference=reference,
+            risks=risks,
         )
 
     def _scoring(self, chain: ClientChain) -> Scoring:
@@ -492,6 +496,23 @@ class Site:
         if self._held_out or describe is None:
             return None
         return describe(self._folder, self.name, self._options.policy, scoring.confidences())
+
+    def _risks(self, scoring: Scoring) -> RiskCurves | None:
+        """Risk curves of the received model; nothing, with a line in the log, if the policy does not let them leave."""
+        policy = self._options.policy or Policy()
+        why = policy.withholds_means
+        if why:
+            log.info("site %s: no risk curve leaves for evaluation.guarantee: %s", self.name, why)
+            return None
+        least = policy.least_told
+        risks = scoring.risks(least=least)
+        if not risks.calibration and not self._held_out:
+            log.info(
+                "site %s: its validation part has fewer than %d subjects of each structure (privacy.survey_cases, "
+                "privacy.min_cases), so no risk curve of it leaves for evaluation.guarantee",
+                *(self.name, least),
+            )
+        return risks
 
     def _against_local(self, federated: CaseScores, scoring: Scoring) -> LocalComparison | None:
         """The federated model's scores of the test cases against those of the site's own model."""
@@ -554,7 +575,9 @@ class Site:
             captured=self.job_network.captured,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
+            regions=job.task.made_regions,
             dense=self._task.dense,
+            findings=self._task.findings,
             marginal=self._data is not None and self._data.manifest.annotated is not None,
             received=received,
             clip_norm=job.task.optimizer.clip_norm,

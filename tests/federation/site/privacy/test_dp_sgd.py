@@ -306,7 +306,7 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
             taken.append(name)
     adaptive = {"fedadagrad", "fedadam", "fedawa", "fedyogi"}
     server_only = adaptive | {"fedavg", "fedavgm", "fedgma", "fedheal", "fedlws", "fednova", "fedomg"}
-    assert set(taken) == server_only | {"fedbn", "fedper", "fedrdn", "pfedavg", "silobn", "single"}
+    assert set(taken) == server_only | {"fedbn", "fedper", "fedrdn", "landmarks", "pfedavg", "silobn", "single"}
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(8.0, 0.8221435546875), (1.0, 3.18359375)])

@@ -193,6 +193,15 @@ def test_the_scans_of_a_subject_are_one_case(tmp_path: Path) -> None:
     Site(job, "A", data, SiteOptions(tmp_path / "s", policy=policy(min_cases=4))).statistics()
 
 
+def test_a_subject_of_several_small_scans_is_as_large_a_part_of_the_cases_as_it_is(tmp_path: Path) -> None:
+    """Of the windows it has fewer. Landmarks are means over cases, and FedRDN's pair over windows."""
+    ids = ["sub-1_ses-1", "sub-1_ses-2", "sub-2_ses-1", "sub-3_ses-1"]
+    data = make_volume_site(tmp_path, "A", cases=4, val=0, test=0, ids=ids)
+    opened: Any = build_task(blob_job(tmp_path)).open(data, "A")
+    opened._places = {"train": [(case, (0, 0, 0)) for case, windows in enumerate((1, 1, 2, 2)) for _ in range(windows)]}
+    assert Population.counted(opened, dense=True).share == 0.5
+
+
 def test_prototypes_need_the_cases_in_every_class(tmp_path: Path) -> None:
     data = make_image_site(tmp_path, "A")
     job = small_image_job("fedproto")

@@ -69,7 +69,7 @@ def budgets(policy: Policy, methods: MethodSet) -> tuple[Budget | None, Budget |
 class AddedNoise:
     """Puts noise on one answer of a site to ``broadcast``, and adds a line about each part to ``notes``, for its log.
 
-    ``share``: the largest part of the images that statistics are of, of one subject; ``draw``: noise for this answer.
+    ``share``: the largest part of what statistics are of, of one subject; ``draw``: noise for this answer.
     """
 
     policy: Policy
@@ -101,12 +101,13 @@ class AddedNoise:
 
     def _on_images(self, members: Named, budget: Budget) -> Named:
         """Noise on means over images of numbers that lie in a range."""
-        low, high = self.task.intensities
         elements = sum(array.size for array in members.values())
         deviation = budget.multiplier * self.share * sqrt(elements)  # in ranges
         noisy = {}
         for (method, name), array in members.items():
-            if self.methods.up[method][name].mean_of == "intensities":
+            spec, (low, high) = self.methods.up[method][name], self.task.intensities
+            if spec.mean_of == "intensities":
+                low, high = max(low, spec.low), min(high, spec.high)
                 scale, least, most = deviation * (high - low), low, high
             else:  # no deviation is above half the range
                 scale, least, most = deviation * (high - low) / 2, LEAST_DEVIATION * (high - low), (high - low) / 2

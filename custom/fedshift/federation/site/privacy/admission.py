@@ -21,25 +21,30 @@ from fedshift.tasks.base import SiteData, Task
 
 @dataclass(frozen=True)
 class Population:
-    """Counts of a site's training split. ``share``: the largest part of the images that statistics are of, of one
-    subject. Scans of one subject are protected together, so what a policy calls a case is a subject here.
+    """Counts of a site's training split. ``share``: the largest part of the images or cases that statistics are of, of
+    one subject. Scans of one subject are protected together, so what a policy calls a case is a subject here.
     """
 
     images: int
     subjects: int
     share: float
     fewest_of_a_class: int
-    """The smallest number of images of a class that occurs; the number of subjects if labels are per pixel."""
+    """The smallest number of images that have a class which occurs; the number of subjects if labels are per pixel."""
 
     @classmethod
     def counted(cls, data: SiteData, *, dense: bool) -> Population:
         """Count the training split of ``data``; ``dense`` is the task's."""
         counts = np.unique(data.subjects_of(data.window_cases("train")), return_counts=True)[1]
-        share = float(counts.max() / counts.sum()) if len(counts) else 0.0
+        of_cases = np.unique(data.subjects_of(np.unique(data.cases("train"))), return_counts=True)[1]
+        share = max((float(n.max() / n.sum()) for n in (counts, of_cases) if len(n)), default=0.0)
         fewest = len(counts)
         if not dense and data.n_train:
             labels = data.labels(data.members("train"))
-            fewest = int(np.unique(labels.numpy(), return_counts=True)[1].min())
+            if labels.is_floating_point():  # findings
+                having = (labels == 1).sum(0)
+                fewest = int(having[having > 0].min()) if having.any() else 0
+            else:
+                fewest = int(np.unique(labels.numpy(), return_counts=True)[1].min())
         return cls(data.n_train, len(counts), share, fewest)
 
 

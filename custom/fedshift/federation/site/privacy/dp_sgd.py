@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ from fedshift.schema.errors import ConfigError, Stopped
 from fedshift.schema.job import ScheduleSpec
 from fedshift.schema.policy import DpSgd
 from fedshift.schema.seeding import derive_seed, seeded_global
-from fedshift.tasks.base import SiteData, Task
+from fedshift.tasks.base import ClassifyingTask, SiteData, Task
 from fedshift.tasks.losses import Logits
 from fedshift.tasks.out_of_memory import batch_out_of_memory, is_out_of_memory
 
@@ -146,6 +146,8 @@ def refusal(methods: MethodSet, task: Task) -> str:
                     "cases do not cover: choose a method that only aggregates differently, such as fedavg, fedbn or "
                     "fedavgm"
                 )
+    if not task.dense and (setting := cast(ClassifyingTask, task).measures_labels):
+        return f"{setting} makes the training of a case depend on the labels of others: leave it out, or give weights"
     return _try_gradients(methods, task)
 
 

@@ -39,7 +39,7 @@ BEGINNING = "0" * 64
 TOLERANCE = 1e-9
 """Relative: what float64 may add to a sum that is the budget exactly."""
 
-What = Literal["image statistics", "feature statistics", "network", "survey"]
+What = Literal["image statistics", "feature statistics", "network", "survey", "mean scores"]
 
 
 class Release(Strict):

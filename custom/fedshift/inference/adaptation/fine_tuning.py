@@ -1,0 +1,272 @@
+"""Fine-tuning on a few labelled cases, whose setting is chosen by cross-validation over these cases.
+
+Loss, patches and augmentation are the task's own. The weights that training starts from are an anchor: L2-SP (Li,
+Grandvalet & Davoine, "Explicit inductive bias for transfer learning with convolutional networks", ICML 2018) adds
+
+    a / 2 · ‖w − w₀‖²
+
+to the loss, over the parameters that are trained. Up to `LEAVE_ONE_OUT` subjects each is left out in turn; more are
+dealt to as many folds. In each fold a part of the network is trained, and after each of `STOPS` steps
+the cases that are left out are scored as ``fedshift evaluate`` scores them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.volumes import write_site
+from fedshift.data.cases import CaseFiles
+from fedshift.data.draws import sample_seeds
+from fedshift.data.samples import Samples
+from fedshift.federation.site.local_training import make_optimizer
+from fedshift.inference import scoring
+from fedshift.inference.adaptation.parts import keys_of, trained
+from fedshift.inference.model import Model, ReadyModel
+from fedshift.schema.adaptation import Part
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.seeding import derive_seed, generator, seeded_global
+from fedshift.tasks.base import SiteData, Task
+from fedshift.tasks.kinds import build_task
+
+SITE = "adapted"
+LEAVE_ONE_OUT = 5
+"""Subjects up to which each is left out in turn; the number of folds beyond."""
+RATE = 0.3
+"""The learning rate, as a part of the job's."""
+STOPS = (40, 80, 160)
+"""Numbers of steps after which cases that are left out are scored."""
+BATCH_SIZE = 8
+"""Most samples of a step: with few cases more of them are no more different."""
+ANCHOR = 0.01
+"""``a`` of L2-SP; its authors have 0.1 for the layers that are kept, with SGD. With Adam, whose steps do not shrink
+with the gradient, that holds weights harder."""
+CLIP = 1.0
+"""Largest L2 norm of a step's gradient."""
+SPLITS = ("split", "fraction", "fold", "seed")
+"""Keys of ``data`` that leave cases or slices out of training; here all of them are trained on."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``rate``: the learning rate."""
+
+    part: Part
+    rate: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class LabelledCases:
+    """Cases as training reads them, and as they are scored.
+
+    ``subjects``: whose each is. ``task`` is that of the masks, which may leave out classes.
+    """
+
+    cases: Sequence[CaseFiles]
+    subjects: Sequence[str]
+    task: Task
+    data: SiteData
+    true_spacing: bool
+
+    def samples(self, chosen: Set[str]) -> Samples:
+        """Training samples of some subjects."""
+        return _Part(self.data, np.flatnonzero(np.isin(self.data.cases("train"), self._numbers(chosen))))
+
+    def _numbers(self, chosen: Set[str]) -> list[int]:
+        subject = dict(zip((case.id for case in self.cases), self.subjects, strict=True))
+        return [k for k, case in enumerate(self.data.manifest.cases) if subject[case.id] in chosen]
+
+    def dice(self, ready: ReadyModel, chosen: Set[str]) -> dict[str, float]:
+        """Mean Dice of each of some subjects; those whose masks have no structure are left out."""
+        values: dict[str, list[float]] = {}
+        for case, subject in zip(self.cases, self.subjects, strict=True):
+            if subject in chosen:
+                decoded, _ = scoring.decode(case)
+                values.setdefault(subject, []).append(
+                    scoring.dice(ready, case, decoded, true_spacing=self.true_spacing)
+                )
+        return {s: float(np.nanmean(each)) for s, each in values.items() if not np.isnan(each).all()}
+
+
+class _Part(Samples):
+    """Some of a site's training samples, by their places."""
+
+    def __init__(self, data: SiteData, places: np.ndarray) -> None:
+        self._data, self._places, self.in_threads = data, places, data.in_threads
+
+    @property
+    def n_train(self) -> int:
+        return len(self._places)
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._data.train_samples(self._places[index])
+
+    def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        return self._data.train_batch(self._places[index], seeds=seeds)
+
+
+def open_cases(
+    model: Model, cases: Sequence[CaseFiles], subjects: Sequence[str], root: Path, *, true_spacing: bool
+) -> LabelledCases:
+    """Prepare cases below ``root`` as a site does, all of them for training.
+
+    Raises:
+        DataError: a case cannot be used; the sentence names it and says why.
+    """
+    job, labels = _whole(model.header.job), cases[0].labels
+    assert labels is not None
+    with _errors_only():
+        folder = write_site(
+            [replace(case, split=None) for case in cases],
+            root,
+            dataset=job.task.dataset,
+            site=SITE,
+            kind="patients",
+            labels=labels,
+            sequences=model.sequences,
+            licence="",
+            citation="",
+            splits={case.id: "train" for case in cases},
+            source="own",
+            preparation={TRUE_SPACING: True} if true_spacing else None,
+        )
+    task = build_task(job)
+    data = task.open(folder, SITE)
+    return LabelledCases(cases, subjects, task.at(data), data, true_spacing)
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Without the warnings of a site, whose folder is not there for long and needs no split but one.
+
+    Those of a case are what ``fedshift evaluate`` says of the same files.
+    """
+    log = logging.getLogger(write_site.__module__)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _whole(job: JobSpec) -> JobSpec:
+    """The job with every case in training."""
+    data = {key: value for key, value in job.task.data.items() if key not in SPLITS}
+    return job.model_copy(update={"task": job.task.model_copy(update={"data": data})})
+
+
+def settings(job: JobSpec, parts: Sequence[Part]) -> list[list[Setting]]:
+    """The settings that are tried, those of one training together, in the order of their steps."""
+    rate = RATE * job.task.optimizer.lr
+    return [[Setting(part, rate, steps) for steps in STOPS] for part in parts if keys_of(job, part)]
+
+
+def cross_validate(
+    ready: ReadyModel,
+    given: LabelledCases,
+    trials: Sequence[Sequence[Setting]],
+    *,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
+
+    The latter is (settings, subjects). The model is as before when it ends. Subjects whose masks have no structure are
+    left out.
+    """
+    net = ready.predictor.net
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    before = given.dice(ready, set(given.subjects))
+    names = sorted(before)
+    after = np.full((sum(map(len, trials)), len(names)), np.nan)
+    folds = folds_of(names, seed=seed)
+    for number, fold in enumerate(folds):
+        samples, row = given.samples(set(given.subjects) - fold), 0
+        for k, trial in enumerate(trials):
+            progress(number * len(trials) + k, len(folds) * len(trials))
+            stops = [setting.steps for setting in trial]
+            for _ in fine_tune(ready, given.task, samples, trial[0], stops=stops, seed=_seed(seed, number)):
+                for name, value in given.dice(ready, fold).items():
+                    after[row, names.index(name)] = value
+                row += 1
+            net.load_state_dict(start)
+    return np.array([before[name] for name in names]), after
+
+
+def folds_of(subjects: Sequence[str], *, seed: int) -> list[set[str]]:
+    """Each subject by itself up to `LEAVE_ONE_OUT`; else as many folds, dealt by seed."""
+    n = len(subjects)
+    order = range(n) if n <= LEAVE_ONE_OUT else np.random.default_rng(_seed(seed, 0)).permutation(n).tolist()
+    folds: list[set[str]] = [set() for _ in range(min(n, LEAVE_ONE_OUT))]
+    for place, number in enumerate(order):
+        folds[place % len(folds)].add(subjects[number])
+    return folds
+
+
+def _seed(seed: int, fold: int) -> int:
+    return derive_seed(seed, SITE, fold, "fine-tuning")
+
+
+def fine_tune(
+    ready: ReadyModel, task: Task, samples: Samples, setting: Setting, *, stops: Sequence[int], seed: int
+) -> Iterator[int]:
+    """Train the part of a setting, in place; yields after each of ``stops``, when the model can be used and scored.
+
+    Args:
+        ready: the model; its inputs are normalised as it predicts.
+        task: whose loss it is.
+        samples: the training samples.
+        setting: the part and the learning rate.
+        stops: numbers of steps, ascending.
+        seed: of the order of the samples, of their patches and augmentation.
+    """
+    job, net = ready.model.header.job, ready.predictor.net
+    keys = keys_of(job, setting.part)
+    optimizer = make_optimizer(net, job.task.optimizer.model_copy(update={"lr": setting.rate, "weight_decay": 0.0}))
+    parameters = [parameter for name, parameter in net.named_parameters() if name in keys]
+    anchors = [parameter.detach().clone() for parameter in parameters]
+    feed = batches(samples, batch_size=min(BATCH_SIZE, job.task.schedule.batch_size), seed=seed)
+    for done in range(1, max(stops) + 1):
+        with trained(net, keys):
+            x, y = next(feed)
+            optimizer.zero_grad(set_to_none=True)
+            loss = task.loss(ready.logits(x), y.to(ready.device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            for parameter, anchor in zip(parameters, anchors, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - anchor, alpha=ANCHOR)
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+            optimizer.step()
+        if done in stops:
+            yield done
+
+
+def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of one shuffled epoch after another, as training has them; every number comes from ``seed``."""
+    order, first = generator(seed, SITE, 0, "order"), 0
+    for epoch in count():
+        for number, index in enumerate(samples.epoch(batch_size=batch_size, order=order, drop_last=False)):
+            seeds = sample_seeds(seed, torch.arange(first, first + len(index)))
+            with seeded_global(derive_seed(seed, SITE, epoch, f"batch {number}")):  # some transforms draw from it
+                batch = samples.train_batch(index, seeds=seeds)
+            yield batch
+            first += len(index)
+
+
+def fine_tune_on_all(ready: ReadyModel, given: LabelledCases, setting: Setting, *, seed: int) -> None:
+    """Fine-tune the model on all cases, in place."""
+    samples = given.samples(set(given.subjects))
+    stops = [setting.steps]
+    for _ in fine_tune(ready, given.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
+        pass
