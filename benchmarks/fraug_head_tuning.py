@@ -55,7 +55,7 @@ def accuracy(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, job
 def embeddings(net: nn.Module, data: SiteData, device: torch.device) -> tuple[Tensor, Tensor]:
     """Of all training images, (n, d), and their labels, (n,)."""
     net.eval()
-    parts = [(net.features(x.to(device)), y.to(device)) for x, y in data.chunks()]  # type: ignore[operator]
+    parts = [(net.embed(x.to(device)), y.to(device)) for x, y in data.chunks()]  # type: ignore[operator]
     return torch.cat([u for u, _ in parts]), torch.cat([y for _, y in parts])
 
 

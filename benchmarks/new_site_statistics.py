@@ -19,24 +19,21 @@ trained again; an interrupted run goes on where it was. The table beside it is m
 
 from __future__ import annotations
 
-import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import frame
+from left_out import SITES, trained_without
 
 from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
-from fedshift.schema.results import BEST, FILE_NAME, read_results
 
 OUT = frame.RESULTS / "new_site_statistics.json"
-SITES = ("BIDMC", "HK", "RUNMC", "UCL")
 TOGETHER, ALONE = "own, all scans", "own, each scan alone"
 
 
@@ -62,25 +59,14 @@ def main() -> int:
 
 def one(held_out: str, seed: int, rounds: int, work: Path) -> dict[str, Any]:
     """Train without a site, and score its scans with each choice of statistics."""
-    name = f"without_{held_out}_seed{seed}"
-    job = [
-        *("fedshift", "job", "fedrdn", "prostate", "--protocol", "quick", "--name", name, "--seed", str(seed)),
-        *("--sites", ",".join(site for site in SITES if site != held_out)),
-        *("--set", f"schedule.rounds={rounds}", "schedule.local_epochs=1"),
-    ]
-    folder = work / "runs" / name
-    run = ["fedshift", "run", str(work / "jobs" / name), "--in-process", "--workspace", str(folder)]
-    if folder.exists():
-        run.append("--resume")
-    ended = (folder / FILE_NAME).is_file() and read_results(folder).final is not None
-    for command in () if ended else ([*job, "--out", str(work / "jobs"), "--force"], run):
-        print("$", shlex.join(command), flush=True)
-        subprocess.run(command, check=True)
-    model = open_model(folder / BEST)
+    settings = (f"schedule.rounds={rounds}", "schedule.local_epochs=1")
+    words = ("fedrdn", "prostate", "--protocol", "quick")
+    command, path = trained_without(held_out, *words, seed=seed, settings=settings, work=work)
+    model = open_model(path)
     return {
         "held_out": held_out,
         "seed": seed,
-        "command": shlex.join(job),
+        "command": command,
         "round": model.header.round,
         "validation": model.header.scores,
         "dice": {choice: values for choice, values in scored(model, held_out)},

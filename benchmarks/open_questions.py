@@ -202,7 +202,7 @@ def class_means_watched(seen: dict[int, dict[str, float]]) -> Iterator[None]:
         net.eval()
         sums, counts = torch.zeros_like(self._means), torch.zeros(len(self._means))
         for x, y in data.chunks():
-            sums.index_add_(0, y, net.features(ctx.run.normalise(x, training=False)))  # type: ignore[operator]
+            sums.index_add_(0, y, net.embed(ctx.run.normalise(x, training=False)))  # type: ignore[operator]
             counts += torch.bincount(y, minlength=len(counts))
         net.train(was_training)
         there = (counts > 0) & self._seen

@@ -18,6 +18,7 @@ from kits import provision
 from torch.nn import functional
 
 from fedshift.data import samples
+from fedshift.data.arrays import class_labels
 from fedshift.data.blocks import write_hashes
 from fedshift.data.draws import sample_seeds
 from fedshift.federation.resolve import resolve
@@ -25,7 +26,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import base
 from fedshift.schema.job import JobSpec
-from fedshift.schema.manifest import Manifest
+from fedshift.schema.manifest import Manifest, Picture
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.optimizer import OptimizerSpec
 
@@ -202,12 +203,16 @@ def make_image_site(
     size: int = 16,
     gain: float = 1.0,
     offset: float = 0.0,
+    labelled: Callable[[int, int], Mapping[str, object]] = lambda number, label: {"label": SHAPE_CLASSES[label]},
 ) -> Path:
-    """A prepared site of coloured discs, squares and bars on noise; shifted by gain and offset."""
+    """A prepared site of coloured discs, squares and bars on noise; shifted by gain and offset.
+
+    ``labelled``: what the manifest says of a picture, by its number and what it shows.
+    """
     rng = np.random.default_rng([seed, sum(site.encode())])
     folder = root / "shapes" / site
     y, x = np.mgrid[:size, :size]
-    pictures, labels, records = [], [], []
+    pictures, records = [], []
     for number in range(images):
         label = number % 3
         cy, cx = rng.uniform(0.4, 0.6, 2) * size
@@ -220,19 +225,19 @@ def make_image_site(
         colour = rng.uniform(60, 100, 3)[:, None, None]
         picture = gain * (60 + colour * inside + rng.normal(0, 10, (3, size, size))) + offset
         pictures.append(np.clip(picture, 0, 255).astype(np.uint8))
-        labels.append(label)
         records.append(
             {
                 "id": f"{number:04d}",
                 "sha256": f"{site}-image-{number}",
-                "label": SHAPE_CLASSES[label],
+                **labelled(number, label),
                 "split": ("train", "train", "train", "train", "val", "test")[number // 3 % 6],
             }
         )
     arrays = folder / "arrays" / str(size)
     arrays.mkdir(parents=True)
     np.save(arrays / "images.npy", np.stack(pictures))
-    np.save(arrays / "labels.npy", np.array(labels, np.uint8))
+    stored = class_labels([Picture.parse(record, where="test site") for record in records], SHAPE_CLASSES)
+    np.save(arrays / "labels.npy", stored)
     hashes = write_hashes(arrays)
     Manifest.parse(
         {
@@ -250,6 +255,12 @@ def make_image_site(
         where="test site",
     ).write(folder)
     return folder
+
+
+def findings(number: int, label: int) -> dict[str, object]:
+    """What a picture shows as findings, of which nobody has said some; two pictures are of one subject."""
+    known = {name: place == label for place, name in enumerate(SHAPE_CLASSES) if (number // 3 + place) % 4}
+    return {"findings": known, "subject": f"p{number // 2}"}
 
 
 SMALL = (

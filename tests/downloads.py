@@ -8,7 +8,18 @@ from pathlib import Path
 
 from cifarfiles import write_cifar
 from digitfiles import write_mnist, write_mnistm, write_svhn, write_usps
+from heartfiles import write_hearts
 from letterfiles import write_idx, write_leaf
+from maskedpictures import (
+    write_breasts,
+    write_chests,
+    write_domains,
+    write_eyelids,
+    write_nuclei,
+    write_polyps,
+    write_sections,
+    write_vessels,
+)
 from picturefiles import write_domainnet, write_office, write_officehome, write_tree
 from scanfiles import write_described, write_liu
 
@@ -62,6 +73,8 @@ def femnist(root: Path) -> Path:
     return root
 
 
+SMALL = ("data.patch=[32,32]", "network.options.features=[4,4,4,4,4,4]", "schedule.precision=fp32")
+
 DOWNLOADS = {
     "prostate": Download(
         write=write_liu,
@@ -81,6 +94,79 @@ DOWNLOADS = {
         counts=dict.fromkeys(("sim_a", "sim_b", "sim_c", "sim_d"), (1, 1, 1)),
         task=("data.patch=[32,32,32]", "network.options.filters=[4,4,4,4]", "schedule.precision=fp32"),
         shape=(1, 32, 32, 32),
+    ),
+    "mms": Download(
+        write=write_hearts,
+        cut="Testing/A0A2A0/A0A2A0_sa.nii.gz",
+        seeded=None,
+        counts=dict.fromkeys((f"centre_{number}" for number in range(1, 6)), (2, 2, 2)),
+        task=("data.patch=[4,32,32]", "network.options.filters=[4,4,4,4,4]", "schedule.precision=fp32"),
+        shape=(1, 4, 32, 32),
+    ),
+    "retina_vessels": Download(
+        write=write_vessels,
+        cut="HRF/images/01_h.jpg",
+        seeded=None,
+        counts={"CHASE": (8, 2, 2), "HRF": (10, 4, 4), "DRIVE": (4, 2, 6), "STARE": (4, 1, 1)},
+        task=SMALL,
+        shape=(3, 32, 32),
+    ),
+    "fundus": Download(
+        write=write_domains,
+        cut="Domain1/train/ROIs/mask/train0.png",
+        seeded=None,
+        counts=dict.fromkeys(("DRISHTI", "RIMONE", "REFUGE_TRAIN", "REFUGE_VAL"), (3, 1, 2)),
+        task=SMALL,
+        shape=(3, 32, 32),
+    ),
+    "polyps": Download(
+        write=write_polyps,
+        cut="CVC-ClinicDB/Original/26.tif",
+        seeded=None,
+        counts={"CLINICDB": (3, 1, 2)} | dict.fromkeys(("KVASIR", "COLONDB", "ETIS"), (4, 1, 1)),
+        task=SMALL,
+        shape=(3, 32, 32),
+    ),
+    "histology": Download(
+        write=write_sections,
+        cut="task2/kfbio-400/image/1.png",
+        seeded=None,
+        counts=dict.fromkeys(("3DHISTECH", "KFBIO", "TEKSQRAY"), (1, 1, 1)),
+        task=SMALL,
+        shape=(3, 32, 32),
+    ),
+    "nuclei": Download(
+        write=write_nuclei,
+        cut="a0/masks/a0x.png",
+        seeded=None,
+        counts=dict.fromkeys(("FLUO256", "FLUO360", "FLUO520", "HE320"), (1, 1, 1)),
+        task=SMALL,
+        shape=(3, 32, 32),
+    ),
+    "breast_us": Download(
+        write=write_breasts,
+        options=("--empty",),
+        cut="BUS/original/000002.png",
+        seeded=None,
+        counts={"BUSI": (5, 2, 2), "UDIAT": (3, 1, 1)},
+        task=SMALL,
+        shape=(1, 32, 32),
+    ),
+    "chest_lungs": Download(
+        write=write_chests,
+        cut="MontgomerySet/ManualMask/leftMask/MCUCXR_0001_1.png",
+        seeded=None,
+        counts=dict.fromkeys(("MONTGOMERY", "SHENZHEN"), (3, 1, 1)),
+        task=SMALL,
+        shape=(1, 32, 32),
+    ),
+    "meibomian": Download(
+        write=write_eyelids,
+        cut="CAMG/Original/2_Image.png",
+        seeded=None,
+        counts={"MGD1K": (6, 2, 2), "CAMG": (3, 1, 1)},
+        task=SMALL,
+        shape=(1, 32, 32),
     ),
     "pacs": Download(
         write=lambda root: write_tree(root, PACS.sites, PACS.classes, each=4),

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data_prep.depth import Depth
 from data_prep.domainnet import DOMAINNET
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH
 from data_prep.officehome import OFFICEHOME
 from data_prep.pictures import PictureSet, Source
+from fedshift.data.depth import Depth
 
 TREE = PictureSet(
     dataset="things",

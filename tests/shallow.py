@@ -73,7 +73,7 @@ class ShallowCnn(digits_cnn.DigitsCnn):
     def stages(self) -> tuple[Stage, ...]:
         return Stage(self.block1, self.widths[0]), Stage(self.block2, self.widths[1])
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         embedding: Tensor = self.fc(torch.flatten(self.block2(self.block1(x)), 1))
         return embedding
 

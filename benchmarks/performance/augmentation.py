@@ -1,5 +1,7 @@
 """Strong augmentation of a batch: own code for whole batches, MONAI's transforms, and a step of training beside them.
 
+Beside ``strong`` are the presets ``scanner`` and ``bigaug``, by own code alone.
+
     python -m benchmarks.performance.augmentation --threads 2
 
 The same changes with the same chances and ranges, in one process. The step is in the precision that tasks have by
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from benchmarks import frame
 from fedshift.tasks import networks
-from fedshift.tasks.augmentation import Augmentation, make_augmentation
+from fedshift.tasks.augmentation import Augmentation, Spec, make_augmentation
 from fedshift.tasks.losses import make_loss
 from fedshift.tasks.precision import autocast, prepare, settled
 
@@ -38,6 +40,7 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """The papers' U-Net as demos have it, and MONAI's ``BasicUNet``."""
 CLASSES = 3
+SCANNERS = ("scanner", "bigaug")
 NEAREST = {"downsample_mode": "nearest-exact"}
 
 
@@ -107,26 +110,28 @@ def batch(samples: int, channels: int, sides: tuple[int, ...]) -> tuple[Tensor, 
 def measured(which: str, *, batches: int, steps: int, repeats: int, precision: Precision) -> dict[str, Any]:
     """Times and ratios of a kind of batch."""
     samples, channels, patch = BATCHES[which]
-    own = make_augmentation("strong", dims=len(patch), patch=patch)
-    monais = make_augmentation(transforms(len(patch)), dims=len(patch), patch=patch)
-    assert own is not None and monais is not None
-    larger = batch(samples, channels, tuple(side + more for side, more in zip(patch, own.margin, strict=True)))
-    seconds = frame.in_turn(
-        {
-            "own": partial(augmented, own, *larger, batches),
-            "monai": partial(augmented, monais, *batch(samples, channels, patch), batches),
-            "step": training(which, steps, precision),
-        },
-        repeats,
-    )
+    specs: dict[str, Spec] = {"own": "strong", **{name: name for name in SCANNERS}, "monai": transforms(len(patch))}
+    measures, margins = {"step": training(which, steps, precision)}, {}
+    for name, spec in specs.items():
+        augment = make_augmentation(spec, dims=len(patch), patch=patch)
+        assert augment is not None
+        margins[name] = augment.margin
+        sides = tuple(side + more for side, more in zip(patch, augment.margin, strict=True))
+        measures[name] = partial(augmented, augment, *batch(samples, channels, sides), batches)
+    seconds = frame.in_turn(measures, repeats)
     mine, theirs, step = (seconds[name]["repeats"] for name in ("own", "monai", "step"))
     shares = {
         "monai to own": [b / a for a, b in zip(mine, theirs, strict=True)],
         "own of an epoch": [a / (a + c) for a, c in zip(mine, step, strict=True)],
         "monai of an epoch": [b / (b + c) for b, c in zip(theirs, step, strict=True)],
     }
+    for name in SCANNERS:
+        times = seconds[name]["repeats"]
+        shares[f"{name} to own"] = [b / a for a, b in zip(mine, times, strict=True)]
+        shares[f"{name} of an epoch"] = [b / (b + c) for b, c in zip(times, step, strict=True)]
     ratios = {name: _spread(values) for name, values in shares.items()}
-    return {"batch": [samples, channels, *patch], "margin": own.margin, "seconds a batch": seconds, "ratios": ratios}
+    shape = [samples, channels, *patch]
+    return {"batch": shape, "margin": margins["own"], "seconds a batch": seconds, "ratios": ratios}
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from fedshift_bench.spec import GRADIENT_NORMS, Settings
 CellKind = Literal["federation", "pooled", "leave_one_out", "cross_site"]
 FURTHER_METRICS = {
     *("hd95", "asd", "volume_difference", "false_positives", "ece", "macro_accuracy"),
+    *("hd95_px", "asd_px", "area_difference_px", "false_positives_px"),
     *GRADIENT_NORMS,
 }
 """Scores that a table may show though a task's own metrics need not include them."""

@@ -9,7 +9,8 @@ from typing import Any
 from fedshift.data.locate import prepared_datasets, prepared_sites
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
-from fedshift.schema.job import read_yaml
+from fedshift.schema.job import read_yaml, with_overlapping
+from fedshift.schema.regions import make_regions
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
 
@@ -21,8 +22,9 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
 
     Args:
         what: a task's name, a ``.yaml`` file of a task or job, or a data set's name. Of a task file only ``dataset``,
-            ``sites`` and ``held_out`` are read, so that it need not be complete. A name of both is the task, unless
-            only the data set is prepared on this machine.
+            ``sites`` and ``held_out`` are read, and of structures that overlap ``regions`` and what they are made of,
+            so that it need not be complete. A name of both is the task, unless only the data set is prepared on this
+            machine.
         sites: only these of the sites that are planned for.
         held_out: these are on the map only.
     """
@@ -31,9 +33,8 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
     dataset = str(raw.get("dataset") or "")
     inside, outside = (_names(raw.get(key) or [], where, key) for key in ("sites", "held_out"))
     inside, outside = _chosen(inside, outside, sites=sites, held_out=held_out, where=where)
-    return SurveySpec.parse(
-        {"survey": f"survey_{dataset}", "dataset": dataset, "sites": inside, "held_out": outside}, where=where
-    )
+    spec = {"survey": f"survey_{dataset}", "dataset": dataset, "sites": inside, "held_out": outside}
+    return SurveySpec.parse(spec | _regions(raw, where), where=where)
 
 
 def narrowed(
@@ -83,6 +84,18 @@ def _read(what: str) -> tuple[dict[str, Any], str]:
     raise ConfigError(
         "unknown-task", f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file"
     )
+
+
+def _regions(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a task says of regions and of voxels to ignore, for its plan."""
+    try:
+        made = with_overlapping(raw)
+        said = {key: made[key] for key in SurveySpec.RARE if made.get(key)}
+        if said.get("regions") and made.get("classes"):
+            make_regions(said["regions"], made["classes"], said.get("regions_class_order", ()))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError("invalid-value", f"{where}: {error}") from None
+    return said
 
 
 def _names(value: Any, where: str, key: str) -> list[str]:

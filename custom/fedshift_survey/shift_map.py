@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from fedshift.data.shift import ASPECTS, Pair, ShiftMap
-from fedshift.data.tallies import MIDDLES, normalised, row_of_site
+from fedshift.data.tallies import MIDDLES, normalised, of_pictures, row_of_site, worded
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.section import (
@@ -81,7 +81,7 @@ def _sites(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section:
         Column("site", numeric=False),
         Column("cases"),
         Column("surveyed"),
-        Column("voxels", detail="median"),
+        Column(worded("voxels", pictures=of_pictures(fingerprints)), detail="median"),
         Column("mm", detail="median"),
         Column("labels", numeric=False, detail="median size"),
     ]
@@ -182,13 +182,19 @@ def _farthest_pairs(shift: ShiftMap) -> Table:
 def _pair(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> Section:
     by_name = {first.site: first for first in fingerprints}
     first, other = (by_name[site] for site in pair)
+    pictures = of_pictures(fingerprints)
     rows: list[Row] = [
         [name, *values]
         for name, values in zip(
-            ("voxels", "mm", "labels"), zip(row_of_site(first), row_of_site(other), strict=True), strict=True
+            (worded("voxels", pictures=pictures), "mm", "labels"),
+            zip(row_of_site(first), row_of_site(other), strict=True),
+            strict=True,
         )
     ]
-    rows += [[f"{sequence}, {place}", *values] for (sequence, place), values in intensity_rows(first, other).items()]
+    rows += [
+        [worded(f"{sequence}, {place}", pictures=pictures), *values]
+        for (sequence, place), values in intensity_rows(first, other).items()
+    ]
     columns = [Column("", numeric=False), *(Column(site) for site in pair)]
     apart: list[Row] = [
         [
@@ -209,11 +215,12 @@ def _pair(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
         if place in other.intensities.get(sequence, {})
         and (figure := _curves([first, other], sequence, place)) is not None
     ]
+    one = worded("volume", pictures=pictures)
     return Section(
         "pair",
         f"The two that differ most: {pair[0]} and {pair[1]}",
         "Their numbers side by side, as mean ± standard deviation over all their cases, and their histograms after "
-        "each volume was normalised. There are no images here: none left the sites.",
+        f"each {one} was normalised. There are no images here: none left the sites.",
         [
             Tables(
                 [
@@ -244,7 +251,11 @@ def _histograms(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Section
     return Section(
         "histograms",
         "Histograms",
-        "Intensities after each volume was brought to mean 0 and standard deviation 1: what shift is left for methods.",
+        worded(
+            "Intensities after each volume was brought to mean 0 and standard deviation 1: what shift is left for "
+            "methods.",
+            pictures=of_pictures(fingerprints),
+        ),
         blocks if with_curves and len(drawn) > 2 else [],
     )
 
@@ -259,7 +270,7 @@ def _curves(sites: Sequence[Fingerprint], sequence: str, place: str, *, key: str
     densities = {number: density for number, density in densities.items() if density.any()}
     if not densities:
         return None
-    title = place if sequence == "image" else f"{sequence}, {place}"
+    title = worded(place if sequence == "image" else f"{sequence}, {place}", pictures=of_pictures(sites))
     with figures.drawing(height=200) as (drawn, (axes,)):
         for number_, density in densities.items():
             axes.plot(

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshift.data.shift import ASPECTS, MOST_TIMES, Aspect, Level, Pair, ShiftMap
-from fedshift.data.tallies import plain, row_of_site, spread
+from fedshift.data.tallies import of_pictures, plain, row_of_site, spread, worded
 from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift_survey.suggestions import Suggestion
@@ -32,7 +32,8 @@ def sites_table(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = 
     table = Table(
         title="Sites", title_justify="left", caption=PHANTOM_NOTE if phantom else None, caption_justify="left"
     )
-    for heading in ("site", "cases\n(surveyed)", "voxels", "mm", "labels"):
+    voxels = worded("voxels", pictures=of_pictures(fingerprints))
+    for heading in ("site", "cases\n(surveyed)", voxels, "mm", "labels"):
         table.add_column(heading, justify="left" if heading in ("site", "labels") else "right")
     for fingerprint in fingerprints:
         name = f"{fingerprint.site} (on the map only)" if fingerprint.site in placed else fingerprint.site
@@ -105,11 +106,12 @@ def pair_table(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint])
     table.add_column(escape(pair[1]), justify="right")
     table.add_column("distance", justify="right")
     voxels, spacing, labels = zip(row_of_site(first), row_of_site(other), strict=True)
-    table.add_row("voxels", *voxels, "")
+    pictures = of_pictures((first, other))
+    table.add_row(worded("voxels", pictures=pictures), *voxels, "")
     table.add_row("mm", *spacing, "")
     table.add_row("labels", *map(escape, labels), "")
     for (sequence, place), values in intensity_rows(first, other).items():
-        table.add_row(escape(f"{sequence}, {place}"), *values, "")
+        table.add_row(escape(worded(f"{sequence}, {place}", pictures=pictures)), *values, "")
     table.add_section()
     for aspect in ASPECTS:
         distance = shift.between(aspect, *pair)

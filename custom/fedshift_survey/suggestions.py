@@ -7,7 +7,7 @@ how much it gave, where that was measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedshift.data.shift import (
@@ -22,6 +22,7 @@ from fedshift.data.shift import (
     Aspect,
     ShiftMap,
 )
+from fedshift.data.tallies import of_pictures, worded
 from fedshift.schema.fingerprint import Fingerprint
 
 PAGE = "fedshift's documentation, page Results"
@@ -48,7 +49,9 @@ def suggestions(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> list[Su
     """In the order in which they should be read."""
     if not shift.pairs:
         return [Suggestion("note", "There are not two sites that tell enough to be compared.")]
-    return [*_shifts(shift), *_apart(shift), *_cautions(shift, fingerprints)]
+    pictures = of_pictures(fingerprints)
+    made = [*_shifts(shift), *_apart(shift), *_cautions(shift, fingerprints)]
+    return [replace(each, text=worded(each.text, pictures=pictures)) for each in made]
 
 
 def _shifts(shift: ShiftMap) -> Iterator[Suggestion]:

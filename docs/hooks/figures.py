@@ -74,6 +74,37 @@ def _effect(effect: float) -> str:
     return f"{100 * effect:.2f}" if effect < 0.1 else f"{100 * effect:.0f}"
 
 
+def guarantee() -> str:
+    """What comes of levels that are pooled, each site's alone, or shrunk towards the others'."""
+    rows = []
+    for run in load("guarantee")["sites"]:
+        ways = run["ways"]
+        if run["shift"]:
+            missed = (
+                f"{100 * ways[way]['missed']:.0f} %, {100 * ways[way]['worst']:.1f}" for way in ("pooled", "shrunk")
+            )
+            covered = (f"{100 * ways[way]['covered']:.0f} %" for way in ("local", "shrunk"))
+            rows.append((str(run["sites"]), f"{run['shift']:g}", *missed, *covered))
+    columns = ["one level for all: sites missed, worst", "evaluation.guarantee: sites missed, worst"]
+    return table(["sites", "shift", *columns, "covered by own cases alone", "covered"], rows)
+
+
+def landmarks() -> str:
+    """How far four prostate sites are from each other, by how scans are normalised."""
+    columns = {
+        "histograms of two sites, mean": ("histograms", "mean"),
+        "largest": ("histograms", "largest"),
+        "of a new site from the others": ("new_site", "mean"),
+        "prostate's median, between sites": ("prostate", "between_sites"),
+        "within": ("prostate", "within_sites"),
+    }
+    ways = load("landmarks")["normalised by"].items()
+    return table(
+        ["scans normalised by", *columns],
+        [(name, *(f"{found[part][key]:.2f}" for part, key in columns.values())) for name, found in ways],
+    )
+
+
 def phantom_shift() -> str:
     """Dice of models that were trained at one site of the phantom, at all of them, and of thresholds."""
     found = load("phantom_shift")

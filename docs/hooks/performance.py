@@ -156,7 +156,7 @@ def step_profile() -> str:
 
 
 def augmentation() -> str:
-    """The preset ``strong`` beside MONAI's transforms."""
+    """The preset ``strong`` beside MONAI's transforms, and the presets for other scanners."""
     rows = []
     for kind, found in measured("augmentation").items():
         if kind not in ("2D", "3D"):
@@ -169,9 +169,12 @@ def augmentation() -> str:
                 spread(seconds["monai"], 3),
                 percent(ratios["own of an epoch"]["median"]),
                 percent(ratios["monai of an epoch"]["median"]),
+                spread(seconds["scanner"], 3),
+                spread(seconds["bigaug"], 3),
             )
         )
-    return table(["batch", "fedshift, s", "MONAI, s", "fedshift, of an epoch", "MONAI, of an epoch"], rows)
+    columns = ["batch", "fedshift, s", "MONAI, s", "fedshift, of an epoch", "MONAI, of an epoch"]
+    return table([*columns, "`scanner`, s", "`bigaug`, s"], rows)
 
 
 def layout() -> str:
@@ -228,6 +231,16 @@ def preparation() -> str:
     found = measured("preparation")
     rows = [(name, spread(seconds, 1)) for name, seconds in found["cpu_seconds"].items()]
     return table(["", "CPU seconds"], rows)
+
+
+def pictures() -> str:
+    """Preparing and training pictures, beside plain loops, and the memory that preparing takes."""
+    found = measured("pictures")
+    rows = [(f"{name}, {found['pictures']:,} pictures", spread(ratio, 2)) for name, ratio in found["ratios"].items()]
+    rows += [(f"an epoch of {name}", spread(measures["ratio"], 2)) for name, measures in found["epochs"].items()]
+    memory = [(f"{int(n):,} pictures", f"{peak:.0f}") for n, peak in found["peak_mb_of_preparing_and_opening"].items()]
+    ratios = table(["", "processor time, plain loop = 1"], rows)
+    return f"{ratios}\n\n{table(['preparing and opening', 'memory, MB'], memory)}"
 
 
 def cold_start() -> str:

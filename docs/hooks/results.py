@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from results_files import RESULTS, compared, link, table
 
-CLAIM = re.compile(r"([^(),;:]+) \((?P<difference>[^,)]+), p = (?P<p>[\d.]+), Holm (?P<holm>[\d.]+)\)")
+CLAIM = re.compile(
+    r"([^(),;:]+) \((?P<difference>[^,)]+), p = (?P<p>[\d.]+)(?: over \d+ cases)?, Holm (?P<holm>[\d.]+)\)"
+)
 GUESS = "image-free guess"
 GUESSED = {
     "recipes/prostate": "prostate, the task's recipe, five folds",

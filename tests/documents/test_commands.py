@@ -29,6 +29,8 @@ from dicomstudies import draw_segmentation, write_slices
 from nvflare import cli as nvflare_cli
 from picturefiles import write_office, write_picture, write_tree
 from scanfiles import other_sequence, volume, write_described, write_dicom, zones
+from segmentpictures import TASK as PICTURE_TASK
+from segmentpictures import write_discs
 
 from data_prep.pacs import PACS
 from fedshift import cli
@@ -73,7 +75,7 @@ RUN: dict[str, list[str]] = {
     r"fedshift survey organ": [],
     r"fedshift job \S+ surveys/(spleen|organ)/.*": ["--set", "schedule.rounds=1", "data.samples_per_case=1"],
     r"fedshift job \S+ surveys/.*": [],
-    r"fedshift data (check|prepare own) .*": [],
+    r"fedshift data (check|prepare own) (?!.*--table ).*": [],
     r"fedshift data prepare (msd|hippocampus) .*": [],
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
@@ -101,8 +103,13 @@ PARSED: dict[str, str] = {
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
     r"python benchmarks/": "a quarter of an hour",
+    r"fedshift data (check|prepare own) .*--table ": "tests/data_prep/test_own_labels.py runs it",
+    r"fedshift data prepare brats ": "a download; tests/data_prep/test_brats.py runs it on trees made like it",
     r"fedshift drift ": "tests/survey/test_drift.py runs it, on scans by month",
     r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",
+    r"fedshift (adapt|predict|card) (MODEL|adapted\.pt) ": "tests/cli/test_adapt.py runs it, on shifted scans",
+    r"fedshift job --evaluate ": "tests/cli/test_job_evaluate.py runs it, and what follows, on models made there",
+    r"fedshift predict calibrated\.pt ": "tests/cli/test_guarantee.py runs it, on scans with unsharp edges",
     r"fedshift report scores ": "tests/cli/test_evaluate.py runs it, of such scores",
     r"fedshift predict BUNDLE ": "tests/inference/test_monai_bundle.py runs it, on a bundle as the model zoo has them",
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
@@ -426,6 +433,19 @@ def for_own_data(folder: Path, phantom: Path) -> None:
             SimpleITK.WriteImage(made, str(folder / f"{name}.nii.gz"))
 
 
+def for_own_scans(folder: Path, phantom: Path) -> None:
+    """… and photographs of both eyes of three people, with a task for them."""
+    for_own_data(folder, phantom)
+    named = {"name: discs": "name: vessels", "dataset: discs": "dataset: vessels", "[A, B]": "[CLINIC]"}
+    task = PICTURE_TASK
+    for old, new in named.items():
+        task = task.replace(old, new)
+    (folder / "vessels.yaml").write_text(task, encoding="utf-8")
+    for file in sorted(write_discs(folder / "CLINIC").glob("*/p?.png")):
+        number = int(file.stem[1:])
+        file.rename(file.with_name(f"Image_{number // 2:02d}{'LR'[number % 2]}.png"))
+
+
 def for_a_new_task(folder: Path, phantom: Path) -> None:
     for place in ("north", "south"):
         own_scans(folder, images=f"{place}/images", masks=f"{place}/masks")
@@ -491,7 +511,7 @@ READY: dict[str, Callable[[Path, Path], None]] = {
     "README.md": for_the_readme,
     "docs/running.md": for_running,
     "docs/data.md": for_own_data,
-    "docs/own-scans.md": for_own_data,
+    "docs/own-scans.md": for_own_scans,
     "docs/how-to-new-task.md": for_a_new_task,
     "docs/pictures-to-classify.md": for_pictures,
     "docs/predict.md": for_predictions,

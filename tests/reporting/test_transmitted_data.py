@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift.reporting.transmitted_data import ROWS_OF_A_SURVEY, transmitted_data_page
+from fedshift.reporting.transmitted_data import ROWS_OF_A_SURVEY, ROWS_OF_A_VALIDATION, transmitted_data_page
 from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.validation import ModelScores, SiteValidation
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,12 @@ def page() -> str:
 def test_the_table_of_a_survey_has_every_field_of_a_sites_answer() -> None:
     told = [name for names in ROWS_OF_A_SURVEY for name in names.split(", ")]
     assert sorted(told) == sorted(Fingerprint.model_fields)
+
+
+def test_the_table_of_a_validation_has_every_field_of_a_sites_answer(page: str) -> None:
+    told = [name for names in ROWS_OF_A_VALIDATION for name in names.removeprefix("models: ").split(", ")]
+    assert sorted(told) == sorted({*SiteValidation.model_fields, *ModelScores.model_fields} - {"models"})
+    assert "## A validation" in page
 
 
 def test_methods_that_share_statistics_say_so(page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     spec, _ = read_spec(path)
     assert spec.name == path.stem and len(spec.seeds) >= FEWEST and spec.tests and spec.tuning and spec.differences
-    assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * len(spec.rows)
+    settings = prod(len(values) for values in spec.axes.values())
+    assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * settings
 
 
 @pytest.mark.parametrize("folder", ["prostate", "prostate_unseen_first", "hippocampus"])

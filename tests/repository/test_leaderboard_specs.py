@@ -40,7 +40,7 @@ def test_every_row_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     spec, _ = read_spec(path)
     expanded, left_out = expand(spec, folder=path.parent)
     assert {"fedavg", "fedfa", "fedbn", "fedrdn", "fedfa+fedrdn"} <= set(expanded.rows) and "all" in left_out
-    dense = path.stem.startswith(("prostate", "hippocampus"))
+    dense = path.stem.startswith(("prostate", "hippocampus", "nuclei"))
     assert ("fedproto" in left_out) is dense
     cells = make_cells(expanded, folder=path.parent)
     assert len(cells) == 3 * len(expanded.rows)

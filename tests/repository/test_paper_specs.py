@@ -68,9 +68,9 @@ SHARED: dict[tuple[str, str], set[str]] = {
 @pytest.fixture(scope="module")
 def _read_once() -> Iterator[None]:
     """A task is read once: over a thousand cells differ in little else."""
-    tasks, names = functools.cache(resolve._read_task), functools.cache(method_set.available)
+    tasks, names = functools.cache(resolve.read_task), functools.cache(method_set.available)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolve, "_read_task", lambda task: copy.deepcopy(tasks(task)))
+        patch.setattr(resolve, "read_task", lambda task: copy.deepcopy(tasks(task)))
         patch.setattr(method_set, "available", names)
         yield
 

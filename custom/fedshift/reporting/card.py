@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.data.shift import ASPECTS, ShiftMap, shift_map
-from fedshift.data.tallies import row_of_site
+from fedshift.data.tallies import of_pictures, row_of_site, worded
 from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.inference.plausible import expected_of
-from fedshift.reporting.report import scores, setup, summary
+from fedshift.reporting.report import guarantee, scores, setup, summary
 from fedshift.reporting.report.runs import Run, is_of, model_file, read
 from fedshift.reporting.report.section import (
     Block,
@@ -44,7 +44,7 @@ HIDDEN = {
     "ckks": "the server added updates that it could not read (CKKS)",
     "masks": "the server saw only the sum of the updates (pairwise masks)",
 }
-KINDS = {"phantom": "simulated scans", "patients": "scans of patients", "images": "public pictures"}
+KINDS = {"phantom": "simulated scans", "patients": "scans of patients", "images": "labelled images"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def record(described: Described) -> dict[str, Any]:
             "task": task.name,
             "kind": task.kind,
             "protocol": task.protocol,
-            "classes": list(task.classes),
+            "classes": list(task.structures if task.regions else task.classes),
             "methods": job.methods,
             "network": task.network.model_dump(mode="json"),
             "preparation": header.preparation,
@@ -145,6 +145,8 @@ def record(described: Described) -> dict[str, Any]:
             "initial_weights": header.initial_weights,
             "lineage": {dataset: list(sites) for dataset, sites in header.lineage.items()},
         },
+        "adaptation": None if header.adaptation is None else header.adaptation.model_dump(mode="json"),
+        "guarantee": None if header.guarantee is None else header.guarantee.model_dump(mode="json"),
         "data": {
             "kind": header.kind,
             "sites": list(header.sites),
@@ -184,7 +186,7 @@ def intended_use(described: Described) -> Iterator[str]:
     task = header.job.task
     yield RESEARCH
     yield say("use", task=task, sequences=header.preparation.get("sequences"), expected=None)
-    expected = expected_of(task.classes[1]) if task.kind == "segmentation" else None
+    expected = expected_of(task.structures[0]) if task.kind == "segmentation" else None
     if expected is not None:
         limits_of = {"view": expected.field_of_view, "distance": expected.slice_distance}
         yield say("expected_scans", modality=expected.modality, **limits_of)
@@ -197,6 +199,8 @@ def limits(described: Described) -> Iterator[Finding]:
     if described.is_phantom:
         yield Finding("caution", Text(PHANTOM))
     yield finding("caution", "card_sites", sites=header.sites, held_out=header.job.task.held_out)
+    if header.adaptation is not None:
+        yield finding("caution", "card_adapted", adaptation=header.adaptation)
     if header.personal:
         yield finding("caution", "card_personal", arrays=len(header.personal))
     if run is None:
@@ -259,6 +263,8 @@ def chapter(described: Described) -> Chapter:
     ]
     if run is not None:
         sections += [section for section in (scores.per_site(run),) if section is not None]
+    if described.header.guarantee is not None:
+        sections.append(guarantee.section(described.header.guarantee))
     sections.append(_shift(described))
     sections.append(
         Section(
@@ -324,7 +330,7 @@ def _data(described: Described) -> Section:
         columns = [
             Column("Site", numeric=False),
             *(Column(split, detail="cases") for split in setup.SPLITS),
-            Column("Voxels", detail="median"),
+            Column(worded("Voxels", pictures=of_pictures(fingerprints)), detail="median"),
             Column("mm", detail="median"),
             Column("Outlined", numeric=False, detail="median size"),
         ]

@@ -22,7 +22,9 @@ from fedshift.schema.strict import first_fault
 
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
+    from fedshift.federation.validation_record import ValidationAnswers
     from fedshift.schema.results import Results
+    from fedshift.schema.validation import Validation
 
 log = logging.getLogger("fedshift")
 
@@ -114,8 +116,10 @@ class Progress(BaseModel):
         """The completed fraction of the run, 0 to 1; the statistics and the last evaluation count as a round each."""
         if self.state == "finished":
             return 1.0
-        steps_before = {"statistics": 0, "training": self.round, "evaluation": self.rounds + 1}[self.step]
         in_step = len(self.sites_in) / max(len(self.sites), 1)
+        if not self.rounds:  # nothing is trained
+            return in_step
+        steps_before = {"statistics": 0, "training": self.round, "evaluation": self.rounds + 1}[self.step]
         return min((steps_before + in_step) / (self.rounds + 2), 1.0)
 
 
@@ -199,6 +203,10 @@ class ProgressFile:
             )
         )
 
+    def show(self, progress: Progress) -> None:
+        """Write a moment of a job that has no coordinator."""
+        self._write(progress)
+
     def catch_up(self) -> None:
         """Write what `update` has postponed, if it is time."""
         if self._postponed is not None and self._is_due():
@@ -262,6 +270,26 @@ class ProgressFile:
             if not self._warned:
                 self._warned = True
                 log.warning("%s cannot be written, so it shows an earlier moment of the run: %s", self._path, error)
+
+
+def of_validation(answers: ValidationAnswers, record: Validation | None = None) -> Progress:
+    """The progress of a validation; ``record``: once it is over. It has no rounds, and its one step is evaluation."""
+    refused = answers.refused if record is None else record.refused
+    return Progress(
+        job=answers.spec.validation,
+        state="running" if record is None else "finished",
+        step="evaluation",
+        round=0,
+        rounds=0,
+        sites=list(answers.spec.sites),
+        sites_in=list(answers.sites),
+        rejected=refused,
+        metric=answers.metric,
+        best_round=0,
+        refused=[Refused(round=0, site=site, reason=reason) for site, reason in refused.items()][-MOST_REFUSED:],
+        n_refused=len(refused),
+        phantom=any(site.kind == "phantom" for site in answers.sites.values()),
+    )
 
 
 def mark_stopped(folder: Path) -> None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.reporting import false_positives
+from fedshift.reporting.known_scores import OF_CLASSES
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK
 from fedshift.schema.manifest import Split
@@ -156,12 +157,27 @@ def _notes(results: Results) -> list[str]:
             f"{_percent(comparison.local)} trained alone, on the same "
             f"{comparison.n} test case{'' if comparison.n == 1 else 's'}: {verdict}."
         )
+    notes += _averages(results)
     if results.job.held_out:
         notes.append(f"Held-out sites did not train: their score is over all their {scored_on(results.data.values())}.")
     if final.newcomers:
         notes.append(f"Sites that had not trained by the best round: {site_names(final.newcomers)}.")
     notes += lineage_notes(results.job, [*results.job.held_out, *final.newcomers])
     return [*notes, *([PHANTOM_NOTE] if results.is_phantom else [])]
+
+
+def _averages(results: Results) -> Iterator[str]:
+    """That scores of sites which are averages over classes are over other classes at each."""
+    told = {} if results.final is None else results.final.best.evaluations
+    classes = {site: parts["test"].classes for site, parts in told.items() if "test" in parts}
+    scored = [
+        f"{site} {sum(bool(one.scores) for one in of.values())} of {len(of)}" for site, of in classes.items() if of
+    ]
+    if results.job.metric in OF_CLASSES and len(scored) > 1:
+        yield (
+            f"At a site {results.job.metric} is an average over the classes of which it has cases with and without "
+            f"({', '.join(scored[:MAX_ROWS])}): do not rank sites by it."
+        )
 
 
 def _without_part(results: Results) -> Iterator[str]:

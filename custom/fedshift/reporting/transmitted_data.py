@@ -60,10 +60,32 @@ ROWS_OF_EVERY_JOB = (
         "or invented; with fewer than ten cases neither calibration nor the matrix is sent",
     ),
     (
+        "scores of each class of a classifier, if the job has them: how many test cases have it and have it not, "
+        "AUROC, average precision, F1, balanced accuracy, sensitivity, two thresholds, which are steps of one table "
+        "for all sites, and at the first one how many of both kinds were said to have it; if ten cases have it and "
+        "ten have not, also intervals and calibration; the intervals of the averages over classes",
+        "at most 68 numbers per class, and 2 per average",
+        "at the end; nothing of classes with fewer than ten test cases",
+        "how many of the test cases have each finding, and how well the model ranks them; of a class that one case "
+        "has, the place of that case among the others",
+    ),
+    (
+        "ROC curve of each class",
+        "at most 400 numbers per class",
+        "at the end, if the site's policy has `case_scores: true`",
+        "the order in which the model ranks the cases with the class and those without",
+    ),
+    (
+        "areas under the ROC curve of the federated model and the site's own for each class, numbers of cases, and p",
+        "5 numbers per class",
+        "at the end, if the job has `evaluation.local` and scores by class, with at least ten test cases",
+        "for which classes the site is better off with the federation",
+    ),
+    (
         "federated model against the site's own, on its test cases: name of the score, number of cases, and of "
         "subjects if some have several, both means, the own model's round, verdict, paired test and its p, about how "
         "many would tell; from ten cases on also interval, deviation and 5 quantiles of the differences; of the site's "
-        "own model nothing else leaves",
+        "own model nothing else leaves but its areas above",
         "3 words, at most 15 numbers",
         "at the end, if the job has `evaluation.local`",
         "whether the site is better off with the federation, and by how much",
@@ -88,6 +110,17 @@ ROWS_OF_EVERY_JOB = (
         "at the end, if the job has `evaluation.reference`, under the policy's rules for a survey (nothing at all with "
         "noise on `statistics` or `weights`); sums over fewer than `survey_cases` cases stay",
         "as of a survey; how much its scans differ among themselves; how sure the model is of them",
+    ),
+    (
+        "risk curves of the final models, of each structure or class: number of subjects that have it, and at 57 "
+        "levels of probability the mean over them of the share that is missed and (of structures) of the share of an "
+        "outline that is something else; from ten subjects on also their variances",
+        "58 to 229 numbers per structure or class, of validation and of test cases",
+        "at the end, if the job has `evaluation.guarantee` and the site's policy allows `statistics`, puts noise on "
+        "nothing, has no budget and does not want encryption; structures that fewer than `survey_cases` or `min_cases` "
+        "subjects have stay",
+        "how sure the models are where they are right and wrong, on average over the site's cases, and how many of "
+        "these have the structure or class",
     ),
     (
         "samples and cases of each split, kind, split rule, manifest hash, unknown voxel sizes, what is simulated, "
@@ -158,6 +191,40 @@ A survey (`fedshift survey`) is a job of its own and trains nothing. Every site 
 array; they are sums over the cases that are not in its test part, or over all cases of a site that has no others. With
 fewer cases than its policy wants, or if it does not allow `statistics`, a site tells the first four rows only; with
 noise on `statistics` it tells counts, and normalised histograms of whole volumes with noise on them."""
+VALIDATION_NOTE = """\
+A validation (`fedshift job --evaluate`) trains nothing. Every site answers once, with these numbers and no array. No
+group is of fewer subjects than its policy wants, nor is any sum or difference of what it tells; no score of a single
+case leaves. With noise on `statistics` it tells one noisy mean of each model and nothing else."""
+ROWS_OF_A_VALIDATION = {
+    "site, dataset, kind, manifest_sha256, unknown_spacing": (
+        "names, and a fingerprint",
+        "always",
+        "whose answer it is, and whether its data were changed since the last one",
+    ),
+    "models: scores": (
+        "of each model and score the number of cases, and mean; from ten cases on deviation, five quantiles between "
+        "cases and an interval",
+        "where enough cases have the score, or lack it",
+        "how well the models do on the site's cases",
+    ),
+    "models: strata": (
+        "the same for each value of the columns that the site's table has",
+        "if the policy allows `statistics` and names the column, or none, in `strata`",
+        "which vendors, field strengths, sexes or ages the site has, with how many cases, and how the models do there",
+    ),
+    "models: against_first": (
+        "mean difference to the first model, with p; from ten cases on deviation, quantiles and an interval",
+        "with several models",
+        "which model is better at the site",
+    ),
+    "refused, withheld": (
+        "sentences",
+        "always",
+        "which models do not fit the site's data, and what its policy keeps back",
+    ),
+    "noise": ("1 number", "if the policy has noise on `statistics`", "how much noise is on the means"),
+}
+"""Fields of `fedshift.schema.validation.SiteValidation` → shape, when, and what a reader learns."""
 COMPRESSION_NOTE = """\
 Sizes are those of a job with `federation.weights_as: fp32`, the default. With `bf16` or `int8`, each trained array of
 two or more dimensions is sent as the difference from the received array, plus the rounding error of earlier answers.
@@ -196,15 +263,18 @@ def transmitted_data_page() -> str:
     parts += ["", COMPRESSION_NOTE, "\n## A survey\n", SURVEY_NOTE, ""]
     parts += ["| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
     parts += [f"| {name} | {' | '.join(row)} |" for name, row in ROWS_OF_A_SURVEY.items()]
+    parts += ["\n## A validation\n", VALIDATION_NOTE, ""]
+    parts += ["| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
+    parts += [f"| {name} | {' | '.join(row)} |" for name, row in ROWS_OF_A_VALIDATION.items()]
     parts += [transmitted_data_section(name, reference_job(name)) for name in method_set.available()]
     return "\n".join(parts) + "\n"
 
 
 def reference_job(name: str) -> JobSpec:
-    """The job whose shapes the page shows: prostate, with SGD if the method needs it; otherwise digits."""
-    for options in ([], ["optimizer.name=sgd"]):
+    """The job whose shapes the page shows: prostate, with what the method needs of it; otherwise digits."""
+    for protocol, options in (("quick", []), ("quick", ["optimizer.name=sgd"]), (None, ["data.normalise=landmarks"])):
         try:
-            return resolve("prostate", name, protocol="quick", options=options)
+            return resolve("prostate", name, protocol=protocol, options=options)
         except ConfigError:
             continue
     methods = {method.name: method.config.model_dump(mode="json") for method in method_set.load({name: {}})}

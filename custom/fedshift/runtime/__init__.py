@@ -2,7 +2,7 @@
 
 The files of this folder are copied, as they are, into the ``scripts/`` of a MONAI bundle by
 `fedshift.inference.bundle_export`. It runs without fedshift: they import each other, numpy, torch, MONAI and SciPy,
-and nothing else.
+and SimpleITK where a bias field is corrected.
 """
 
 from __future__ import annotations

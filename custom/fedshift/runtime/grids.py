@@ -7,11 +7,14 @@ directions of the way: into the network's grid, and of its probabilities back to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-Normalise = Literal["volume", "percentile", "fixed", "none"]
+from .bias_field import BiasField, corrected
+
+Normalise = Literal["volume", "landmarks", "percentile", "fixed", "none"]
 QUANTILES = (0.005, 0.995)
 """Intensities outside are clipped with ``normalise: percentile``."""
 MOST_DEVIATIONS = 10.0
@@ -20,6 +23,11 @@ MOST_PLAIN = 255.0
 """Largest absolute intensity that training sees, whatever the normalisation: methods bound what they exchange."""
 CLIP_ABOVE_QUANTILE = 0.99
 """Default of a task's ``data.clip_above_quantile``."""
+LANDMARKS = (0.01, *(tenth / 10 for tenth in range(1, 10)), 0.99)
+"""Quantiles of a volume that are its histogram landmarks."""
+INNER = len(LANDMARKS) - 2
+SCALE = tuple(map(NormalDist().inv_cdf, LANDMARKS))
+"""To which ``normalise: landmarks`` brings them: those of a normal distribution of mean 0 and standard deviation 1."""
 
 
 def normalised(
@@ -29,8 +37,9 @@ def normalised(
 
     Args:
         voxels: any shape, as stored.
-        normalise: ``volume`` subtracts the volume's mean and divides by its standard deviation; ``percentile`` clips to
-            `QUANTILES` and scales to 0 … 1; ``fixed`` see `fedshift.data.resampled.Fixed`; ``none`` leaves them.
+        normalise: ``volume`` subtracts the mean and divides by the standard deviation; ``landmarks`` brings the
+            `LANDMARKS` of the volume to `SCALE`; ``percentile`` clips to `QUANTILES` and scales to 0 … 1; ``fixed`` see
+            `fedshift.data.resampled.Fixed`; ``none`` leaves them.
         nonzero: leave out voxels that are 0 when measuring, and leave them 0.
         fixed: for ``normalise: fixed``: low, high, mean and standard deviation.
 
@@ -52,6 +61,9 @@ def normalised(
         values -= mean
         values /= deviation or 1.0
         np.clip(values, -MOST_DEVIATIONS, MOST_DEVIATIONS, out=values)
+    elif normalise == "landmarks":
+        values = piecewise_linear(values, landmarks(measured), np.array(SCALE))
+        np.clip(values, -MOST_DEVIATIONS, MOST_DEVIATIONS, out=values)
     elif normalise == "percentile":
         low, high = np.quantile(measured, QUANTILES)
         values -= low
@@ -65,6 +77,39 @@ def normalised(
     if outside is not None:
         values[outside] = 0.0
     return values.astype(np.float32)
+
+
+def landmarks(measured: np.ndarray) -> np.ndarray:
+    """The `LANDMARKS` (11,) float64 of some intensities."""
+    return np.asarray(np.quantile(measured, LANDMARKS))
+
+
+def standard_landmarks(voxels: np.ndarray, *, nonzero: bool) -> np.ndarray:
+    """The inner landmarks (9,) float64 of a volume whose outer two are brought linearly to those of `SCALE`.
+
+    Of a volume with one intensity they are in the middle. ``nonzero``: as of `normalised`.
+    """
+    part = np.full(INNER, 0.5)
+    if voxels.any():
+        low, *inner, high = landmarks(voxels[voxels != 0] if nonzero else voxels)
+        part = (np.array(inner) - low) / (high - low) if high > low else part
+    return np.asarray(SCALE[0] + part * (SCALE[-1] - SCALE[0]))
+
+
+def piecewise_linear(values: np.ndarray, knots: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Map ``knots`` (n,), which ascend, to ``targets`` (n,), linearly between them and on beyond the outer ones.
+
+    Knots at one place go to the mean of their targets; with all at one place everything goes to 0.
+    """
+    knots, place = np.unique(knots, return_inverse=True)
+    if len(knots) < 2:
+        return np.zeros(values.shape)
+    targets = np.bincount(place, targets) / np.bincount(place)
+    slopes = np.diff(targets) / np.diff(knots)
+    mapped: np.ndarray = np.interp(values, knots, targets)
+    mapped += slopes[0] * np.minimum(values - knots[0], 0)
+    mapped += slopes[-1] * np.maximum(values - knots[-1], 0)
+    return mapped
 
 
 def shape_at(
@@ -106,14 +151,23 @@ def network_volume(
     normalise: Normalise,
     nonzero: bool,
     fixed: tuple[float, float, float, float] | None,
+    bias_field: BiasField = "none",
+    standard: np.ndarray | None = None,
 ) -> np.ndarray:
     """Sequences (S, z, y, x) of a case as stored, normalised and on the grid that the network sees, float16.
 
+    ``bias_field``: with ``n4`` each sequence is corrected first. ``standard`` (S, 9) is filled in with the
+    `standard_landmarks` of each.
+
     Raises:
-        ValueError: intensities that the normalisation cannot take.
+        ValueError: intensities that the normalisation or the correction cannot take.
     """
     volume = np.empty((len(voxels), *shape), np.float16)
     for number, sequence in enumerate(voxels):
+        if bias_field == "n4":
+            sequence = corrected(sequence, nonzero=nonzero)
+        if standard is not None:
+            standard[number] = standard_landmarks(sequence, nonzero=nonzero)
         volume[number] = resized(normalised(sequence, normalise, nonzero=nonzero, fixed=fixed), shape)
     return volume
 

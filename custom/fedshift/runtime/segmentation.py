@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .bias_field import BiasField
 from .grids import (
     CLIP_ABOVE_QUANTILE,
     Normalise,
@@ -27,11 +28,15 @@ from .grids import (
     taps,
     to_uint8,
 )
+from .regions import voxels_of
 from .windows import AT_ONCE, sliding, sliding_by_slices
 
 Precision = Literal["fp32", "bf16", "auto"]
 Network = Callable[[Tensor], Tensor]
 """Images (B, C, *spatial) on the CPU to logits (B, K, *spatial) on any device."""
+OnScan = Callable[[int, slice, np.ndarray], None]
+"""Gets the place of a class or region in what the network gives, some slices of the scan, and its probabilities there,
+(slices, y, x) float32 on the scan's grid."""
 BATCH_SIZE = 32
 """Slices per batch, as in evaluation."""
 
@@ -55,7 +60,7 @@ class SliceSpec:
 
 @dataclass(frozen=True)
 class PatchSpec:
-    """Segmentation by a sliding window; the most probable class on the scan's grid is taken."""
+    """Segmentation by a sliding window; on the scan's grid, the most probable class or all probable regions."""
 
     dims: int
     """2 or 3."""
@@ -76,7 +81,16 @@ class PatchSpec:
     mirror: Sequence[int] = ()
     """Axes of a window whose mirror images are averaged."""
     largest_component: bool = False
-    """Whether only the largest part of each class is kept."""
+    """Whether only the largest part of each class or region is kept."""
+    written: Sequence[int] = ()
+    """Of regions, which may overlap, the class of each set of them (`written_as_classes`); empty for classes."""
+    bias_field: BiasField = "none"
+    """Whether sequences are corrected before they are normalised."""
+
+    @property
+    def regions(self) -> int:
+        """How many regions the network gives; 0 if it gives classes."""
+        return max(len(self.written).bit_length() - 1, 0)
 
     @property
     def resamples_by_matrix(self) -> bool:
@@ -87,6 +101,19 @@ class PatchSpec:
 Spec = SliceSpec | PatchSpec
 
 
+def regions_of(spec: Spec) -> int:
+    """How many regions a model gives, which may overlap; 0 if it gives classes."""
+    return spec.regions if isinstance(spec, PatchSpec) else 0
+
+
+def written_as_classes(volume: np.ndarray, spec: Spec) -> np.ndarray:
+    """What `segment` gives as classes, uint8 of the same shape."""
+    if not regions_of(spec):
+        return volume
+    assert isinstance(spec, PatchSpec)
+    return np.asarray(np.array(spec.written, np.uint8)[volume])
+
+
 def segment(
     voxels: np.ndarray,
     spacing: Sequence[float] | None,
@@ -95,24 +122,27 @@ def segment(
     *,
     certainty: np.ndarray | None = None,
     see: Callable[[np.ndarray], None] | None = None,
+    on_scan: OnScan | None = None,
 ) -> np.ndarray:
-    """Classes (z, y, x) uint8 of a scan on its own grid.
+    """Classes, or sets of regions (`fedshift.runtime.regions`), of a scan on its own grid, (z, y, x) uint8.
 
     Args:
         voxels: sequences (S, z, y, x) in RAS orientation, intensities as stored.
         spacing: mm along z, y, x; None if it is not known.
         network: in evaluation mode.
         spec: how the model segments.
-        certainty: float32 of the scan's shape, filled in with the probability of each foreground voxel's class.
+        certainty: float32 of the scan's shape, filled in with the probability of each foreground voxel's class; of
+            regions (R, z, y, x), with that of each.
         see: called with the probabilities (K, slices, y, x) float32 on the network's grid, with each slice once.
+        on_scan: called with all probabilities on the scan's grid, of slices with the foreground alone.
 
     Raises:
         ValueError: intensities that the normalisation cannot take.
     """
     with torch.inference_mode():
         if isinstance(spec, SliceSpec):
-            return _by_slices(voxels[0], network, spec, certainty, see)
-        return _by_patches(voxels, spacing, network, spec, certainty, see)
+            return _by_slices(voxels[0], network, spec, certainty, see, on_scan)
+        return _by_patches(voxels, spacing, network, spec, certainty, see, on_scan)
 
 
 def network_images(voxels: np.ndarray, spacing: Sequence[float] | None, spec: Spec) -> list[Tensor]:
@@ -175,6 +205,7 @@ def _by_slices(
     spec: SliceSpec,
     certainty: np.ndarray | None,
     see: Callable[[np.ndarray], None] | None,
+    on_scan: OnScan | None,
 ) -> np.ndarray:
     batches = slice_batches(network_slices(voxels, spec), spec)
     foreground = np.concatenate([network(x).float().softmax(1)[:, 1].cpu().numpy() for x in batches])
@@ -183,6 +214,8 @@ def _by_slices(
     probability = radiological(restore(foreground, *voxels.shape[1:]))
     if certainty is not None:
         certainty[...] = probability
+    if on_scan is not None:
+        on_scan(1, slice(None), probability)
     return (probability > 0.5).astype(np.uint8)
 
 
@@ -223,16 +256,20 @@ def softmax_in_place(logits: Tensor) -> Tensor:
 
 
 def classes_of(
-    probability: np.ndarray, shape: Sequence[int], *, largest_component: bool, certainty: np.ndarray | None = None
+    probability: np.ndarray,
+    shape: Sequence[int],
+    *,
+    largest_component: bool,
+    certainty: np.ndarray | None = None,
+    regions: bool = False,
 ) -> np.ndarray:
     """Classes (z, y, x) uint8 on a grid of ``shape``, from probabilities (K, z, y, x) on another of the same extent.
 
-    ``certainty`` (float32, of that shape) is filled in with the probability of each voxel's class.
+    With ``regions`` sets of those that are more probable than not. ``certainty`` is filled in as by `segment`.
     """
-    classes = np.zeros(tuple(shape), np.uint8)
-    highest = np.empty(tuple(shape), np.float32) if certainty is None else certainty
-    _take_most_probable((resized(plane, shape) for plane in probability), classes, highest)
-    return _largest(classes) if largest_component else classes
+    taken = np.zeros(tuple(shape), np.uint8)
+    _take((resized(plane, shape) for plane in probability), taken, certainty, regions=regions)
+    return _largest(taken, len(probability) if regions else 0) if largest_component else taken
 
 
 def _by_patches(
@@ -242,6 +279,7 @@ def _by_patches(
     spec: PatchSpec,
     certainty: np.ndarray | None,
     see: Callable[[np.ndarray], None] | None,
+    on_scan: OnScan | None,
 ) -> np.ndarray:
     scan = voxels.shape[1:]
     volume = _network_volume(voxels, spacing, spec)
@@ -257,36 +295,59 @@ def _by_patches(
         ready = int(np.searchsorted(first, end - weights.shape[1], side="right"))
         part = slice(done, ready)
         here = classes[part]
-        _take_most_probable(
-            (resized(summed(plane, 0, first[part] - start, weights[part]), here.shape) for plane in held),
+        planes = (resized(summed(plane, 0, first[part] - start, weights[part]), here.shape) for plane in held)
+        _take(
+            planes if on_scan is None else _shown(planes, part, on_scan),
             here,
-            np.empty(here.shape, np.float32) if certainty is None else certainty[part],
+            None if certainty is None else certainty[..., part, :, :],
+            regions=bool(spec.regions),
         )
         following = int(first[ready]) if ready < len(first) else end
         held = held[:, following - start :].copy() if following < end else None
         start, done = following, ready
-    return _largest(classes) if spec.largest_component else classes
+    return _largest(classes, spec.regions) if spec.largest_component else classes
+
+
+def _shown(planes: Iterable[np.ndarray], part: slice, on_scan: OnScan) -> Iterator[np.ndarray]:
+    for number, plane in enumerate(planes):
+        on_scan(number, part, plane)
+        yield plane
 
 
 def _network_volume(voxels: np.ndarray, spacing: Sequence[float] | None, spec: PatchSpec) -> np.ndarray:
     shape = shape_at(voxels.shape[1:], spacing, spec.spacing, spec.matrix)
-    return network_volume(voxels, shape, normalise=spec.normalise, nonzero=spec.nonzero, fixed=spec.fixed)
+    return network_volume(
+        voxels,
+        shape,
+        normalise=spec.normalise,
+        nonzero=spec.nonzero,
+        fixed=spec.fixed,
+        bias_field=spec.bias_field,
+    )
 
 
 def _probabilities(volume: np.ndarray, network: Network, spec: PatchSpec) -> Iterator[np.ndarray]:
-    """Probabilities of the classes (K, slices, y, x) float32, some slices of a volume after the others.
+    """Probabilities of the classes or regions (K, slices, y, x) float32, some slices of a volume after the others.
 
     ``volume``: normalised sequences (S, z, y, x) on the network's grid.
     """
     options: dict[str, Any] = {"patch": spec.patch, "overlap": spec.overlap, "mirror": spec.mirror}
+    probable = Tensor.sigmoid_ if spec.regions else softmax_in_place
     if spec.dims == 3:
         for logits in sliding_by_slices(network, torch.from_numpy(volume)[None], **options):
-            yield as_volume(softmax_in_place(logits[None]).nan_to_num_(0), spec.dims)
+            yield as_volume(probable(logits[None]).nan_to_num_(0), spec.dims)
         return
     for start in range(0, volume.shape[1], AT_ONCE[2]):
         part = slice(start, start + AT_ONCE[2])
         logits = sliding(network, as_images(volume, dims=spec.dims, context=spec.context, part=part), **options)
-        yield as_volume(softmax_in_place(logits).nan_to_num_(0), spec.dims)
+        yield as_volume(probable(logits).nan_to_num_(0), spec.dims)
+
+
+def _take(planes: Iterable[np.ndarray], taken: np.ndarray, certainty: np.ndarray | None, *, regions: bool) -> None:
+    if regions:
+        _take_probable(planes, taken, certainty)
+    else:
+        _take_most_probable(planes, taken, np.empty(taken.shape, np.float32) if certainty is None else certainty)
 
 
 def _take_most_probable(planes: Iterable[np.ndarray], classes: np.ndarray, highest: np.ndarray) -> None:
@@ -297,7 +358,20 @@ def _take_most_probable(planes: Iterable[np.ndarray], classes: np.ndarray, highe
         classes[larger], highest[larger] = number, plane[larger]
 
 
-def _largest(classes: np.ndarray) -> np.ndarray:
+def _take_probable(planes: Iterable[np.ndarray], sets: np.ndarray, certainty: np.ndarray | None) -> None:
+    """Fill in the set of the volumes that are above a half, and the values of each."""
+    for number, plane in enumerate(planes):
+        sets[plane > 0.5] |= 1 << number
+        if certainty is not None:
+            certainty[number] = plane
+
+
+def _largest(taken: np.ndarray, regions: int) -> np.ndarray:
     from .components import largest_components  # needs SciPy, which slices do without
 
-    return largest_components(classes)
+    if not regions:
+        return largest_components(taken)
+    kept = np.zeros_like(taken)
+    for number in range(regions):
+        kept |= largest_components(voxels_of(taken, number + 1, regions=True).astype(np.uint8)) << number
+    return kept

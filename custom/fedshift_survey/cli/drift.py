@@ -54,13 +54,12 @@ def add_parsers(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``fedshift drift``; exit code 1 if something changed, or a scan could not be read."""
     from fedshift.cli.display import console
-    from fedshift.data.scan_folders import not_read
+    from fedshift.data.scan_folders import not_read, pictures_in, scans_in
     from fedshift.inference import segment
     from fedshift.inference.model import open_model
-    from fedshift.inference.sequences import find_cases
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.names import printable
-    from fedshift_survey.drift.compare import FEWEST, compare_scans, limits
+    from fedshift_survey.drift.compare import FEWEST, cases_of, compare_scans, limits
     from fedshift_survey.drift.conclusion import Month, sentence, since
     from fedshift_survey.drift.months import scans_by_month
 
@@ -74,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "file-exists", f"{written} already exists: name another folder with --out, or replace it with --force"
         )
-    by_month = scans_by_month(args.folder)
-    for line in not_read([args.folder]):
+    by_month = scans_by_month(args.folder, pictures_in if model.of_pictures else scans_in)
+    for line in () if model.of_pictures else not_read([args.folder]):
         print(printable(line))
-    cases = {month: find_cases(paths, model.sequences) for month, paths in by_month.items() if paths}
+    cases = {month: cases_of(model, paths) for month, paths in by_month.items() if paths}
     images = {month: [case.image for case in paths] for month, paths in cases.items()}
     for line in describe(model):
         print(line)
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     said, run = sentence(months), since(months)
     print(f"\n{said}\n")
     console.print(_by_month(months, run))
-    console.print(_by_scan(months))
+    console.print(_by_scan(months, size="pixels" if model.of_pictures else "ml"))
     if args.out is not None:
         _write(args.out, months, run, said, model=model, sites=list(references), usual=usual)
         print(f"every scan: {args.out / TABLE}; all of it: {args.out / RECORD}")
@@ -173,14 +172,14 @@ def _changed(month: Month, run: Sequence[Month]) -> str:
     return "no" if month.tells else "too few scans"
 
 
-def _by_scan(months: Sequence[Month]) -> Table:
+def _by_scan(months: Sequence[Month], *, size: str) -> Table:
     from rich.table import Table
 
     from fedshift.schema.names import printable
 
     table = Table(title="By scan; distance in multiples of the largest usual one")
-    for name in ("month", "scan", "distance", "differs in", "ml", "confidence"):
-        right = name in ("distance", "ml", "confidence")
+    for name in ("month", "scan", "distance", "differs in", size, "confidence"):
+        right = name in ("distance", size, "confidence")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for month in months:
         for scan in month.scans:
@@ -190,8 +189,12 @@ def _by_scan(months: Sequence[Month]) -> Table:
                 continue
             sure = "" if scan.confidence is None else f"{scan.confidence:.3f}"
             differs = ", ".join(_said(scan, key) for key in scan.differs)
-            table.add_row(month.name, name, f"{scan.distance:.2f}", differs, f"{scan.volume_ml:.1f}", sure)
+            table.add_row(month.name, name, f"{scan.distance:.2f}", differs, _size(scan), sure)
     return table
+
+
+def _size(scan: Compared) -> str:
+    return f"{scan.volume_ml:.1f}" if scan.pixels is None else str(scan.pixels)
 
 
 def _said(scan: Compared, key: str) -> str:
@@ -206,6 +209,10 @@ def _said(scan: Compared, key: str) -> str:
         return "confidence"
     unit = next(aspect.unit for aspect in OF_A_SCAN if aspect.key == key)
     return f"{key} {scan.distances[key]:.2g} {unit}"
+
+
+def _millilitres(scan: Compared) -> float | None:
+    return None if scan.error else round(scan.volume_ml, 3)
 
 
 def _write(
@@ -232,7 +239,7 @@ def _write(
             "distance": None if scan.error else round(scan.distance, 4),
             "differs": list(scan.differs),
             **{key: round(scan.distances[key], 6) if key in scan.distances else None for key in aspects},
-            "volume_ml": None if scan.error else round(scan.volume_ml, 3),
+            **({"pixels": scan.pixels} if model.of_pictures else {"volume_ml": _millilitres(scan)}),
             "confidence": None if scan.confidence is None else round(scan.confidence, 6),
             "error": scan.error,
         }

@@ -45,9 +45,11 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--flare", action="store_true", help="ask through FLARE's simulator: the same numbers")
     parser.add_argument("--job", type=Path, metavar="DIR", help="only write the survey's job folder for FLARE")
     parser.add_argument("--production", action="store_true", help="with --job: as for 'fedshift job'")
-    parser.add_argument("--dims", type=int, choices=(2, 3), default=3, help="volumes (default) or slices")
+    parser.add_argument(
+        "--dims", type=int, choices=(2, 3), default=3, help="volumes (default) or slices; pictures are planned in 2D"
+    )
     parser.add_argument("--memory", type=float, default=8.0, metavar="GB", help="of a training step (default 8)")
-    parser.add_argument("--patch", metavar="N,N,N", help="a patch of your own, in voxels")
+    parser.add_argument("--patch", metavar="N,N,N", help="a patch of your own, in voxels; two numbers go with --dims 2")
     parser.add_argument("--name", help="of the planned task (default: the data set's)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: surveys/<data set>")
     parser.add_argument("--force", action="store_true", help="replace a task file that was changed by hand")
@@ -190,7 +192,7 @@ def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
 
 def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None, path: Path) -> Path | None:
     """Write the planned task file; None if no site tells enough."""
-    from fedshift.data.tallies import merge, require_every_class
+    from fedshift.data.tallies import merge, require_every_class, worded
     from fedshift.schema.files import write_text
     from fedshift_survey.planning.plan import make_plan
     from fedshift_survey.planning.task_file import ct_note, task_file
@@ -201,10 +203,12 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     pooled = merge(survey.planned)
     require_every_class(survey.planned)
     surveyed = sum(site.surveyed > 0 for site in survey.planned)  # with noise, cases count and tell no sizes
-    plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch)
+    outputs = len(survey.spec.regions) or None
+    plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch, outputs=outputs)
     write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem))
     if note := ct_note(survey.planned):
-        print(f"Each volume is brought to mean 0 and standard deviation 1. {note}\n")
+        said = worded("Each volume is brought", pictures=pooled.of_pictures)
+        print(f"{said} to mean 0 and standard deviation 1. {note}\n")
     return path
 
 

@@ -19,16 +19,15 @@ import numpy as np
 
 from fedshift.data.case_check import known_spacing
 from fedshift.data.fingerprint import case_fingerprints, fingerprint, scan_fingerprint
-from fedshift.data.prepared import image_files
+from fedshift.data.prepared import read_images
 from fedshift.data.resampled import Preparation
-from fedshift.data.scans import read_scan
 from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.data.splits import case_splits
 from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.masks import volume_ml
 from fedshift.inference.model import Model, ReadyModel
-from fedshift.inference.segment import outline
-from fedshift.inference.sequences import find_case
+from fedshift.inference.segment import outline, refuse_other_kind
+from fedshift.inference.sequences import ScanCase, find_case, find_cases, picture_cases
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.manifest import read_manifest
@@ -61,7 +60,8 @@ class Compared:
 
     ``distances``: aspect -> distance from the nearest training site, and the model's doubt. ``differs``: aspects beyond
     their limit, the farthest first. ``distance``: the largest distance in multiples of its limit. With an ``error``
-    nothing else is known. ``known_spacing``: whether it has a voxel size; without one, what needs it is not compared.
+    nothing else is known. ``known_spacing``: whether it has a voxel size; without one, what needs it is
+    not compared. ``pixels``: of a picture, which has no volume, the size of the model's outline.
     """
 
     image: Path
@@ -69,9 +69,17 @@ class Compared:
     differs: tuple[str, ...] = ()
     distance: float = 0.0
     volume_ml: float = 0.0
+    pixels: int | None = None
     confidence: float | None = None
     known_spacing: bool = True
     error: str | None = None
+
+
+def cases_of(model: Model, images: Sequence[Path]) -> list[ScanCase]:
+    """The cases that files are of, for a model of volumes or of pictures."""
+    if model.of_pictures:
+        return picture_cases(images, model.sequences)
+    return find_cases(images, model.sequences)
 
 
 def limits(references: Sequence[Reference]) -> Limits:
@@ -112,15 +120,19 @@ def compare_scans(
     for image in images:
         begin(image)
         try:
-            scan, voxels = find_case(image, model.sequences).read_stacked()
+            pictures = picture_cases([image], model.sequences) if model.of_pictures else None
+            case = pictures[0] if pictures else find_case(image, model.sequences)
+            scan, voxels = case.read_stacked()
+            refuse_other_kind(scan, image, pictures=model.of_pictures)
             spacing = known_spacing(scan, true=true_spacing)
             mask, confidence = outline(ready, voxels, spacing)
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue
         fingerprint = fingerprint_of(model, references, voxels, mask, spacing)
-        compared = judged(image, fingerprint, confidence, references, usual, volume_ml=volume_ml(mask, scan))
-        yield replace(compared, known_spacing=spacing is not None)
+        ml, pixels = (0.0, int(np.count_nonzero(mask))) if scan.is_picture else (volume_ml(mask, scan), None)
+        compared = judged(image, fingerprint, confidence, references, usual, volume_ml=ml)
+        yield replace(compared, known_spacing=scan.is_picture or spacing is not None, pixels=pixels)
 
 
 def fingerprint_of(
@@ -181,7 +193,6 @@ def folder_reference(model: Model, ready: ReadyModel, folder: Path) -> Reference
     confidences = []
     for case, split in zip(manifest.cases, splits, strict=True):
         if split == "val":
-            scans = [read_scan(path) for path in image_files(folder, manifest, case.id)]
-            voxels = np.stack([scans[number].voxels for number in sequences])
+            voxels = read_images(folder, manifest, case)[sequences]
             confidences.append(outline(ready, voxels, manifest.known_spacing(case))[1])
     return reference_of(fingerprint(folder), list(case_fingerprints(folder)), confidences, least=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -15,11 +16,11 @@ FIRST_YEAR = 1990
 """A name that begins with an earlier year, or one after the next, is a patient's number and no date."""
 
 
-def scans_by_month(folder: Path) -> dict[str, list[Path]]:
+def scans_by_month(folder: Path, inside: Callable[[Sequence[Path]], list[Path]] = scans_in) -> dict[str, list[Path]]:
     """Month (``2026-03``) -> its scans, in the order of time; none for a month whose folder is still empty.
 
     Scans in a sub-folder whose name begins with a month are of that month. All others are of the month in which the
-    file, or the folder of a DICOM series, was last changed (UTC).
+    file, or the folder of a DICOM series, was last changed (UTC). ``inside``: finds the scans, or pictures, in folders.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -32,9 +33,9 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         if entry.is_dir() and (month := _month(entry.name, until=datetime.now(UTC).year + 1)) is not None
     }
     for entry, month in dated.items():
-        months.setdefault(month, []).extend([] if _is_empty(entry) else scans_in([entry]))
+        months.setdefault(month, []).extend([] if _is_empty(entry) else inside([entry]))
     try:
-        others = [scan for scan in scans_in([folder]) if not dated.keys() & {scan, *scan.parents}]
+        others = [scan for scan in inside([folder]) if not dated.keys() & {scan, *scan.parents}]
     except DataError:
         if not any(months.values()):
             raise

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fedshift.data.tallies import medians, quantile
+from fedshift.data.tallies import medians, quantile, worded
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift_survey.planning.network import GIGA, LEAST_EDGE, NetworkShape, topology_for
@@ -41,7 +41,8 @@ class Plan:
     """What was decided, and why: ``reasons`` has a sentence for each key of the task file that it decides.
 
     ``spacing`` is None if no case has a voxel size, and so is that between slices in 2D. ``shape`` is the median volume
-    at that spacing, in voxels. ``need`` is the estimated memory of a training step, in gigabytes.
+    at that spacing, in voxels. ``need`` is the estimated memory of a training step, in gigabytes. ``pictures``: whether
+    the cases are pictures, which are planned in 2D at their own size.
     """
 
     dims: int
@@ -53,6 +54,7 @@ class Plan:
     samples: int
     need: float
     reasons: dict[str, str]
+    pictures: bool = False
 
 
 def make_plan(
@@ -62,15 +64,17 @@ def make_plan(
     dims: int = 3,
     memory: float = MEMORY,
     patch: Sequence[int] | None = None,
+    outputs: int | None = None,
 ) -> Plan:
     """Plan a network for the data of all sites together.
 
     Args:
         pooled: the sum of the sites' fingerprints.
         sites: how many sites told of their cases.
-        dims: 3, or 2 for slices.
+        dims: 3, or 2 for slices; pictures have 2.
         memory: gigabytes that a training step may take.
         patch: a patch of one's own, in voxels.
+        outputs: channels of what the network gives, of regions their number; default one for each class.
     """
     if pooled.geometry is None:
         raise ConfigError(
@@ -78,11 +82,19 @@ def make_plan(
             "no site told the size of its voxels and volumes, so nothing can be planned: "
             + (pooled.withheld or "their policies put noise on statistics"),
         )
+    pictures = pooled.of_pictures
+    if not pictures and any(number == 1 for number, _ in pooled.geometry.voxels[0]):
+        raise ConfigError("kind-of-data", "some of the sites have pictures and others volumes: name sites of one kind")
+    dims = 2 if pictures else dims
+    if patch is not None:
+        check_patch(patch, dims)
     reasons: dict[str, str] = {}
-    spacing = _spacing(pooled, dims, reasons)
+    spacing = None if pictures else _spacing(pooled, dims, reasons)
     shape = _shape(pooled, spacing, reasons)
     lengths, edges = [mm or 1.0 for mm in spacing or (None,) * 3][3 - dims :], shape[3 - dims :]
-    search = _Search(lengths, edges, channels=len(pooled.channels), classes=len(pooled.classes), limit=memory * GIGA)
+    search = _Search(
+        lengths, edges, channels=len(pooled.channels), classes=outputs or len(pooled.classes), limit=memory * GIGA
+    )
     if patch is None:
         fitted, network = search.fitting()
         reasons["patch"] = search.why
@@ -97,8 +109,11 @@ def make_plan(
     )
     _network_reasons(network, reasons)
     need = network.bytes_of_step(fitted, batch) / GIGA
+    if pictures:
+        reasons = {key: worded(reason, pictures=True) for key, reason in reasons.items()}
+        reasons["shape"] = f"the median picture has {shape[1]} x {shape[2]} pixels (rows x columns)"
     reasons["memory"] = f"a training step takes about {need:.1f} of {memory:g} GB in fp32, about half in bf16"
-    return Plan(dims, spacing, shape, fitted, batch, network, samples, need, reasons)
+    return Plan(dims, spacing, shape, fitted, batch, network, samples, need, reasons, pictures)
 
 
 def check_patch(patch: Sequence[int], dims: int) -> None:
@@ -260,8 +275,8 @@ def _batch(
     covered = round(COVERED * voxels / prod(patch))
     batch = max(LEAST_BATCH, min(room, covered))
     reasons["batch_size"] = (
-        f"{room} patches fit into memory, {covered} would be {COVERED:.0%} of a site's voxels (with the mean of "
-        f"{cases:.0f} cases): the smaller, and at least {LEAST_BATCH} (nnU-Net's rule)"
+        f"The smaller of what fits into memory, {room} patches, and of {COVERED:.0%} of a site's voxels, {covered} "
+        f"(with the mean of {cases:.0f} cases); at least {LEAST_BATCH} (nnU-Net's rule)"
     )
     return batch
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedshift.data.tallies import add_intensities, merge, plain, quantile, spread
+from fedshift.data.tallies import add_intensities, merge, plain, quantile, spread, worded
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
 from fedshift.schema.job import TaskSpec
 from fedshift_survey.planning.plan import Plan
@@ -94,6 +94,7 @@ def _entries(
         Entry("sites", list(spec.sites)),
         *(held_out if spec.held_out else []),
         Entry("classes", list(pooled.classes), _labels(pooled)),
+        *_regions(pooled, spec),
         Entry("data", _data(plan, fingerprints, pooled)),
         Entry(
             "network",
@@ -135,15 +136,21 @@ def _entries(
 def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
     why = plan.reasons
     spacing = None if plan.spacing is None else list(plan.spacing)
-    context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")] if plan.dims == 2 else []
+    context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")]
+    context = context if plan.dims == 2 and not plan.pictures else []
     sequences = [Entry("sequences", list(pooled.sequences))] if pooled.sequences else []
+    if plan.pictures:
+        whole = (
+            "Pictures keep their size, so that thin structures stay, and patches are cut from them. For whole pictures "
+        )
+        whole += "in one size set N here, and [N, N] as the patch."
+        size = [Entry("pictures", True), Entry("matrix", None, f"{_sentence(why['shape'])} {whole}")]
+    else:
+        said = f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}"
+        size = [Entry("spacing", spacing, said)]
     return [
         Entry("dims", plan.dims),
-        Entry(
-            "spacing",
-            spacing,
-            f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}",
-        ),
+        *size,
         Entry("patch", list(plan.patch), _sentence(why["patch"])),
         *context,
         *sequences,
@@ -169,6 +176,25 @@ def _labels(pooled: Fingerprint) -> str:
     return "; ".join(said) + "." if said else ""
 
 
+def _regions(pooled: Fingerprint, spec: SurveySpec) -> list[Entry]:
+    """The regions of the task that the survey was asked for, and how many cases have one, as far as classes tell it."""
+    said = []
+    for name, members in spec.regions.items():
+        counts = [pooled.volumes[member] for member in members if member in pooled.volumes]
+        if len(counts) == len(members) and len({volume.of for volume in counts}) == 1:
+            most = max(counts, key=lambda volume: volume.cases)
+            exactly = "" if len(members) == 1 or most.cases == most.of else "at least "
+            said.append(f"{name} in {exactly}{most.cases} of {most.of} cases")
+    why = f"As in the task that was asked for. {'; '.join(said)}." if said else "As in the task that was asked for."
+    regions = [Entry("regions", {name: list(members) for name, members in spec.regions.items()}, why)]
+    order = [Entry("regions_class_order", list(spec.regions_class_order))]
+    return [
+        *(regions if spec.regions else []),
+        *(order if spec.regions_class_order else []),
+        *([Entry("ignore", True)] if spec.ignore else []),
+    ]
+
+
 def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
     """How intensities are normalised, and how they are stored."""
     stored = _as_stored(pooled)
@@ -183,7 +209,8 @@ def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> 
         )
         return [Entry("normalise", "fixed", why.strip()), Entry("fixed", fixed)]
     note = ct_note(fingerprints)
-    why = "Each volume to mean 0 and standard deviation 1"
+    why = worded("Each volume to mean 0 and standard deviation 1", pictures=pooled.of_pictures)
+    why += ", in each colour" if pooled.of_pictures and len(pooled.channels) > 1 else ""
     why += f". {note}" if note else " (nnU-Net's rule for everything but CT)."
     return [Entry("normalise", "volume", f"{why} {stored}".strip())]
 

@@ -36,7 +36,7 @@ from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 from flare_armour.guard.console import COMMANDS
 from flare_armour.log_limits import DROPS
 from flare_armour.patch import Patch
-from flare_armour.patches.submissions import CODE, fault
+from flare_armour.patches.submissions import ARRAYS, CODE, fault
 
 AGENT = "nvflare.private.fed.client.admin:FedAdminAgent"
 CONNECTIONS = "nvflare.fuel.f3.cellnet.net_manager:NetManager"
@@ -87,6 +87,8 @@ class JobFiles:
     """File of NVFlare's, as ``config/config_fed_client.json`` → all that it may hold, parsed."""
     others: Collection[str] = ()
     """Further files, whatever they hold."""
+    arrays: str = ""
+    """The folder, with a slash, of files of arrays (`ARRAYS`) that a job may bring, by any name; without one none."""
     written_by: str = "the project's own tools"
     """Completes the sentence "write it with ..."."""
 
@@ -98,7 +100,7 @@ class JobFiles:
                 return f"the job brings {name[:100]!r}, which is outside its folder"
             if name.startswith(f"{CODE}/"):
                 code = True
-            elif name not in self.configs and name not in self.others and name.rpartition("/")[2] not in SIGNATURE:
+            elif not self._belongs(name):
                 return (
                     f"the job brings {name[:100]!r}, which no job of this project has: write it with {self.written_by}"
                 )
@@ -106,6 +108,12 @@ class JobFiles:
             if name in names and _json(read(name)) not in self.configs[name]():
                 return f"the job's {name} is not as this project writes it: write it with {self.written_by}"
         return None
+
+    def _belongs(self, name: str) -> bool:
+        folder, _, file = name.rpartition("/")
+        if name in self.configs or name in self.others or file in SIGNATURE:
+            return True
+        return bool(self.arrays) and f"{folder}/" == self.arrays and file.endswith(ARRAYS)
 
     def fault_of_archive(self, app: Any) -> str | None:
         """The same of a job's archive, which is not on disk yet."""

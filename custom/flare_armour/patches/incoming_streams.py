@@ -264,7 +264,10 @@ def _take_message(original: Callable[..., Any], self: Any, future: Any, stream: 
         what = f"has more than {WAITING} messages that wait: further ones are refused"
         REFUSALS.add(_party(stream.task), "waiting", what)
         return 0
-    return original(self, future, stream, *args, **kwargs)
+    try:
+        return original(self, future, stream, *args, **kwargs)
+    finally:
+        SHARES.give_back(stream.task)
 
 
 @PATCH.replaces(f"{RECEIVER}:RxTask.stop", "0fc4b930a93a")

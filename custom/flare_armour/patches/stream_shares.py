@@ -41,6 +41,12 @@ _Job: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 class _Share:
     running: int = 0
     waiting: deque[_Job] = field(default_factory=deque)
+    coming: set[int] = field(default_factory=set)
+    """Identities of streams that were promised room, and whose messages are about to be submitted."""
+
+    @property
+    def count(self) -> int:
+        return self.running + len(self.waiting) + len(self.coming)
 
 
 class MessageShares:
@@ -59,10 +65,27 @@ class MessageShares:
         self._shares: dict[str, _Share] = {}
 
     def takes(self, task: Any) -> bool:
-        """Whether there is room for a further message, which is that of the stream ``task``."""
+        """Whether there is room for a further message, which is that of the stream ``task``.
+
+        The room is kept until it is submitted or given back: NVFlare asks for many messages at the same time.
+        """
+        if _is_answer(task):
+            return True
         with self._lock:
-            share = self._shares.get(self._sender(task))
-            return _is_answer(task) or share is None or len(share.waiting) < WAITING
+            share = self._shares.setdefault(self._sender(task), _Share())
+            if share.count >= THREADS + WAITING:
+                return False
+            share.coming.add(id(task))
+            return True
+
+    def give_back(self, task: Any) -> None:
+        """The message of a stream that was promised room may never be submitted."""
+        party = self._sender(task)
+        with self._lock:
+            share = self._shares.get(party)
+            if share is not None:
+                share.coming.discard(id(task))
+                self._forget_idle(party, share)
 
     def submit(self, work: Callable[..., None], future: Any, stream: Any, *others: Any) -> Any:
         """As the pool's: handle a message, which is ``future``'s result, in a thread."""
@@ -72,6 +95,7 @@ class MessageShares:
             return self._pool.submit(self._handle, job)
         with self._lock:
             share = self._shares.setdefault(party, _Share())
+            share.coming.discard(id(stream.task))
             if share.running >= THREADS:
                 share.waiting.append(job)
                 return None
@@ -96,9 +120,12 @@ class MessageShares:
             following = share.waiting.popleft() if share.waiting else None
             if following is None:
                 share.running -= 1
-                if not share.running:
-                    self._shares.pop(party, None)
+                self._forget_idle(party, share)
             return following
+
+    def _forget_idle(self, party: str, share: _Share) -> None:
+        if not share.count:
+            self._shares.pop(party, None)
 
 
 def _is_answer(task: Any) -> bool:

@@ -7,7 +7,7 @@ Instead: an upload may have as many bytes as a job. `MOST_OPEN` may be incomplet
 another needs its place. A file is deleted when its command is done, and when it is not complete. When a job is
 submitted, and each time that one is unpacked, at the server and at sites, its table of contents is looked at: it has
 `MOST_CONTENTS` bytes and `MOST_FILES` names that lead nowhere else, and declares `LARGEST` bytes in all, `LARGEST_TEXT`
-in each file outside its code. Python stops where a file has brought what it has declared.
+in each file outside its code that is none of arrays. Python stops where a file has brought what it has declared.
 Fixed in NVFlare when: the size of an upload and of a job is a setting that ``JobMetaValidator`` and
 ``unzip_all_from_bytes`` look at, and ``submit_job`` removes the file.
 """
@@ -41,6 +41,8 @@ MOST_FILES = 5000
 """Files and folders. A job with all of a project's code in it has some hundred."""
 LARGEST_TEXT = 2_000_000
 """Bytes of a file outside the job's code: settings, which are read into memory and parsed."""
+ARRAYS = ".npz"
+"""How the names of files of arrays end, which NVFlare does not open."""
 LONGEST = 300
 """Characters of a file's name."""
 CODE = "custom"
@@ -183,7 +185,8 @@ def _fault(files: Sequence[zipfile.ZipInfo]) -> str | None:
             return f"the job has the file {name}, which is outside its folder"
         if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             return f"the job's file {name} is packed in another way than by deflate"
-        if CODE not in parts[:-1] and file.file_size > LARGEST_TEXT:
+        is_text = CODE not in parts[:-1] and not file.filename.endswith(ARRAYS)
+        if is_text and file.file_size > LARGEST_TEXT:
             return f"the job's file {name} has {file.file_size} bytes, allowed are {LARGEST_TEXT}"
     names = [file.filename for file in files]
     return "the job has two files with one name" if len(set(names)) < len(names) else None

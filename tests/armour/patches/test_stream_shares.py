@@ -34,16 +34,22 @@ def test_each_party_has_its_share_and_what_waits_is_handled_in_turn() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         shares = MessageShares(pool, lambda task: str(task.party), done.append)
-        for number in range(THREADS + WAITING):
-            assert shares.takes(stream("UCL").task)
-            shares.submit(work, number, stream("UCL"))
-        assert not shares.takes(stream("UCL").task) and shares.takes(stream("HK").task)
-        shares.submit(lambda *_: handled.append(-1), 0, stream("HK"))
+        theirs = [stream("UCL") for _ in range(THREADS + WAITING)]
+        assert all(shares.takes(each.task) for each in theirs), "they come at the same time"
+        assert not shares.takes(stream("UCL").task)
+        for number, each in enumerate(theirs):
+            shares.submit(work, number, each)
+        other = stream("HK")
+        assert not shares.takes(stream("UCL").task) and shares.takes(other.task)
+        shares.submit(lambda *_: handled.append(-1), 0, other)
         until(lambda: handled == [-1])
         goes_on.set()
         until(lambda: len(done) == THREADS + WAITING + 1)
         assert sorted(handled) == [-1, *range(THREADS + WAITING)]
-        assert shares.takes(stream("UCL").task) and not shares._shares
+        late = stream("UCL").task
+        assert shares.takes(late)
+        shares.give_back(late)
+        assert not shares._shares
 
 
 def test_an_answer_for_which_requests_of_its_party_wait_is_handled() -> None:

@@ -12,6 +12,7 @@ import yaml
 from surveysites import survey_site
 
 from fedshift.cli import main
+from fedshift.federation.resolve import resolve
 from fedshift.federation.survey_answer import with_noise
 from fedshift.flare.workspaces import RunFolders
 from fedshift.reporting import figures
@@ -79,6 +80,47 @@ def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureF
     again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
     assert again["sites"] == ["A", "C"] and "held_out" not in again
     assert read_survey(home / "again") == survey, "the answers of sites that are left out stay"
+
+
+REGIONS = {"organ": ["core", "rim"], "core": ["core"]}
+
+
+def write_regions(path: Path, **changed: object) -> Path:
+    """A task file with as much as a survey needs: a core in an organ."""
+    said: dict[str, object] = {"dataset": "organ", "sites": ["A", "B", "C"], "classes": ["background", "core", "rim"]}
+    said |= {"regions": REGIONS, "regions_class_order": ["rim", "core"], "ignore": True, **changed}
+    kept = {key: value for key, value in said.items() if value}
+    path.write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def test_a_task_with_regions_is_planned_with_them(home: Path) -> None:
+    for what, out in ((write_regions(home / "nested.yaml"), "one"), (home / "one" / "survey.json", "two")):
+        assert main(["survey", str(what), "--memory", "2", "--out", out]) == 0
+        text = (home / out / "organ.yaml").read_text(encoding="utf-8")
+        assert "organ in 9 of 9 cases; core in 9 of 9 cases" in " ".join(text.replace("#", " ").split())
+        job = resolve(str(home / out / "organ.yaml"), "fedavg")
+        assert job.task.regions == {"organ": ("core", "rim"), "core": ("core",)} and job.task.outputs == 2
+        assert job.task.regions_class_order == ("rim", "core") and job.task.ignore
+    assert main(["survey", "organ", "--memory", "2", "--out", "plain"]) == 0
+    assert "regions" not in (home / "plain" / "organ.yaml").read_text(encoding="utf-8")
+    assert "regions" not in (home / "plain" / "survey.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"regions": {"organ": ["core", "rims"]}, "regions_class_order": None}, "rims"),
+        ({"regions_class_order": ["core", "rim"]}, "regions_class_order"),
+        ({"overlapping": ["core", "organ"]}, "overlapping"),
+    ],
+)
+def test_regions_that_cannot_be_are_refused_before_a_site_is_asked(
+    home: Path, changed: dict[str, object], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", str(write_regions(home / "nested.yaml", **changed)), "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert named in said and "nested.yaml" in said and not (home / "out" / "survey.json").exists()
 
 
 def test_a_plan_that_was_changed_by_hand_is_kept_and_another_is_replaced(
@@ -222,7 +264,7 @@ def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
     class StandIn:
         returncode = None
 
-        def __init__(self, job: Path, folders: RunFolders) -> None:
+        def __init__(self, job: Path, folders: RunFolders, **_: object) -> None:
             self.folders = folders
 
         def ready(self) -> None:
@@ -236,7 +278,7 @@ def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
         def end(self) -> None:
             pass
 
-    monkeypatch.setattr("fedshift_survey.flare.simulate.SimulatorProcess", StandIn)
+    monkeypatch.setattr("fedshift.flare.simulate_question.SimulatorProcess", StandIn)
     (home / "out" / "flare").mkdir(parents=True)
     (home / "out" / "flare" / "thesis").write_text("years of work", encoding="utf-8")
     assert main(["survey", "organ", "--flare", "--out", "out"]) == 0

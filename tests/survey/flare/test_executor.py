@@ -76,7 +76,7 @@ def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Kit,
         return SurveyExecutor().execute(codec.SURVEY, asked, context, Signal())  # type: ignore[arg-type]
 
     told = answer({})
-    head = codec.survey_ledger(told)
+    head = codec.told_ledger(told)
     assert codec.decode_survey(told) and head is not None and head == Ledger(local).read().head
     for file in (LEDGER_FILE, HEAD_FILE):
         (local / file).unlink()
@@ -107,7 +107,7 @@ def test_nothing_but_the_fingerprint_is_in_the_message(context: Kit, tmp_path: P
 
 
 def test_an_answer_of_another_version_is_refused(context: Kit) -> None:
-    told = codec.encode_survey("no")
+    told = codec.encode_told(codec.FINGERPRINT, "no")
     told["DXO"]["meta"]["fedshift"]["source"] = "other"  # as it lies in NVFlare's message
     with pytest.raises(codec.WireError, match="the same on both"):
         codec.decode_survey(told)

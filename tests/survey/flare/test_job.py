@@ -64,7 +64,7 @@ def test_a_survey_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest
     """A site whose process hangs must not hold the command for ever; nothing is left running."""
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     survey_site(tmp_path / "data", "A", (1, 2, 3))
-    monkeypatch.setattr("fedshift_survey.flare.simulate.START_AND_END", 0.0)
+    monkeypatch.setattr("fedshift.flare.simulate_question.START_AND_END", 0.0)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with raises("run-failed", naming="took too long"):
         simulate_survey(SurveySpec(survey="late", dataset="organ", sites=("A",), timeout=0.5), tmp_path / "log")

@@ -15,7 +15,7 @@ import numpy as np
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.p_values import p_equals, p_text
-from fedshift.reporting.report import contributions
+from fedshift.reporting.report import contributions, guarantee
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import (
     Block,
@@ -56,7 +56,7 @@ def site_sections(run: Run, site: str, left_out: Sequence[LeaveOneOut] = ()) -> 
     gift = next(filter(None, (_gift(run, record, site) for record in left_out)), None)
     if gift is not None:
         made.append(gift)
-    return [*made, *contributions.of_site(run, site)]
+    return [*made, *contributions.of_site(run, site), *guarantee.of_site(run, site)]
 
 
 def with_own_cases(run: Run, site: str, path: Path) -> Run:

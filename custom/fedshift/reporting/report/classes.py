@@ -7,7 +7,7 @@ from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run, evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Figures, Row, Section, Table, Tables, Text
 from fedshift.reporting.report.wording import metric, short
-from fedshift.schema.evaluation import BINS, Calibration
+from fedshift.schema.evaluation import BINS, Calibration, Evaluation
 
 MAX_SITES = 12
 MAX_CLASSES = 26
@@ -96,27 +96,53 @@ def calibration(run: Run) -> Section | None:
             by_site[site] = result.calibration
     if not by_site:
         return None
+    findings = any(told.classes and told.confusion is None for told in _told(run))
     shown = list(by_site.items())[:MAX_SITES]
-    drawn = [_reliability(f"reliability-{number}", site, record) for number, (site, record) in enumerate(shown)]
+    drawn = [
+        reliability(f"reliability-{number}", site, record, findings=findings)
+        for number, (site, record) in enumerate(shown)
+    ]
     rows = [
         [site, metric("accuracy").number(record.ece), f"{sum(record.counts):,}"] for site, record in by_site.items()
     ]
     return Section(
         "calibration",
         "Calibration",
-        "Bars on the diagonal mean that predicted probabilities equal the fraction of correct predictions. Bars below "
-        "it mean that the model is overconfident. ECE is the mean gap; 0 is best.",
+        OF_FINDINGS if findings else OF_CLASSES,
         [
             Figures(drawn, size="third"),
             Table(
-                [Column("Site", numeric=False), Column("ECE (%)"), Column("Samples (images or pixels)")],
+                [
+                    Column("Site", numeric=False),
+                    Column("ECE (%)"),
+                    Column("Samples (findings)" if findings else "Samples (images or pixels)"),
+                ],
                 rows,
             ),
         ],
     )
 
 
-def _reliability(key: str, site: str, record: Calibration) -> Figure:
+OF_CLASSES = (
+    "Bars on the diagonal mean that predicted probabilities equal the fraction of correct predictions. Bars below it "
+    "mean that the model is overconfident. ECE is the mean gap; 0 is best."
+)
+OF_FINDINGS = (
+    "Of all known findings of all cases. Bars on the diagonal mean that of the cases with such a probability as many "
+    "have the finding. Bars below it mean that the model says too often that it is there. ECE is the mean gap; 0 is "
+    "best."
+)
+
+
+def _told(run: Run) -> list[Evaluation]:
+    """What training sites tell of their test parts."""
+    assert run.results.final is not None
+    results = (evaluation(run.results.final.best, site, "test") for site in run.results.data)
+    return [result for result in results if result is not None]
+
+
+def reliability(key: str, site: str, record: Calibration, *, findings: bool) -> Figure:
+    """A reliability diagram; ``findings``: whether the probability is that of a finding, and not of being right."""
     with figures.drawing(width=300, height=250) as (drawn, (axes,)):
         filled = [number for number in range(BINS) if record.counts[number]]
         share = [100 * record.right[number] / record.counts[number] for number in filled]
@@ -126,7 +152,7 @@ def _reliability(key: str, site: str, record: Calibration) -> Figure:
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 100)
         axes.set_xlabel("predicted probability (%)")
-        axes.set_ylabel("correct (%)")
+        axes.set_ylabel("have the finding (%)" if findings else "correct (%)")
         ece = metric("accuracy").with_unit(record.ece)
         return figures.figure(
             drawn,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from fedshift.reporting import false_positives
-from fedshift.reporting.report import distributions, scores, setup, summary
-from fedshift.reporting.report.runs import Run
+from fedshift.reporting.report import distributions, scored_model, scores, summary
 from fedshift.reporting.report.section import (
     Cell,
     Column,
@@ -23,10 +21,9 @@ from fedshift.reporting.report.section import (
     finding,
     paragraph,
 )
-from fedshift.reporting.report.wording import counted, listed, metric, ordered
+from fedshift.reporting.report.wording import listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import LabelledScans
-from fedshift.schema.results import Results
 
 TITLE = "Evaluation on labelled scans"
 MOST_CLASSES = 8
@@ -35,24 +32,15 @@ MOST_CLASSES = 8
 
 def about(record: LabelledScans) -> str:
     """The model, and on how many cases it was scored."""
-    return f"{record.model} ({_methods(record)} on {record.job.task}) on {_cases(record)}"
+    return scored_model.about(record, _cases(record))
 
 
 def sections(record: LabelledScans) -> list[Section]:
     """Summary with cautions, what was evaluated, scores of each class, cases, and the settings of the training."""
-    results = Results(job=record.job, versions=record.versions)
-    trained = setup.what_was_run(Run(Path(record.FILE_NAME), results), has_rounds=False)
     made = [_summary(record), _what(record)]
     if record.cases:
         made += [_scores(record), _distributions(record), _each_case(record)]
-    return [
-        *made,
-        replace(
-            trained,
-            title="How the model was trained",
-            how="The job in the model file. The versions are those that scored.",
-        ),
-    ]
+    return [*made, scored_model.how_it_was_trained(record)]
 
 
 def _summary(record: LabelledScans) -> Section:
@@ -91,21 +79,20 @@ def _result(record: LabelledScans) -> Finding:
 
 def _what(record: LabelledScans) -> Section:
     facts = [
-        ("Model", record.model),
-        ("SHA-256", record.sha256),
-        ("Task", record.job.task),
-        ("Methods", _methods(record)),
-        ("Round", str(record.round)),
-        ("Trained at", f"{counted(len(record.sites), 'site')}: {', '.join(record.sites)}"),
-        ("Trained on", summary.KINDS[record.kind]),
-        ("Statistics", record.statistics),
+        *scored_model.facts(record),
         ("Cases", _cases(record)),
         ("Classes", ", ".join(record.classes)),
-        ("Tolerance of surface Dice", f"{record.tolerance:g} mm"),
+        ("Tolerance of surface Dice", f"{record.tolerance:g} {_unit(record)}"),
     ]
     return Section(
         "evaluated", "What was evaluated", "The model file, and the scans that it was scored on.", [Facts(facts)]
     )
+
+
+def _unit(record: LabelledScans) -> str:
+    """Of lengths: pixels of pictures without a pixel size."""
+    units = [unit for score, unit in (("asd", "mm"), ("asd_px", "pixels")) if score in record.scores]
+    return " or ".join(units) or "mm"
 
 
 def _scores(record: LabelledScans) -> Section:
@@ -181,11 +168,4 @@ def _evaluation(record: LabelledScans) -> Evaluation:
 
 
 def _cases(record: LabelledScans) -> str:
-    n = len(record.cases)
-    return (
-        counted(n, "case") if record.subjects == n else f"{counted(n, 'case')} of {counted(record.subjects, 'subject')}"
-    )
-
-
-def _methods(record: LabelledScans) -> str:
-    return " + ".join(method.name for method in record.job.methods)
+    return scored_model.cases_of_subjects(len(record.cases), record.subjects)

@@ -14,12 +14,15 @@ import fedshift
 from fedshift.reporting import figures
 from fedshift.reporting.report import (
     benefit,
+    by_class,
     classes,
     comparison,
     contributions,
     curves,
     distributions,
+    guarantee,
     labelled,
+    labelled_images,
     methods,
     repeat,
     scores,
@@ -27,14 +30,16 @@ from fedshift.reporting.report import (
     summary,
     traffic,
     transfer,
+    validation,
 )
 from fedshift.reporting.report.runs import ReportInput, Run, Transfer, label_runs
 from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
 from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.protocol_results import LabelledScans, LeaveOneOut
+from fedshift.schema.protocol_results import LabelledImages, LabelledScans, LeaveOneOut
 from fedshift.schema.strict import nearest
+from fedshift.schema.validation import Validation
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Run | Transfer], Sequence[Section]]
@@ -43,10 +48,12 @@ Pictures = Callable[[Run | Transfer], Sequence[Section]]
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     summary.summary,
     scores.per_site,
+    guarantee.of_run,
     benefit.all_sites,
     contributions.of_sites,
     distributions.score_distributions,
     curves.over_rounds,
+    by_class.of_run,
     classes.confusion,
     classes.calibration,
     setup.data,
@@ -100,6 +107,12 @@ def _all_chapters(runs: Sequence[Run], given: Sequence[ReportInput], pictures: P
         if isinstance(record, LabelledScans):
             scored = labelled.sections(record)
             made.append(Chapter("evaluation", labelled.TITLE, scored, labelled.about(record), record.is_phantom))
+        if isinstance(record, Validation):
+            scored, said = validation.sections(record), validation.about(record)
+            made.append(Chapter("validation", validation.TITLE, scored, said, record.is_phantom))
+        if isinstance(record, LabelledImages):
+            scored, said = labelled_images.sections(record), labelled_images.about(record)
+            made.append(Chapter("evaluation", labelled_images.TITLE, scored, said, record.is_phantom))
     return made
 
 

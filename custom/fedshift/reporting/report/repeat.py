@@ -76,6 +76,8 @@ def _sites_made_with(made_with: Mapping[str, PhantomOptions | None], options: Ph
 
 def _phantom_options(options: PhantomOptions, sites: list[str]) -> list[str]:
     arguments = ["--sites", ",".join(sites), "--cases", str(options.cases), "--seed", str(options.seed)]
+    if options.task != "prostate":
+        arguments += ["--task", options.task]
     if options.matrices:
         arguments += ["--matrix", ",".join(map(str, options.matrices))]
     if options.zones:

@@ -15,7 +15,7 @@ from fedshift.reporting.report.wording import listed, short
 from fedshift.reporting.table import scored_on
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Evaluation
-from fedshift.schema.protocol_results import CrossSite, LabelledScans, LeaveOneOut, own_model
+from fedshift.schema.protocol_results import CrossSite, LabelledImages, LabelledScans, LeaveOneOut, own_model
 from fedshift.schema.results import (
     BEST,
     FILE_NAME,
@@ -26,6 +26,8 @@ from fedshift.schema.results import (
     new_results,
     read_results,
 )
+from fedshift.schema.validation import FILE_NAME as VALIDATION
+from fedshift.schema.validation import Validation, read_validation
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -101,7 +103,7 @@ class Transfer:
     """The run next to a cross-site record; otherwise a run without rounds, with the record's job, versions and data."""
 
 
-ReportInput = Run | Transfer | Chapter | LabelledScans
+ReportInput = Run | Transfer | Chapter | LabelledScans | LabelledImages | Validation
 
 
 def read(path: Path) -> ReportInput:
@@ -121,12 +123,27 @@ def read(path: Path) -> ReportInput:
             return _transfer(kind.read(path), path)
     if (chapter := chapter_of(path)) is not None:
         return chapter
+    if (validation := _find_validation(path)) is not None:
+        return read_validation(validation)
     evaluated = path if path.is_dir() else path.parent
+    if path.name == LabelledImages.FILE_NAME or (path / LabelledImages.FILE_NAME).is_file():
+        return LabelledImages.read(evaluated)
     if path.name == LabelledScans.FILE_NAME or (
         (path / LabelledScans.FILE_NAME).is_file() and not (path / FILE_NAME).is_file()
     ):
         return LabelledScans.read(evaluated)
     return _read_run(path if path.is_file() else _find_results(path))
+
+
+def _find_validation(path: Path) -> Path | None:
+    """The record of a validation in a folder, or below it as in a job that was downloaded from a server."""
+    if path.is_file():
+        return path if path.name == VALIDATION else None
+    if (path / FILE_NAME).is_file():
+        return None
+    depths = ("*/" * depth for depth in range(_MAX_DEPTH))
+    found = [file for below in depths for file in sorted(path.glob(f"{below}{VALIDATION}"))]
+    return found[0] if len(found) == 1 else None
 
 
 def _transfer(record: LeaveOneOut | CrossSite, folder: Path) -> Transfer:

@@ -7,10 +7,15 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from fedshift.reporting import false_positives
-from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
+from fedshift.reporting.known_scores import GUESS, GUESS_NOTE, OF_CLASSES
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, paragraph
-from fedshift.reporting.report.summary import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
+from fedshift.reporting.report.summary import (
+    mean_with_interval,
+    scored_classes,
+    scores_of_voxel_size,
+    sites_without_voxel_sizes,
+)
 from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
@@ -39,6 +44,9 @@ def per_site(run: Run) -> Section | None:
     known = [metric(name) for name in names if metric(name).meaning and not printed(name)]
     if known:
         blocks.append(paragraph("score_meanings", scores=known, of_classes=any(" " in name for name in plain)))
+    averages = [metric(name).word for name in names if name in OF_CLASSES]
+    if averages and len(run.trained) > 1:
+        blocks.append(paragraph("classes_average", scores=averages, sites=scored_classes(run)))
     unknown = sites_without_voxel_sizes(run)
     if unknown and (of_size := scores_of_voxel_size(run)):
         blocks.append(paragraph("placeholder_voxel_size", scores=of_size, sites=unknown))
@@ -111,7 +119,7 @@ def _mean_cell(m: Metric, values: Sequence[float], n_sites: int) -> Cell:
 def _cases(run: Run, site: str, result: Evaluation | None) -> Cell:
     """How many test cases a site has, and how many of them lack a class."""
     counts = {} if result is None else {name: spread.n for name, spread in result.distributions.items()}
-    without = counts.get(false_positives.SCORE, 0)
+    without = false_positives.without(counts)
     n = run.results.data[site].cases.get("test") if without else max(counts.values(), default=None)
     return Cell("–" if n is None else f"{n:,}", f"{without:,} without" if without else "")
 
@@ -137,6 +145,8 @@ def score_cell(name: str, metrics: Metrics, result: Evaluation | None) -> Cell:
     detail = ""
     if spread is not None and spread.n >= MIN_CASES_FOR_INTERVAL:
         detail = interval(metric(name), spread.interval)
+    elif result is not None:
+        detail = interval(metric(name), result.intervals.get(name))
     return Cell(metric(name).number(value), detail)
 
 

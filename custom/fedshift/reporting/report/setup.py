@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fedshift.data.splits import split_rule
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Cell, Column, Facts, Row, Section, Table, paragraph
 from fedshift.schema.manifest import Split
@@ -13,6 +14,7 @@ from fedshift.schema.results import DataRecord, MachineRecord, Results
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _RULES = {
     "case": "by case; BIDS sessions of one subject stay together, but nothing else tells two scans of one patient",
+    split_rule("all"): "by case; what was prepared for testing was trained on, so nothing was tested here",
     "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
 }
 _SETTINGS = {

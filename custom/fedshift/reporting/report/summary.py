@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from fedshift.reporting import false_positives
-from fedshift.reporting.known_scores import needs_voxel_size
+from fedshift.reporting.known_scores import OF_CLASSES, needs_voxel_size
 from fedshift.reporting.report.runs import Run, distribution, evaluation, guess_mean
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone, finding
 from fedshift.reporting.report.wording import metric, ordered, printed
@@ -34,7 +34,7 @@ VERDICTS = {"better": "better", "worse": "worse", "open": "undecided"}
 KINDS = {
     "phantom": "simulated scans (the phantom: no patients)",
     "patients": "scans of patients",
-    "images": "images of public data sets",
+    "images": "labelled images",
 }
 
 
@@ -215,6 +215,9 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
     for site, result in at_sites.items():
         for said in false_positives.sentences(result):
             yield finding("note", "cases_without", site=site, said=said)
+    if run.results.job.metric in OF_CLASSES and len(run.trained) > 1:
+        selected = [metric(run.results.job.metric).word]
+        yield finding("note", "classes_average", scores=selected, sites=scored_classes(run))
     uncalibrated = [
         f"{site} ({metric('accuracy').with_unit(c.ece)})"
         for site, result in at_sites.items()
@@ -222,6 +225,17 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
     ]
     if uncalibrated:
         yield finding("caution", "uncalibrated", percent=f"{100 * MAX_ECE:.0f}", sites=uncalibrated)
+
+
+def scored_classes(run: Run) -> list[str]:
+    """At each site, how many classes have a score."""
+    assert run.results.final is not None
+    said = []
+    for site in run.trained:
+        result = evaluation(run.results.final.best, site, "test")
+        if result is not None and result.classes:
+            said.append(f"{site} {sum(bool(one.scores) for one in result.classes.values())} of {len(result.classes)}")
+    return said
 
 
 def _classes_in_one_mask(at_sites: dict[str, Evaluation]) -> Iterator[Finding]:

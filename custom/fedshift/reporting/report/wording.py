@@ -57,7 +57,11 @@ class Metric:
     @property
     def word(self) -> str:
         """The title within a sentence, in lower case unless it is an abbreviation or a name."""
-        return self.title.lower() if self.title.startswith(("Accuracy", "Macro")) else self.title
+        return (
+            self.title.lower()
+            if self.title.startswith(("Accuracy", "Macro", "Balanced", "Sensitivity", "Kappa"))
+            else self.title
+        )
 
     @property
     def heading(self) -> str:

@@ -52,6 +52,7 @@ function fill(id, content, make) {
 }
 
 function place(progress) {
+  if (!progress.rounds && progress.step === "evaluation") return "Finished models are scored";
   if (progress.step === "statistics") return `Statistics, before round 1 of ${progress.rounds}`;
   if (progress.step === "evaluation") return `Last evaluation, after ${progress.rounds} rounds`;
   return `Round ${progress.round} of ${progress.rounds}`;
@@ -135,11 +136,11 @@ function show(snapshot) {
   at("phantom").toggleAttribute("hidden", !progress.phantom);
   say("state", STATES[progress.state]);
   at("state").className = `state ${STATES[progress.state]}`;
-  say("place", running ? place(progress) : progress.state === "finished" ? `Finished after ${progress.rounds} rounds`
+  say("place", running ? place(progress) : progress.state === "finished" ? (progress.rounds ? `Finished after ${progress.rounds} rounds` : "Finished: models were scored")
     : `${progress.state === "failed" ? "Failed" : "Stopped"} in: ${place(progress)}`);
   at("share").value = snapshot.share;
   at("share").textContent = `${Math.round(100 * snapshot.share)} %`;
-  say("left", !running ? "–" : progress.seconds_left === null ? "known after round 1" : `about ${duration(progress.seconds_left)}`);
+  say("left", !running ? "–" : progress.seconds_left === null ? (progress.rounds ? "known after round 1" : "not known") : `about ${duration(progress.seconds_left)}`);
   say("n-in", `${progress.sites_in.length} of ${progress.sites.length}`);
   say("latest-label", `Mean validation ${progress.metric}`);
   say("latest", progress.score === null ? "not scored yet" : `${number(progress.score)} (round ${progress.score_round})`);

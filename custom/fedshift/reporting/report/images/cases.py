@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from fedshift.inference.saliency_picture import as_shown, flat, shaded
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images import outlines
 from fedshift.reporting.report.images.models import Looked, Shows
+from fedshift.reporting.report.images.picks import of_pictures, pick
 from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text, paragraph
 from fedshift.reporting.report.wording import metric, short
 from fedshift.schema.manifest import Manifest
+from fedshift.tasks.evaluation.by_finding import PLAIN
 from fedshift.tasks.evaluation.overlap import dice
 
 MARGIN = 0.45
@@ -30,51 +32,43 @@ def section(looked: Sequence[Looked]) -> Section:
         blocks.append(paragraph("without_own_parts", sites=bare))
     shown = looked[0].shows if looked else "pictures"
     if shown != "pictures":
-        blocks.append(Figures([], outlines.legend(looked[0].job.task.classes[1:])))
+        blocks.append(Figures([], outlines.legend(looked[0].job.task.structures)))
     for number, site in enumerate(looked):
         drawn = _DRAWN[shown](site, number)
         if drawn:
             blocks += [Heading(site.site), *_not_outlined(site)]
-            blocks.append(Figures(drawn, size="small" if shown == "pictures" else "half"))
-    return Section("cases", "Worst, median and best cases", _HOW[shown], blocks)
+            blocks.append(Figures(drawn, size="small" if shown == "pictures" and not site.saliency else "half"))
+    pictured = shown == "volumes" and looked[0].data.manifest.pictured
+    return Section("cases", "Worst, median and best cases", _PICTURED if pictured else _HOW[shown], blocks)
 
 
+_PICTURED = (
+    "Look whether the model fails at an edge, in thin parts, in taking one structure for another, or altogether: left "
+    "are its outlines, right those of the reference."
+)
 _HOW: Mapping[Shows, str] = {
     "slices": "Look whether the model fails at the ends of the organ, at its edge or altogether; of each case the "
     "slice where the reference is largest, and its neighbours.",
     "volumes": "Look whether the model fails at the ends of a structure, at its edge, in taking one for another, or "
     "altogether; of each case the planes where the reference is largest, as scanned and in true proportions. R, A "
     "and S are the patient's right, front and head.",
-    "pictures": "By the probability that the model gave to the right class: where it was most wrong, in the middle, "
-    "and most right.",
+    "pictures": "By the probability that the model gave to what is right: where it was most wrong, in the middle, and "
+    "most right. Beside a picture, in colour, the places that speak for the class that the model found most likely "
+    "(Grad-CAM); they are as coarse as the network's last features, and say nothing of why.",
 }
 
 
 def _not_outlined(site: Looked) -> list[Text]:
     """What a site's masks lack."""
-    foreground, annotated = site.job.task.classes[1:], site.data.manifest.annotated
-    missing = [] if annotated is None else [name for name in foreground if name not in annotated]
-    return [paragraph("not_outlined", site=site.site, classes=missing)] if missing else []
-
-
-@dataclass(frozen=True)
-class _Picked:
-    """Places of single cases in an ascending order of scores."""
-
-    word: str
-    place: int
-
-
-def _pick(scores: np.ndarray) -> list[_Picked]:
-    """Of the cases that have a score: of one without the structure it is NaN."""
-    order = np.argsort(scores, kind="stable")[: np.count_nonzero(~np.isnan(scores))]
-    if not len(order):
+    task, annotated = site.job.task, site.data.manifest.annotated
+    if annotated is None:
         return []
-    places = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
-    picked: dict[int, str] = {}
-    for word, place in places.items():
-        picked.setdefault(int(place), word)
-    return [_Picked(word, place) for place, word in picked.items()]
+    regions = task.made_regions
+    outlined: Sequence[str] = annotated
+    if regions is not None:
+        outlined = [regions.names[number] for number in regions.known(task.classes.index(name) for name in annotated)]
+    missing = [name for name in task.structures if name not in outlined]
+    return [paragraph("not_outlined", site=site.site, classes=missing)] if missing else []
 
 
 def _slices(site: Looked, number: int) -> list[Figure]:
@@ -90,7 +84,7 @@ def _slices(site: Looked, number: int) -> list[Figure]:
         ]
         scores = dice(*(np.array(column, float) for column in counts))
     drawn = []
-    for picked in _pick(scores):
+    for picked in pick(scores):
         chosen = np.flatnonzero(owner == cases[picked.place])
         chosen = chosen[np.argsort(site.members[chosen])]
         said = metric("dice").with_unit(float(scores[picked.place]))
@@ -102,13 +96,13 @@ def _slices(site: Looked, number: int) -> list[Figure]:
 def _volumes(site: Looked, number: int) -> list[Figure]:
     drawn = []
     unit = metric("dice").with_unit
-    for picked in _pick(np.array([volume.mean for volume in site.volumes])):
+    for picked in pick(np.array([volume.mean for volume in site.volumes])):
         volume = site.volumes[picked.place]
         each = ", ".join(f"{name} {unit(score)}" for name, score in volume.scores.items())
         said = f"{unit(volume.mean)} ({each})" if len(volume.scores) > 1 else unit(volume.mean)
         title = f"{picked.word} of {len(site.volumes)}: Dice {said}{_identity(site.data.manifest, volume.entry)}"
         key = f"case-{number}-{picked.word}"
-        drawn.append(outlines.volume(volume, site.job.task.classes[1:], key=key, title=title, site=site.site))
+        drawn.append(outlines.volume(volume, site.job.task.structures, key=key, title=title, site=site.site))
     return drawn
 
 
@@ -149,26 +143,39 @@ def _around(mask: np.ndarray) -> tuple[slice, slice]:
 
 def _pictures(site: Looked, number: int) -> list[Figure]:
     labels = site.data.labels(site.members).numpy()
-    names = site.job.task.classes
-    truth = site.predicted[np.arange(len(labels)), labels]
     drawn = []
-    for picked in _pick(truth):
-        image = site.data.images(site.members[[picked.place]]).numpy()[0]
-        taken = int(site.predicted[picked.place].argmax())
-        right = taken == labels[picked.place]
-        sure = metric("accuracy").with_unit(float(site.predicted[picked.place, taken]))
-        said = f"recognised ({sure} sure)" if right else f"taken for {names[taken]} ({sure} sure)"
+    for picked in pick(of_pictures(labels, site.predicted)):
+        places = site.saliency.get(picked.place)
+        whole = site.data.images(site.members[[picked.place]]).numpy()[0]
+        of_image, of_places = flat(whole, None if places is None else places.map)
+        image = as_shown(of_image)
+        said = _said(site, labels[picked.place], site.predicted[picked.place])
         name = _identity(site.data.manifest, int(site.members[picked.place]))
-        title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}{name}"
-        with figures.drawing(width=170, height=170) as (canvas, (axes,)):
-            outlines.bare(axes)
-            low, high = float(image.min()), float(image.max())
-            shown = np.moveaxis((image - low) / max(high - low, 1e-6), 0, -1)
-            axes.imshow(shown[..., 0] if shown.shape[-1] != 3 else shown, cmap="gray", interpolation="none")
+        title = f"{picked.word} of {len(labels)}: {said}{name}"
+        panels = [image] if of_places is None else [image, shaded(image, of_places)]
+        if places is not None:
+            title += f"; right, what speaks for {site.job.task.classes[places.number]}"
+        with figures.drawing(width=170 * len(panels), height=170, columns=len(panels)) as (canvas, each):
+            for axes, panel in zip(each, panels, strict=True):
+                outlines.bare(axes)
+                axes.imshow(panel, interpolation="none")
             drawn.append(
                 figures.figure(canvas, f"case-{number}-{picked.word}", title=title, description=short(title, 200))
             )
     return drawn
+
+
+def _said(site: Looked, label: np.ndarray, predicted: np.ndarray) -> str:
+    """What a picture has and what it was taken for; of findings those that it has, each with its probability."""
+    names, sure = site.job.task.classes, metric("accuracy").with_unit
+    if label.ndim:
+        has = [f"{names[k]} ({sure(float(predicted[k]))} sure)" for k in np.flatnonzero(label == 1)]
+        lacks = [k for k in np.flatnonzero(label == 0) if predicted[k] >= PLAIN]
+        wrong = [f"not {names[k]} ({sure(float(predicted[k]))} sure of it)" for k in lacks]
+        return ", ".join([*has, *wrong]) or "none of the known findings"
+    taken = int(predicted.argmax())
+    how = "recognised" if taken == label else f"taken for {names[taken]}"
+    return f"{names[int(label)]}, {how} ({sure(float(predicted[taken]))} sure)"
 
 
 _DRAWN: Mapping[Shows, Callable[[Looked, int], list[Figure]]] = {

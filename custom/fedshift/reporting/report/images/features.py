@@ -68,13 +68,20 @@ def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarra
         if site.shows == "slices":
             words += [_amount(100 * float(share)) for share in labels.reshape(len(labels), -1).mean(1)]
         else:
-            words += [site.job.task.classes[label] for label in labels]
+            words += [_label(label, site.job.task.classes) for label in labels]
     groups = np.array(words)
     names, counts = np.unique(groups, return_counts=True)
     if len(names) > MOST_CLASSES:
         common = names[np.argsort(-counts, kind="stable")[: MOST_CLASSES - 1]]
         groups = np.where(np.isin(groups, common), groups, OTHERS)
     return groups
+
+
+def _label(label: np.ndarray, classes: Sequence[str]) -> str:
+    """A class, or the findings that are there."""
+    if not label.ndim:
+        return classes[int(label)]
+    return ", ".join(classes[k] for k in np.flatnonzero(label == 1).tolist()) or "none known"
 
 
 def _amount(percent: float) -> str:

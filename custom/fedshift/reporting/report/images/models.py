@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from fedshift.data.locate import find_sites
 from fedshift.federation.in_process import SITE_STATE
 from fedshift.federation.model_files import read_model
 from fedshift.federation.site.site import Site, SiteOptions
+from fedshift.reporting.report.images.picks import of_pictures, pick
 from fedshift.reporting.report.images.volumes import Volume, volumes
 from fedshift.reporting.report.runs import ModelFile, Run
 from fedshift.schema.errors import ConfigError
@@ -23,6 +24,7 @@ from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.saliency import grad_cam
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
 from fedshift.tasks.segmentation.patches import Patches
 from fedshift.tasks.stages import Stage
@@ -37,6 +39,14 @@ PIXELS = 40_000
 PIXELS_OF_A_PASS = 2_000
 """The same, where a batch passes in many windows."""
 Shows = Literal["slices", "volumes", "pictures"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a picture speaks for the class that a model finds most likely: (S, S) from 0 to 1."""
+
+    number: int
+    map: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class Looked:
     """Whether the model had the parts that the site keeps for itself, if the methods have such parts."""
     volumes: Sequence[Volume] = ()
     """What is shown of each case of a task on patches."""
+    saliency: Mapping[int, Places] = field(default_factory=dict)
+    """Of the pictures that are shown, by their place; none of a network without stages."""
 
     @property
     def shows(self) -> Shows:
@@ -174,7 +186,22 @@ def _pass(
         None if spread is None else spread.cases,
         complete,
         shown,
+        {} if task.dense else _saliency(at, broadcast, data, part, np.concatenate(predicted)),
     )
+
+
+def _saliency(at: Site, broadcast: Broadcast, data: SiteData, part: Subset, predicted: np.ndarray) -> dict[int, Places]:
+    """Of the pictures that are shown."""
+    members, found = data.members(part), {}
+    with at.loaded(broadcast) as scoring:
+        if not getattr(scoring.net, "stages", ()):
+            return {}
+        for picked in pick(of_pictures(data.labels(members).numpy(), predicted)):
+            number = int(predicted[picked.place].argmax())
+            image = data.images(members[[picked.place]]).to(next(scoring.net.parameters()).device)
+            x = scoring.chain.inputs(image, training=False)
+            found[picked.place] = Places(number, grad_cam(scoring.net, x, number).numpy())
+    return found
 
 
 class _Seen:

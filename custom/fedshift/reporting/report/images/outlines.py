@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup, escape
+from scipy.ndimage import binary_erosion
 
 from fedshift.inference.overlay import CLASS_COLOURS, class_colour
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure, LegendEntry
 from fedshift.reporting.report.images.volumes import Plane, Volume
 from fedshift.reporting.report.wording import listed, short
+from fedshift.runtime.regions import MOST_REGIONS, voxels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +65,8 @@ def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site:
         title: of the figure.
         site: its name.
     """
+    if shown.planes[0].images[0].ndim == 3:
+        return _on_picture(shown.planes[0], classes, key=key, title=title, site=site)
     rows = len(shown.planes[0].images)
     with figures.drawing(width=390, height=PANEL * rows + 16, rows=rows, columns=len(shown.planes)) as (drawn, panels):
         for row in range(rows):
@@ -80,21 +84,48 @@ def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site:
         return figures.figure(drawn, key, title=title, description=described)
 
 
+def _on_picture(plane: Plane, classes: Sequence[str], *, key: str, title: str, site: str) -> Figure:
+    """A picture twice, with the outlines of the model and of the reference in its pixels: thin structures have many."""
+    with figures.drawing(width=390, height=PANEL + 46, columns=2) as (drawn, panels):
+        for axes, name, mask, colour in zip(
+            panels, ("model", "reference"), (plane.predicted, plane.reference), (MODEL, REFERENCE), strict=True
+        ):
+            bare(axes)
+            image = plane.images[0].copy()
+            for number in (n for n in _numbers_in(plane) if n):
+                inside = voxels_of(mask, number, regions=plane.regions)
+                shown = class_colour(number) if len(classes) > 1 else colour
+                image[inside & ~binary_erosion(inside)] = [int(shown[k : k + 2], 16) for k in (1, 3, 5)]
+            axes.imshow(image, aspect=plane.aspect)
+            axes.set_title(name, fontsize=9, pad=3)
+        described = f"{short(site)}, {title}: the picture with the outlines of the model, and of the reference"
+        return figures.figure(drawn, key, title=title, description=described)
+
+
 def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> None:
     bare(axes)
     axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="none", aspect=plane.aspect)
-    numbers = np.union1d(plane.predicted, plane.reference)
-    numbers = numbers[numbers > 0]
+    numbers = [n for n in _numbers_in(plane) if n]
     for mask, line, colour in ((plane.predicted, "-", MODEL), (plane.reference, "--", REFERENCE)):
-        for number in numbers.tolist():
-            outline(axes, mask == number, class_colour(number) if several else colour, line)
+        for number in numbers:
+            outline(
+                axes, voxels_of(mask, number, regions=plane.regions), class_colour(number) if several else colour, line
+            )
     for side, x, y, horizontal, vertical in (
         (plane.sides[0], 0.02, 0.5, "left", "center"),
         (plane.sides[1], 0.5, 0.98, "center", "top"),
     ):
         axes.text(x, y, side, color="#ddd", fontsize=8, transform=axes.transAxes, ha=horizontal, va=vertical)
     if several:
-        _numbers(axes, plane, numbers.tolist())
+        _numbers(axes, plane, numbers)
+
+
+def _numbers_in(plane: Plane) -> list[int]:
+    """Of the classes or regions that are in a plane."""
+    values: list[int] = np.union1d(plane.predicted, plane.reference).tolist()
+    if not plane.regions:
+        return values
+    return [number for number in range(1, MOST_REGIONS + 1) if any(value >> (number - 1) & 1 for value in values)]
 
 
 def outline(axes: Axes, mask: np.ndarray, colour: str, line: str) -> None:
@@ -112,7 +143,8 @@ def _numbers(axes: Axes, plane: Plane, numbers: Sequence[int]) -> None:
     everything = np.argwhere((plane.predicted > 0) | (plane.reference > 0))
     middle = everything.mean(0) * stretch
     for number in numbers:
-        mask = plane.reference == number if (plane.reference == number).any() else plane.predicted == number
+        drawn = (voxels_of(mask, number, regions=plane.regions) for mask in (plane.reference, plane.predicted))
+        mask = next(each for each in drawn if each.any())
         places = np.argwhere(mask) * stretch
         away = places.mean(0) - middle
         length = float(np.hypot(*away))

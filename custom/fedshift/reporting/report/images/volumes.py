@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from fedshift.data.picture_scan import as_picture
 from fedshift.data.prepared import read_images
+from fedshift.inference.overlay import shown_picture
 from fedshift.runtime.segmentation import as_volume
 from fedshift.tasks.base import Subset
 from fedshift.tasks.evaluation.by_class import dice_by_class
@@ -35,9 +37,11 @@ class Plane:
 
     name: str
     images: Sequence[np.ndarray]
-    """One for each sequence, uint8."""
+    """One for each sequence, uint8; of a picture one in its colours, (rows, columns, 3)."""
     predicted: np.ndarray
+    """Classes, or sets of regions, as is the reference."""
     reference: np.ndarray
+    regions: bool
     aspect: float
     """Height of a voxel over its width, in mm."""
     sides: tuple[str, str]
@@ -65,22 +69,35 @@ def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities
     Raises:
         DataError: a scan or a mask cannot be read.
     """
-    dims, outlined = len(task.spatial), task.outlined(data)
+    dims, outlined, names = len(task.spatial), task.outlined(data), task.structures
     for index, batch in zip(data.eval_index(part), probabilities, strict=True):
         number = int(index[0])
         case = data.manifest.cases[number]
-        predicted = task.on_scan(as_volume(batch, dims), case.shape)
-        reference = data.reference(number)
+        found = task.on_scan(as_volume(batch, dims), case.shape)
+        predicted, reference = task.compared(found, data.reference(number))
         images = read_images(folder, data.manifest, case)[:SEQUENCES]
-        by_class = dice_by_class(predicted, reference, len(data.manifest.classes))
-        each = {name: float(by_class[data.manifest.classes.index(name) - 1]) for name in outlined}
+        by_class = dice_by_class(predicted, reference, 1 + len(names), regions=task.has_regions)
+        each = {name: float(by_class[names.index(name)]) for name in outlined}
         scores = {name: score for name, score in each.items() if not np.isnan(score)}
-        shown = _planes(images, predicted, reference, case.spacing, across=dims == len(NAMES))
+        if data.manifest.pictured:
+            spread, sides = case.spacing[1] / case.spacing[2], ("", "")
+            masks = as_picture(predicted), as_picture(reference)
+            shown = [Plane("picture", [shown_picture(images)], *masks, task.has_regions, spread, sides)]
+            yield Volume(number, scores, shown, ())
+            continue
+        across = dims == len(NAMES)
+        shown = _planes(images, predicted, reference, case.spacing, across=across, regions=task.has_regions)
         yield Volume(number, scores, shown, data.manifest.sequences[:SEQUENCES])
 
 
 def _planes(
-    images: np.ndarray, predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float], *, across: bool
+    images: np.ndarray,
+    predicted: np.ndarray,
+    reference: np.ndarray,
+    spacing: Sequence[float],
+    *,
+    across: bool,
+    regions: bool,
 ) -> list[Plane]:
     """Through the most foreground: one along each axis, or three neighbouring slices."""
     inside = reference > 0 if reference.any() else predicted > 0
@@ -93,7 +110,7 @@ def _planes(
     first = max(min(most[0] - 1, len(reference) - 3), 0)
     chosen = [(axis, most[axis]) for axis in axes] if across else [(0, k) for k in range(first, first + 3)]
     return [
-        _plane(images, predicted, reference, spacing, window, levels, axis, place)
+        _plane(images, predicted, reference, spacing, window, levels, axis, place, regions=regions)
         for axis, place in chosen
         if place < reference.shape[axis]
     ]
@@ -108,6 +125,8 @@ def _plane(
     levels: Sequence[np.ndarray],
     axis: int,
     place: int,
+    *,
+    regions: bool,
 ) -> Plane:
     rows, columns = (other for other in range(reference.ndim) if other != axis)
     cut = tuple(place if other == axis else window[other] for other in range(reference.ndim))
@@ -120,6 +139,7 @@ def _plane(
         [_grey(seen(image), *level) for image, level in zip(images, levels, strict=True)],
         seen(predicted),
         seen(reference),
+        regions,
         spacing[rows] / spacing[columns],
         SIDES[axis],
     )
