@@ -127,14 +127,13 @@ def test_the_results_say_since_when_and_by_whom(kept: Kept, site: str) -> None:
 @pytest.mark.parametrize("site", ["B", "C"])
 def test_no_model_goes_out_to_it_and_nothing_of_it_comes_in(kept: Kept, site: str) -> None:
     _, _, after = kept.logs[site].partition(f"disabled by {OWNER}: {site}")
-    under_way, _, later = after.partition(f"site {site} is left out: {DISABLED}")
-    assert later
     whole = kept.run.federation.log(SERVER)
     sent, came = f"return task to client.  client_name: {site} ", f"submit_update process. client_name:{site} "
-    for line in (sent, came):
-        assert line in whole and line not in later
-    if sent in under_way:  # NVFlare was answering as the command came: the answer is dropped on its way out
-        assert re.search(rf"dropped a message from server \(\S+:get_task to {site}\.", after)
+    assert sent in whole and came in whole
+    assert f"site {site} is left out: {DISABLED}" in after and came not in after.partition(f"{site} is left out")[2]
+    # NVFlare may be answering as the command comes, in the open round or the next: then the answer is dropped.
+    dropped = re.findall(rf"dropped a message from server \(\S+:get_task to {site}\.", after)
+    assert after.count(sent) <= min(1, len(dropped))
 
 
 def test_what_a_site_says_that_goes_on_is_dropped_with_the_name_of_its_certificate(kept: Kept) -> None:
