@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
+Ready = Callable[[Case, Placement], tuple[np.ndarray, np.ndarray]]
 PREFIX = "volumes_"
 FORMAT = 2  # raised when other voxels come out of the same settings
 STANDARD, BOXES = "standard_landmarks", "boxes"
@@ -308,8 +309,12 @@ def cached_volumes(site_dir: Path) -> list[Path]:
     return sorted((site_dir / "arrays").glob(f"{PREFIX}*"))
 
 
-def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) -> str:
-    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
+def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation, ready: Ready | None = None) -> str:
+    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`).
+
+    ``ready``: gives images (sequences, z, y, x) and labels (z, y, x) of a case on the network's grid, which another
+    program has prepared in nnU-Net's convention.
+    """
     numbers = preparation.numbers(manifest, site_dir)
     placements: list[Placement] | None = None
     if preparation.convention == "nnunet":  # their sizes depend on what is 0
@@ -332,14 +337,17 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
         with raw.open("wb") as stream:
             for number, case in enumerate(manifest.cases):
                 start, end = offsets[number : number + 2]
-                images[start * len(numbers) : end * len(numbers)] = _images(
-                    site_dir, manifest, case, preparation, None if standard is None else standard[number]
-                ).ravel()
-                mask = _labels(site_dir, manifest, case)
-                if placements is None:
-                    volume = resized_labels(mask, tuple(shapes[number]))
+                if ready is not None and placements is not None:
+                    voxels, volume = ready(case, placements[number])
                 else:
-                    volume = network_labels(mask, placements[number])
+                    of_case = None if standard is None else standard[number]
+                    voxels = _images(site_dir, manifest, case, preparation, of_case)
+                    mask = _labels(site_dir, manifest, case)
+                    if placements is None:
+                        volume = resized_labels(mask, tuple(shapes[number]))
+                    else:
+                        volume = network_labels(mask, placements[number])
+                images[start * len(numbers) : end * len(numbers)] = voxels.ravel()
                 labels[start:end] = volume.ravel()
                 starts[number, 0] = count
                 masks = (volume == of_class for of_class in range(1, n_classes))

@@ -26,6 +26,11 @@ class ClientChain:
         run.normalise = lambda x, *, training: chain.inputs(x, training=training)
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods whose halves they are."""
+        return tuple(ctx.method for _, ctx in self._halves)
+
+    @property
     def takes_gradients(self) -> bool:
         """Whether a method takes gradients of the training pass by itself."""
         return any(half.takes_gradients for half, _ in self._halves)
