@@ -143,8 +143,8 @@ class Plans:
         if raw.get("previous_stage"):
             raise ConfigError(
                 "nnunet-cascade",
-                f"{where} is the second stage of a cascade, which takes the masks of {raw['previous_stage']}: name that "
-                "or another configuration",
+                f"{where} is the second stage of a cascade, which takes the masks of {raw['previous_stage']}: name "
+                "that or another configuration",
             )
         for what, usual in RESAMPLING.items():
             said = raw.get(f"resampling_fn_{what}"), raw.get(f"resampling_fn_{what}_kwargs")

@@ -57,7 +57,7 @@ class ResultsFolder:
 
 
 def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None = None) -> ResultsFolder:
-    """Write ``root/Dataset…/nnUNetTrainer__nnUNetPlans__3d_fullres`` (or ``2d``). If anything fails, nothing is written.
+    """Write ``root/Dataset…/nnUNetTrainer__nnUNetPlans__3d_fullres`` (or ``2d``); if anything fails, nothing.
 
     Args:
         ready: the model.
@@ -77,14 +77,19 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
     if folder.exists():
         raise ConfigError("output-exists", f"{folder} already exists: name another folder or data set")
     plans, described = _plans(ready, spec, dataset), _dataset(ready)
-    weights = nnunet_networks.with_second_names(ready.predictor.net, ready.predictor.net.state_dict())
+    weights = {
+        key: value.detach().float().cpu().clone()
+        for key, value in nnunet_networks.with_second_names(
+            ready.predictor.net, ready.predictor.net.state_dict()
+        ).items()
+    }
     checkpoint = {
-        "network_weights": {key: value.detach().float().cpu().clone() for key, value in weights.items()},
+        "network_weights": weights,
         "trainer_name": TRAINER,
         "init_args": {"plans": plans, "configuration": configuration, "fold": 0, "dataset_json": described},
         "inference_allowed_mirroring_axes": tuple(spec.mirror) or None,
     }
-    _compare(ready, plans["configurations"][configuration]["architecture"], checkpoint["network_weights"], folder)
+    _compare(ready, plans["configurations"][configuration]["architecture"], weights, folder)
     staging = root / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         (staging / FOLD).mkdir(parents=True)
@@ -122,7 +127,7 @@ def _expressible(ready: ReadyModel) -> PatchSpec:
             f"its network is {network}, and nnU-Net makes its own alone",
             f"train with network.name={' or '.join(nnunet_networks.names())}",
         )
-    if acting := ready.predictor.chain.methods:
+    if acting := ready.predictor.chain.changing_predictions:
         raise _refused(
             ready, f"method {' and '.join(acting)} acts when a scan is predicted", "train without it, or use --bundle"
         )

@@ -225,6 +225,6 @@ def window_weights(window: Sequence[int]) -> np.ndarray:
         point[length // 2] = 1
         bell = scipy.ndimage.gaussian_filter1d(point, length / 8, mode="constant")
         weights = weights[..., None] * bell
-    rounded = (weights * (WEIGHT / weights.max())).astype(np.float16)
+    rounded: np.ndarray = (weights * (WEIGHT / weights.max())).astype(np.float16)
     rounded[rounded == 0] = rounded[rounded > 0].min()
-    return rounded.astype(np.float32)
+    return np.asarray(rounded, np.float32)
