@@ -12,16 +12,11 @@ import os
 import sys
 from pathlib import Path
 
-for place in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
-    os.environ.setdefault(place, "nowhere")
-
-import torch
-from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
-from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
-
 
 def prepare(raw: Path, prepared: Path, plans_file: Path) -> None:
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+    from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
     described = json.loads((raw / "dataset.json").read_text())
     plans = PlansManager(str(plans_file))
     configuration = plans.get_configuration("3d_fullres")
@@ -36,6 +31,10 @@ def prepare(raw: Path, prepared: Path, plans_file: Path) -> None:
 
 
 def predict(model: Path, images: Path, out: Path) -> None:
+    import torch
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    torch.set_num_threads(1)
     predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), (0,))
     out.mkdir()
@@ -43,5 +42,6 @@ def predict(model: Path, images: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    for place in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        os.environ.setdefault(place, "nowhere")  # or nnU-Net warns
     {"prepare": prepare, "predict": predict}[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -14,7 +14,6 @@ import pytest
 import SimpleITK as sitk
 import torch
 from errors import raises
-from inference.conftest import save_model
 from volumesites import make_volume_site
 
 from fedshift.cli import main
@@ -23,6 +22,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.nnunet_export import write_results_folder
 from fedshift.schema.results import LAST
+from inference.conftest import save_model
 
 pytest.importorskip("dynamic_network_architectures", reason="pip install 'fedshift[nnunet]'")
 
