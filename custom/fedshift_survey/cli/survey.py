@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated
+from fedshift_survey.cli import plans
 
 if TYPE_CHECKING:
     from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
@@ -23,7 +24,8 @@ LOG = "survey.log"
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
+    """Add the command, and ``plans`` for sites that have planned already."""
+    plans.add_parsers(subparsers)
     parser = subparsers.add_parser(
         "survey",
         help="ask every site for sums over its cases: a plan for a task, and a map of the shift between sites",
