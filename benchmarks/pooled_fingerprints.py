@@ -22,7 +22,7 @@ from typing import Any
 import frame
 import numpy as np
 
-from fedshift.data.locate import find_site, installed_sites
+from fedshift.data.locate import find_site, prepared_sites
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.tallies import add_intensities, medians, merge, quantile, spread
 from fedshift.federation.survey_answer import answer
@@ -38,10 +38,9 @@ def main() -> int:
     """Ask the sites, plan both ways, write the file."""
     parser = frame.parser(__doc__)
     parser.add_argument("dataset")
-    parser.add_argument("--sites", nargs="+", required=True)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    folders = {site: find_site(args.dataset, site, local=None, simulator=True) for site in args.sites}
+    folders = {site: find_site(args.dataset, site, local=None, simulator=True) for site in prepared_sites(args.dataset)}
     told = [answer(folder, site) for site, folder in folders.items()]
     pooled, averaged = merge(told), _averaged(told)
     made = {
@@ -49,7 +48,9 @@ def main() -> int:
         "each site's medians averaged, weighted by cases; intensities inside the labels, as nnU-Net's rule for CT uses "
         "them, likewise, and of all voxels at hand",
         "command": " ".join(["python benchmarks/pooled_fingerprints.py", *sys.argv[1:]]),
-        "sites": {each.site: {"cases": each.surveyed, **_plan(make_plan(each, sites=1)), **_site(each)} for each in told},
+        "sites": {
+            each.site: {"cases": each.surveyed, **_plan(make_plan(each, sites=1)), **_site(each)} for each in told
+        },
         "added up": {**_plan(make_plan(pooled, sites=len(told))), **_added(told)},
         "averaged": {**_plan(make_plan(averaged, sites=len(told))), **_mean_of(told)},
         "all cases": _exact(folders),
@@ -68,7 +69,9 @@ def _inside(site: Fingerprint) -> Intensities:
 def _numbers(inside: Intensities) -> dict[str, float]:
     statistics = spread(inside)
     low, middle, high = (quantile(inside.values, q) for q in PERCENTILES)
-    return _rounded({"mean": statistics.mean, "std": statistics.deviation, "0.5 %": low, "median": middle, "99.5 %": high})
+    return _rounded(
+        {"mean": statistics.mean, "std": statistics.deviation, "0.5 %": low, "median": middle, "99.5 %": high}
+    )
 
 
 def _rounded(numbers: dict[str, float]) -> dict[str, float]:
