@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedshift.reporting.report.section import Cell, Column, Heading, Row, Section, Table, paragraph
+from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, paragraph
 from fedshift.reporting.report.wording import Metric, counted, interval, metric
 from fedshift.schema.validation import ClassArea, PooledArea, Validation
 
@@ -18,12 +18,12 @@ def section(record: Validation) -> Section | None:
     others = models[1:] if any(area.against_first for area in _pooled(record)) else []
     columns = [Column("Site", numeric=False), Column("With it"), Column("Without"), *map(Column, models)]
     columns += [Column(f"{model} less {models[0]}") for model in others]
-    blocks: list[Heading | Table] = []
+    blocks: list[Block] = []
     for name in record.classes:
         rows = [*_sites(record, name, m, models, others)]
         if rows:
             foot = _foot(record, name, m, models, others)
-            blocks += [Heading(name), Table(columns, rows, foot, caption=f"{m.heading}, {name}")]
+            blocks.append(Table(columns, rows, foot, caption=f"{m.heading}, {name}"))
     return Section("ranking", "By class", paragraph("validation_areas_how"), blocks) if blocks else None
 
 
