@@ -98,9 +98,12 @@ def missing(out: Path, site: str, seed: int, args: Any) -> Iterator[dict[str, An
         yield {**about, "masks": masks, "draw": draw, "fedshift": model.header.fedshift, **adapted}
 
 
+def sets_of(site: str) -> Sequence[Any]:
+    return gather(find_site("prostate", site, local=None, simulator=True) / "volumes")
+
+
 def labelled_at(model: Model, site: str) -> Sequence[CaseFiles]:
-    sets = gather(find_site("prostate", site, local=None, simulator=True) / "volumes")
-    return scoring.labelled_cases(model, sets, labels={"prostate": [1]}, annotated=None)
+    return scoring.labelled_cases(model, sets_of(site), labels={"prostate": [1]}, annotated=None)
 
 
 def labelled(model: Model, cases: Sequence[CaseFiles], masks: int, draw: int, seed: int) -> dict[str, Any]:
@@ -129,22 +132,26 @@ def drawn(n: int, masks: int, draw: int, seed: int) -> frozenset[int]:
 
 def without(model: Model, site: str, cases: Sequence[CaseFiles], seed: int) -> dict[str, Any]:
     """Adapt to all scans of a site without masks, and score on all; with the time, also for `MANY` scans of others."""
-    ready = make_ready(model, Choice(), device="cpu")
-    before = dice(ready, cases)
+    before = dice(make_ready(model, Choice(), device="cpu"), cases)
     others = [case for other in SITES if other != site for case in labelled_at(model, other)][:MANY]
-    times, outcome, watch = {}, None, Stopwatch()
-    for each in (others, cases):
-        ready = make_ready(model, Choice(), device="cpu")
-        scans = find_cases([case.image for case in each], model.sequences)
-        with Stopwatch() as predicting:
-            for scan in scans:
-                ready.segment(scan.read_stacked()[1], None)
-        with Stopwatch() as watch:
-            windows = unlabelled.windows_of(model, scans, true_spacing=False)
-            outcome = decision.without_masks(ready, windows, anyway=True, seed=seed)
-        times[str(len(scans))] = round(watch.processor / predicting.processor, 2)
-    assert outcome is not None
+    *_, ratio = adapted_to(model, others, seed)
+    ready, outcome, watch, of_a_prediction = adapted_to(model, cases, seed)
+    times = {len(others): ratio, len(cases): of_a_prediction}
     return result(outcome.adaptation, before, dice(ready, cases), watch) | {"of_a_prediction": times}
+
+
+def adapted_to(
+    model: Model, cases: Sequence[CaseFiles], seed: int
+) -> tuple[ReadyModel, decision.Outcome, Stopwatch, float]:
+    """The model adapted to scans without their masks, what was decided, and the time, also in predictions of them."""
+    ready, scans = make_ready(model, Choice(), device="cpu"), find_cases([c.image for c in cases], model.sequences)
+    with Stopwatch() as predicting:
+        for scan in scans:
+            ready.segment(scan.read_stacked()[1], None)
+    with Stopwatch() as watch:
+        windows = unlabelled.windows_of(model, scans, true_spacing=False)
+        outcome = decision.without_masks(ready, windows, anyway=True, seed=seed)
+    return ready, outcome, watch, round(watch.processor / predicting.processor, 2)
 
 
 def dice(ready: ReadyModel, cases: Sequence[CaseFiles]) -> list[float]:
