@@ -105,7 +105,7 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
         shutil.rmtree(staging, ignore_errors=True)
     step = 1 - spec.overlap
     options = "-f 0" if step == USUAL_STEP else f"-f 0 -step_size {step:g}"
-    return ResultsFolder(folder, options if spec.mirror else f"{options} --disable_tta", tuple(_notes(ready)))
+    return ResultsFolder(folder, options, tuple(_notes(ready)))
 
 
 def _expressible(ready: ReadyModel) -> PatchSpec:
