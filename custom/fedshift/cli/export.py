@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         written = write_results_folder(ready, args.nnunet, dataset=args.dataset)
         for note in written.notes:
             print(f"  note: {note}")
-        print(f"{written.folder}: run it with 'nnUNetv2_predict_from_modelfolder -m THERE {written.options} -i … -o …'")
+        print(f"nnUNetv2_predict_from_modelfolder -m {shlex.quote(str(written.folder))} {written.options} -i IN -o OUT")
     for path, write in ((args.onnx, export.write_onnx), (args.torch_export, export.write_torch_export)):
         if path:
             print(f"{path}: differs by at most {write(ready, path):.2g} from the model")
