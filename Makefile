@@ -19,11 +19,13 @@ install: $(VENV)/.installed ## install everything for development into .venv
 export PYTHONDONTWRITEBYTECODE =
 
 # torch first and alone: an index may offer other builds to a looser request. Modules are compiled when they are first
-# imported: most of what is installed never is.
+# imported: most of what is installed never is. nnU-Net's networks come without timm and torchvision, which its U-Nets do
+# not import.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --no-deps dynamic-network-architectures
 	touch $@
 
 # In an environment of its own, which sees the packages of the other and decides none of their versions.
@@ -32,7 +34,7 @@ nnunet: $(NNUNET)/.installed ## install nnU-Net, which the tests of exports to i
 
 $(NNUNET)/.installed: $(VENV)/.installed scripts/nnunet-packages.txt
 	$(PYTHON) -m venv $(NNUNET)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(NNUNET)/lib/python3.11/site-packages/beside.pth
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(NNUNET)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
 	$(NNUNET)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement scripts/nnunet-packages.txt
 	touch $@
 
