@@ -115,7 +115,11 @@ class ProjectRoot:
 
 
 class KitIdentity(ProjectRoot):
-    """Signs and checks with a party's kit."""
+    """Signs and checks with a party's kit.
+
+    Attributes:
+        name: the party's, by its certificate.
+    """
 
     def __init__(self, startup: Path, *, key: str = KEY, certificate: str = CERTIFICATE) -> None:
         """``startup``: the kit's folder of that name, in which ``key`` and ``certificate`` are the party's.
@@ -128,7 +132,7 @@ class KitIdentity(ProjectRoot):
             private = load_pem_private_key((startup / key).read_bytes(), None)
             name = certificate
             self._certificate = (startup / certificate).read_text(encoding="ascii")
-            load_pem_x509_certificate(self._certificate.encode())
+            loaded = load_pem_x509_certificate(self._certificate.encode())
             name = ROOT
             super().__init__(startup)
         except (OSError, ValueError, TypeError) as error:
@@ -142,6 +146,7 @@ class KitIdentity(ProjectRoot):
                 "wrong-key", f"{startup / key} is no RSA key, as FLARE's provisioning makes them: ask for a new kit"
             )
         self._key = private
+        self.name = next((str(name.value) for name in loaded.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
 
     def sign(self, content: bytes) -> tuple[bytes, str]:
         """The signature (RSA-PSS, SHA-256), and the party's certificate as PEM."""
