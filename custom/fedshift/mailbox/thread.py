@@ -33,6 +33,10 @@ from fedshift.schema.files import write_private
 from fedshift.schema.strict import Strict
 
 CARDS, OUTBOX = "cards", "outbox"
+RESTORED = (
+    "was restored from a backup, or a copy of it has gone on. Go on with the newest copy, or make a new folder with "
+    "'fedshift mailbox init' and have the other side run 'fedshift mailbox readmit'"
+)
 
 
 class TwoWritersError(ConfigError):
@@ -122,8 +126,8 @@ class Thread:
         except ValueError as error:
             return f"the card of {self.other} in the shared folder {error}; the one that was seen first counts"
         return (
-            f"{self.other} has another card than before, so its folder was made anew, or somebody has its kit: the first "
-            f"one counts; ask {self.other}, and if it was made anew, run 'fedshift mailbox readmit' here"
+            f"{self.other} has another card than before, so its folder was made anew, or somebody has its kit: the "
+            f"first one counts; ask {self.other}, and if it was made anew, run 'fedshift mailbox readmit' here"
         )
 
     # --- writing ----------------------------------------------------------------------------------
@@ -201,8 +205,8 @@ class Thread:
             raise OtherRunError(
                 "mailbox-other-run",
                 f"letter {expected} of {self.other} is of run {header.run}, and this folder takes part in run {run}: "
-                f"two coordinators use {self.mail.root}, or one has begun anew; end one of them, and for a new run make "
-                "new folders with 'fedshift mailbox init'",
+                f"two coordinators use {self.mail.root}, or one has begun anew; end one of them, and for a new run "
+                "make new folders with 'fedshift mailbox init'",
             )
         if header.previous != self.chains.read_hash:
             raise self._two_writers(expected)
@@ -262,9 +266,7 @@ class Thread:
             raise RestoredError(
                 "mailbox-restored",
                 f"{self.other} has read letter {header.read} of {self.party.name}, and this folder has written {sent}, "
-                f"or another one: {self.folder} was restored from a backup, or a copy of it has gone on. Go on with the "
-                "newest copy, or make a new folder with 'fedshift mailbox init' and have the other side run 'fedshift "
-                "mailbox readmit'",
+                f"or another one: {self.folder} {RESTORED}",
             )
 
     def require_newest(self, own: dict[int, str]) -> None:
@@ -293,17 +295,15 @@ class Thread:
                     continue
             raise RestoredError(
                 "mailbox-restored",
-                f"{self.mail.own} holds letter {number} to {self.other}, which {self.party.name} has signed and this "
-                f"folder has not written: {self.folder} was restored from a backup, or a copy of it has gone on. Go on with "
-                "the newest copy, or make a new folder with 'fedshift mailbox init' and have the other side run 'fedshift "
-                "mailbox readmit'",
+                f"{self.mail.own} holds letter {number} to {self.other}, which {self.party.name} has signed and which "
+                f"this folder has not written: {self.folder} {RESTORED}",
             )
 
     def _two_writers(self, number: int) -> TwoWritersError:
         return TwoWritersError(
             "mailbox-two-writers",
-            f"{self.other} has written two letters {number} to {self.party.name}: its folder was restored from a backup, "
-            "or two copies of it are in use. Nothing more of it is read; ask it which is the right one",
+            f"{self.other} has written two letters {number} to {self.party.name}: its folder was restored from a "
+            "backup, or two copies of it are in use. Nothing more of it is read; ask it which is the right one",
         )
 
 
