@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ class End:
 
     folder: Path
     other: str
-    chains: Chains = Chains()
+    chains: Chains = field(default_factory=Chains)
 
     def look(self) -> Thread:
         """The correspondence as a new step finds it."""

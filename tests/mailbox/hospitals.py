@@ -89,6 +89,12 @@ class Hospitals:
         """A step of everyone (or of the ``names``); whether the run has ended everywhere."""
         return all([self.step(name, until=until).done for name in names or (SERVER, *self.job.task.everyone)])
 
+    def ask_round_1(self) -> None:
+        """Cards are shown, the statistics round is answered and closed, and the sites are asked for round 1."""
+        self.all_step()
+        self.all_step()
+        self.step(SERVER)
+
     def run(self, *, between: Callable[[], object] = lambda: None, most: int = 40) -> None:
         """Steps until the run has ended."""
         for _ in range(most):

@@ -363,6 +363,7 @@ class CoordinatorParty(Stepper):
             round=0,
             sender=self.party.name,
             receiver=self.party.name,
+            reader_key=self.keys.card.opens,
             sequence=1,
             previous=FIRST,
             read=0,

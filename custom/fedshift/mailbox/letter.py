@@ -50,6 +50,7 @@ class Header(Strict):
         round: of the request's message.
         sender: who writes.
         receiver: who reads.
+        reader_key: the key on the card of the receiver that the letter is for: a folder that was made anew has another.
         sequence: number of the letter among those of this sender to this receiver, from 1.
         previous: hash of the letter before it; `FIRST` in the first.
         answers: hash of the letter that this one answers; empty in a request.
@@ -67,6 +68,7 @@ class Header(Strict):
     round: int = Field(ge=0)
     sender: Name
     receiver: Name
+    reader_key: str = _HASH
     sequence: int = Field(ge=1)
     previous: str = _HASH
     answers: str = Field(default="", pattern="^([0-9a-f]{64})?$")

@@ -148,6 +148,7 @@ class Thread:
             round=round_,
             sender=self.party.name,
             receiver=self.other,
+            reader_key=self.card.opens,
             sequence=chains.sent + 1,
             previous=chains.sent_hash,
             answers=answers,
@@ -239,6 +240,12 @@ class Thread:
                 "somebody has put it in this place; it is not read"
             )
             return None
+        if header.reader_key != self.keys.card.opens:
+            self.notes.append(
+                f"the letter {self.other}/{name} is to another folder of {self.party.name}: if this one takes its "
+                f"place, {self.other} has to run 'fedshift mailbox readmit'"
+            )
+            return None
         return letter
 
     def _compare_last(self, letters: dict[int, str]) -> None:
@@ -291,8 +298,9 @@ class Thread:
             except LetterError:
                 continue  # damaged: it is written again
             else:
-                if (header.receiver, header.sequence) != (self.other, number):
-                    continue
+                of_now = self.card is None or header.reader_key == self.card.opens
+                if (header.receiver, header.sequence) != (self.other, number) or not of_now:
+                    continue  # in another's place, or to a folder that the other has no more
             raise RestoredError(
                 "mailbox-restored",
                 f"{self.mail.own} holds letter {number} to {self.other}, which {self.party.name} has signed and which "
