@@ -9,6 +9,7 @@ import json
 from base64 import b64decode
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -18,8 +19,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
 
-from fedshift.federation.encryption.keys import Keys
 from fedshift.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedshift.federation.encryption.keys import Keys
 
 SITE_KEYS, SERVER_KEYS = "client_context.tenseal", "server_context.tenseal"
 KEY, CERTIFICATE, ROOT = "client.key", "client.crt", "rootCA.pem"
@@ -36,6 +39,8 @@ def read_keys(startup: Path, name: str) -> Keys:
     Raises:
         ConfigError: the file is missing, its signature is not the project owner's, or TenSEAL is not installed.
     """
+    from fedshift.federation.encryption.keys import Keys  # brings torch, which signatures do not need
+
     path = startup / name
     try:
         content = path.read_bytes()
