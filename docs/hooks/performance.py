@@ -30,27 +30,6 @@ def idle_round() -> str:
     return table(["", "seconds a round", "from launch to the first training task, s", "largest worker, MB"], rows)
 
 
-def mailbox() -> str:
-    """A round by mailbox beside one in one process, many rounds, and a large model."""
-    found = measured("mailbox")
-    many, peak = found["many_rounds"], found["peak_of_a_large_model_in_models"]
-    rows = [(f"{name}, s a round", spread(seconds, 2)) for name, seconds in found["seconds_a_round"].items()]
-    rows.append(("ratio of the two", spread(found["mailbox_to_one_process"], 1)))
-    rows.append(
-        (
-            "a step that finds nothing to do, with its interpreter, s",
-            spread(found["seconds_of_a_process_that_waits"], 1),
-        )
-    )
-    for what in ("files", "megabytes"):
-        rows += [
-            (f"{what} after round {number} of {many['rounds']}", str(value)) for number, value in many[what].items()
-        ]
-    rows.append(("a model of 1 GB: memory beside it to write it, in models", f"{peak['write']:.2f}"))
-    rows.append(("memory to read it, in models", f"{peak['read']:.2f}"))
-    return table(["six sites that do not train, 4.4 MB", ""], rows)
-
-
 def whole_run() -> str:
     """A run with training, by how it is started."""
     rows = []
