@@ -64,7 +64,8 @@ class Person:
 def test_three_hospitals_train_by_repeated_steps(tmp_path: Path) -> None:
     """To the weights of one process, by the lines that the page gives for cron."""
     person = Person(tmp_path)
-    blocks = re.findall(r"^```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    blocks = [content for language, content in fences if not language]
     begin, init, steps, looks, *rest = blocks
     for line in (begin + init).splitlines():
         code, said = person.type(line)
