@@ -13,7 +13,7 @@ from kits import SERVER
 
 from cli.conftest import Refused
 from fedshift import cli
-from fedshift.flare.ledger_heads import LedgerHeads
+from fedshift.federation.ledger_heads import LedgerHeads
 from fedshift.schema.policy import LEDGER_FILE
 
 

@@ -124,6 +124,7 @@ PARSED: dict[str, str] = {
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift watch \S+$": "it goes on until Ctrl-C; tests/cli/test_watch.py runs it",
     r"fedshift site ": "tests/flare/test_runbook.py types it, in real kits",
+    r"fedshift mailbox ": "tests/mailbox/test_page.py types it, in folders that share one directory",
 }
 """Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""
 

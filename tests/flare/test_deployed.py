@@ -19,13 +19,13 @@ from conftest import SHAPES, small_image_job
 from modelfiles import assert_same_model
 from nvflare.recipe import ProdEnv
 
+from fedshift.federation.encryption.kit_keys import SITE_KEYS, read_keys
 from fedshift.federation.encryption.site import decrypt_model
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.ledger_heads import LedgerHeads
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.flare.export import write_job
-from fedshift.flare.kit_keys import SITE_KEYS, read_keys
-from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.flare.recipe import FeatureShiftRecipe
 from fedshift.schema.job import JobSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison

@@ -20,6 +20,7 @@ from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
 from fedshift.federation.encryption.keys import Keys
+from fedshift.federation.encryption.kit_keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.encryption.vector import COUNTS, Layout
@@ -29,7 +30,6 @@ from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.flare.export import write_job
-from fedshift.flare.kit_keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Results

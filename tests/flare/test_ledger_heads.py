@@ -16,13 +16,13 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from docs.hooks import leaves
+from fedshift.federation.ledger_heads import FILE_NAME, LedgerHeads
 from fedshift.federation.site.privacy.ledger import HEAD_FILE, Ledger
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.dry_run import contents
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
-from fedshift.flare.ledger_heads import FILE_NAME, LedgerHeads
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 
@@ -187,7 +187,7 @@ def test_a_full_disk_costs_one_record_and_not_the_round(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "fedshift"):
-        patch.setattr("fedshift.flare.ledger_heads.write_private", full)
+        patch.setattr("fedshift.federation.ledger_heads.write_private", full)
         heads.keep("HK", head(3))
     assert "release 3 of site" in caplog.text
     heads.keep("HK", head(4))

@@ -21,14 +21,14 @@ from kits import SERVER
 from modelfiles import assert_same_model
 
 from fedshift import cli
+from fedshift.federation.encryption.kit_keys import PADDING, KitIdentity, server_checker
 from fedshift.federation.encryption.masks.protocol import KEYS, MASKS, VECTOR
 from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
 from fedshift.federation.encryption.vector import VectorLayout
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.message_limits import SLACK, MessageLimits
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import write_job
-from fedshift.flare.kit_keys import PADDING, KitIdentity, server_checker
-from fedshift.flare.message_limits import SLACK, MessageLimits
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import LAST
 

@@ -78,9 +78,9 @@ def add_arguments(site: Any) -> None:
 
 
 def _decrypt(args: argparse.Namespace) -> int:
+    from fedshift.federation.encryption.kit_keys import SITE_KEYS, read_keys
     from fedshift.federation.encryption.site import decrypt_model
     from fedshift.flare.kit import open_kit
-    from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 
     kit = open_kit(args.kit)
     if kit.role == "server":
@@ -175,7 +175,7 @@ def _dry_run(args: argparse.Namespace) -> int:
     if job.federation.encryption == "masks":
         _say_what_masks_hide(job, kit, settings.privacy)
     if job.federation.encryption == "ckks":
-        from fedshift.flare.kit_keys import SITE_KEYS, read_keys
+        from fedshift.federation.encryption.kit_keys import SITE_KEYS, read_keys
 
         read_keys(kit.folder / "startup", SITE_KEYS)
         print("the job encrypts all arrays but batch counters: this is what will be in the ciphertexts")
@@ -189,9 +189,9 @@ def _dry_run(args: argparse.Namespace) -> int:
 
 def _say_what_masks_hide(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
     """What masks hide of the answers, and from whom."""
+    from fedshift.federation.encryption.kit_keys import KitIdentity
     from fedshift.federation.encryption.masks.protocol import helpers_needed
     from fedshift.federation.encryption.masks.site import SiteMasks
-    from fedshift.flare.kit_keys import KitIdentity
     from fedshift.reporting.report.wording import counted
 
     least = (policy or Policy()).min_sites_in_sum
@@ -255,7 +255,7 @@ def _ledger(args: argparse.Namespace) -> int:
 
 def _heads_seen(kit: Kit, *, as_json: bool, forget: str | None) -> int:
     """What the server has seen of the sites' ledgers."""
-    from fedshift.flare.ledger_heads import LedgerHeads
+    from fedshift.federation.ledger_heads import LedgerHeads
 
     heads = LedgerHeads(kit.local)
     if forget is not None:

@@ -11,13 +11,13 @@ from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
+from fedshift.federation.encryption.kit_keys import SERVER_KEYS, read_keys, server_checker
 from fedshift.federation.encryption.server import EncryptedCoordinator
+from fedshift.federation.ledger_heads import LedgerHeads
 from fedshift.federation.server.coordinator import Callbacks, Coordinator
 from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec
 from fedshift.flare.export import hosts
-from fedshift.flare.kit_keys import SERVER_KEYS, read_keys, server_checker
-from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.methods import method_set
 from fedshift.schema.errors import DiskFull
 from fedshift.schema.job import JobSpec

@@ -16,11 +16,11 @@ import numpy as np
 from nvflare.apis.dxo import DXO, from_shareable
 
 from fedshift.data.locate import SiteSettings
+from fedshift.federation.ledger_heads import SiteLedger
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
-from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, SiteInfo, Update

@@ -18,12 +18,12 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
+from fedshift.federation.ledger_heads import SiteLedger
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.survey_answer import site_reference
 from fedshift.flare import codec
 from fedshift.flare.context import client_is_simulated, deployed_job, local_folder, run_folder, startup_folder
 from fedshift.flare.export import hosts
-from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.flare.workspaces import SITES, take_site_back
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
@@ -129,7 +129,7 @@ class FedshiftExecutor(Executor):
         if event_type == EventType.START_RUN and client_is_simulated(fl_ctx):
             self.protection = SiteProtection.simulated(fl_ctx)
         elif event_type == EventType.START_RUN:
-            from fedshift.flare.message_limits import MessageLimits  # brings torch
+            from fedshift.federation.message_limits import MessageLimits  # brings torch
 
             allow_usual()  # for a job that is found to be wrong
             job = self._read_job(fl_ctx)
@@ -189,8 +189,8 @@ class FedshiftExecutor(Executor):
             simulated = client_is_simulated(fl_ctx)
             return site_masks(job, name, folder=folder, fl_ctx=fl_ctx, simulated=simulated, policy=policy)
         if job.federation.encryption == "ckks" and self._encryption is None:
+            from fedshift.federation.encryption.kit_keys import SITE_KEYS, read_keys
             from fedshift.federation.encryption.site import SiteEncryption
-            from fedshift.flare.kit_keys import SITE_KEYS, read_keys
 
             self._encryption = SiteEncryption(job, read_keys(startup_folder(fl_ctx), SITE_KEYS))
         return self._encryption

@@ -22,9 +22,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from pydantic import BaseModel
 
+from fedshift.federation.ledger_heads import LedgerHeads, SiteLedger
 from fedshift.flare import codec
 from fedshift.flare.context import client_is_simulated, local_folder, run_folder, server_is_simulated
-from fedshift.flare.ledger_heads import LedgerHeads, SiteLedger, heads_of
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.messages import Broadcast
 from flare_armour.patches import require_protection
@@ -112,7 +112,7 @@ class QuestionWorkflow(Controller):
         connected = {client.name for client in self._engine.get_clients()}
         asked = [site for site in question.sites if site in connected]
         log.info("%s: asking %s", question.about, ", ".join(asked) or "nobody")
-        self._ledgers = None if server_is_simulated(fl_ctx) else heads_of(fl_ctx)
+        self._ledgers = None if server_is_simulated(fl_ctx) else LedgerHeads(local_folder(fl_ctx))
         known = {} if self._ledgers is None else self._ledgers.known(asked)
         broadcast = Broadcast(round=0, best_round=0, weights={}, sites=tuple(asked), ledgers=known)
         task = Task(

@@ -31,13 +31,13 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.data.locate import find_sites
+from fedshift.federation.ledger_heads import LedgerHeads
+from fedshift.federation.message_limits import MessageLimits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.flare.context import deployed_job, run_folder, server_is_simulated, startup_folder
+from fedshift.flare.context import deployed_job, local_folder, run_folder, server_is_simulated, startup_folder
 from fedshift.flare.export import hosts
-from fedshift.flare.ledger_heads import LedgerHeads, heads_of
-from fedshift.flare.message_limits import MessageLimits
 from fedshift.flare.round_answers import DisabledClients, RoundAnswers, RoundDeadline
 from fedshift.flare.stats import add_progress, add_stats, server_stats
 from fedshift.flare.workspaces import take_server_back
@@ -227,8 +227,8 @@ class FedshiftWorkflow(Controller):
         if simulated:
             find_sites(job)
             take_server_back(folder)
-        limits, federation = MessageLimits.from_job(job), job.federation
-        self._ledgers = None if simulated else heads_of(self._fl_ctx)
+        limits, federation = MessageLimits.from_job(job, most=max(map(len, hosts(job).values()))), job.federation
+        self._ledgers = None if simulated else LedgerHeads(local_folder(self._fl_ctx))
         self._patience = RoundDeadline(
             frozenset(hosts(job)),
             federation.min_sites,

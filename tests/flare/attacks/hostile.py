@@ -49,7 +49,7 @@ LOWERED = {
     "flare_armour.patches.incoming_streams:WAITING": WAITING,
     "flare_armour.patches.incoming_streams:MOST_HEADERS": HEADERS,
     "flare_armour.patches.submissions:LARGEST": JOB,
-    "fedshift.flare.message_limits:SLACK": 200_000,
+    "fedshift.federation.message_limits:SLACK": 200_000,
 }
 """Bounds of the server in these tests, so that little goes beyond them."""
 

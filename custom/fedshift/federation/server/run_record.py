@@ -135,6 +135,10 @@ class RunRecord:
         self.answered: list[str] = []
         """Sites whose answer to the open round was accepted, in order of arrival."""
 
+    def opened_before(self, seconds: float) -> None:
+        """The open round was opened so long ago, by an earlier process."""
+        self._opened -= seconds
+
     def stop_clock(self) -> None:
         """The open round has taken the time until now."""
         self.current.seconds = round(time.monotonic() - self._opened, 3)

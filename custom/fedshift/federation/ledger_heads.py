@@ -14,10 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nvflare.apis.fl_context import FLContext
 from pydantic import ValidationError
 
-from fedshift.flare.context import local_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_private
 from fedshift.schema.messages import Broadcast
@@ -132,8 +130,3 @@ class LedgerHeads:
         with self._lock.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def heads_of(fl_ctx: FLContext) -> LedgerHeads:
-    """Those in the kit of the server that runs a job."""
-    return LedgerHeads(local_folder(fl_ctx))

@@ -9,7 +9,6 @@ from math import prod
 import numpy as np
 
 from fedshift.federation.tensors import read_weights
-from fedshift.flare.export import hosts
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
@@ -36,8 +35,8 @@ class MessageLimits:
     task: int
 
     @classmethod
-    def from_job(cls, job: JobSpec) -> MessageLimits:
-        """Compute them; this builds the job's network.
+    def from_job(cls, job: JobSpec, *, most: int = 1) -> MessageLimits:
+        """Compute them; this builds the job's network. ``most``: sites that one client answers for at most.
 
         Raises:
             ConfigError: the job names what is not there.
@@ -47,7 +46,6 @@ class MessageLimits:
         network = [(value.size, value.itemsize) for value in read_weights(net).values()]
         up, down = _sizes(methods.up, CHOSEN), _sizes(methods.down, CHOSEN * len(job.task.sites))
         least = NUMBER[job.federation.encryption]
-        most = max(len(sites) for sites in hosts(job).values())
         return cls(
             answer=most * (SLACK + TIMES * _bytes([*network, *up], least)),
             task=SLACK + TIMES * _bytes([*network, *up, *down], least),

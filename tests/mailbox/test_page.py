@@ -1,0 +1,104 @@
+"""docs/mailbox.md as its readers type it: a process for every command, folders that share nothing but one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kits import ROOT
+from modelfiles import assert_same_model
+
+from fedshift.federation.in_process import run_in_process
+from fedshift.flare.export import read_job_folder
+from fedshift.schema.results import BEST, LAST
+
+PAGE = (ROOT / "docs" / "mailbox.md").read_text(encoding="utf-8")
+SMALL = [
+    *("--set", "data.matrix=32", "network.options.features=4", "schedule.rounds=2", "schedule.local_epochs=1"),
+    *("schedule.batch_size=8", "schedule.precision=fp32"),
+]
+ADDED = {
+    "fedshift data phantom": ["--sites", "BIDMC,HK,UCL", "--cases", "3", "--matrix", "32"],
+    "fedshift job": SMALL,
+    "fedshift site init": ["--allow-root"],
+}
+"""What makes a command end in seconds, or run on a test machine."""
+PARTIES = ("coordinator", "BIDMC", "HK", "UCL")
+
+
+class Person:
+    """Who types, in a folder with a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.home.mkdir()
+        (folder / "deploy").mkdir()
+        shutil.copy(ROOT / "deploy" / "project.yml", folder / "deploy")
+        paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FEDSHIFT", "XDG"))}
+        self.env = kept | {"HOME": str(self.home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+    def type(self, line: str) -> tuple[int, str]:
+        """Exit code and output of a line."""
+        added = next((more for start, more in ADDED.items() if line.startswith(start)), [])
+        name, *words = line.replace("~", str(self.home)).split()
+        programs = {"fedshift": "fedshift.cli", "nvflare": "nvflare.cli"}
+        command = [sys.executable, "-m", programs[name]] if name in programs else [name]
+        done = subprocess.run(
+            [*command, *words, *added],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_three_hospitals_train_by_repeated_steps(tmp_path: Path) -> None:
+    """To the weights of one process, by the lines that the page gives for cron."""
+    person = Person(tmp_path)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    blocks = [content for language, content in fences if not language]
+    begin, init, steps, looks, *rest = blocks
+    for line in (begin + init).splitlines():
+        code, said = person.type(line)
+        assert code == 0 or "site init" in line, said  # it also says that no server can be reached, and none is needed
+    cron = [" ".join(line.split()[6:]) for line in re.findall(r"^\*/5.*", PAGE, flags=re.MULTILINE)]
+    assert [line.partition(" $HOME")[0] for line in cron] == ["mailbox step"] * 2
+    codes = {}
+    for _ in range(12):
+        for line in steps.splitlines():
+            code, said = person.type(line + (" --until 3d" if "coordinator" in line else ""))
+            assert code in (0, 3) and len(said.strip().splitlines()) >= 1, said
+            codes[line.rpartition("/")[2]] = code
+        if not any(codes.values()):
+            break
+    assert codes == dict.fromkeys(PARTIES, 0)
+    for line in "".join([looks, *rest]).splitlines():
+        code, said = person.type(line)
+        assert code == 0, said
+    assert (tmp_path / "by_mailbox.html").is_file()
+    job = read_job_folder(tmp_path / "jobs" / "by_mailbox")
+    data = {site: person.home / ".local/share/fedshift/phantom/prostate" / site for site in job.task.sites}
+    run_in_process(job, data, tmp_path / "one")
+    for file in (BEST, LAST):
+        assert_same_model(tmp_path / "one" / file, tmp_path / "by_mailbox" / "coordinator" / "run" / file)
+
+
+def test_no_step_needs_nvflare(tmp_path: Path) -> None:
+    """Nor does one that finds nothing to do import torch."""
+    code = (
+        "import sys; sys.modules['nvflare'] = None\n"
+        "import fedshift.mailbox.site_party, fedshift.mailbox.coordinator_party\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+        "import fedshift.mailbox.live_run, fedshift.federation.site.site\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
