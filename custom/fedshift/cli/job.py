@@ -97,8 +97,8 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
         "--init",
         type=Path,
         metavar="MODEL",
-        help="a model file, MONAI bundle or checkpoint of nnU-Net to start from; layers that do not fit start anew, and "
-        "are listed; nnU-Net's plans decide the network",
+        help="a model file, MONAI bundle or checkpoint of nnU-Net to start from; layers that do not fit start anew, "
+        "and are listed; nnU-Net's plans decide the network",
     )
     return task
 

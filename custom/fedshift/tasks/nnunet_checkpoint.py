@@ -1,7 +1,7 @@
 """Checkpoints of nnU-Net 2 as a start: the network is built from the plans, and its weights are taken one to one.
 
-A checkpoint (``checkpoint_final.pth``) holds weights and, under ``init_args``, the plans, the data set's description and
-the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it or in
+A checkpoint (``checkpoint_final.pth``) holds weights and, under ``init_args``, the plans, the data set's description
+and the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it or in
 the folder above, as a results folder has them. Plans of nnU-Net 2.0 to 2.3, which describe a network without naming its
 class, are read as nnU-Net itself reads them.
 """
@@ -9,6 +9,7 @@ class, are read as nnU-Net itself reads them.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,8 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
     if chosen.get("previous_stage"):
         raise ConfigError(
             "network-unlisted",
-            f"{path} is the second stage of a cascade, which takes the masks of its first stage {chosen['previous_stage']}"
-            " as channels: start from a checkpoint of 3d_fullres",
+            f"{path} is the second stage of a cascade, which takes the masks of its first stage "
+            f"({chosen['previous_stage']}) as channels: start from a checkpoint of 3d_fullres",
         )
     dims = len(chosen["patch_size"])
     name, arguments = _architecture(chosen, path)
@@ -230,7 +231,7 @@ def _number(kind: _Type, data: bytes) -> float | int | bool:
 
     kinds = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"}
     if not isinstance(kind, _Type) or kind.name not in kinds or kind.order not in ("<", ">", "|", "="):
-        raise ValueError("no plain number")
+        raise pickle.UnpicklingError("no plain number")
     (value,) = np.frombuffer(data, np.dtype(kind.order + kind.name)).tolist()
     return cast("float | int | bool", value)
 
