@@ -1,9 +1,9 @@
 """Checkpoints of nnU-Net 2 as a start: the network is built from the plans, and its weights are taken one to one.
 
 A checkpoint (``checkpoint_final.pth``) holds weights and, under ``init_args``, the plans, the data set's description
-and the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it or in
-the folder above, as a results folder has them. Plans of nnU-Net 2.0 to 2.3, which describe a network without naming its
-class, are read as nnU-Net itself reads them.
+and the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it
+or in the folder above, as a results folder has them. Plans of nnU-Net 2.0 to 2.3, which describe a network without
+naming its class, are read as nnU-Net itself reads them.
 """
 
 from __future__ import annotations
