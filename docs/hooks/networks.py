@@ -6,13 +6,16 @@ from importlib.util import find_spec
 
 import torch
 
-from fedshift.tasks import losses, monai_networks, networks, trial
+from fedshift.tasks import losses, monai_networks, networks, nnunet_networks, trial
 
 
 def stages() -> str:
     """The encoder stages of every network for volumes, as a trial run finds them."""
     lines = ["| network | stages: channels and resolution |", "|---|---|"]
-    for name in ("unet", *monai_networks.names()):
+    for name in ("unet", *monai_networks.names(), *nnunet_networks.names()):
+        if find_spec("dynamic_network_architectures") is None and name in nnunet_networks.names():
+            lines.append(f"| `{name}` | needs the extra `nnunet` |")
+            continue
         if find_spec("einops") is None and name in ("monai.SwinUNETR", "monai.UNETR"):
             lines.append(f"| `{name}` | needs the package `einops` |")
             continue

@@ -55,7 +55,7 @@ def of_the_package(name: str, *, dims: int) -> nn.Module:
 def test_weights_go_both_ways_and_give_the_same_bits(name: str, dims: int) -> None:
     ours, theirs, x = small(name, dims=dims), of_the_package(name, dims=dims), image(dims)
     theirs.load_state_dict(with_second_names(ours, ours.state_dict()))
-    for mine, given in zip(ours.train()(x), theirs.train()(x), strict=True):
+    for mine, given in zip(ours.train()(x), theirs.train()(x)[:-1], strict=True):
         assert torch.equal(mine, given)
     assert torch.equal(ours.eval()(x), theirs.eval()(x)[0])
     other = of_the_package(name, dims=dims)
@@ -93,12 +93,13 @@ def test_stages_are_behind_the_skip_connections(name: str, dims: int) -> None:
         handle.remove()
 
 
-def test_all_outputs_are_trained() -> None:
+def test_all_outputs_but_the_coarsest_are_trained() -> None:
     net, x = small("nnunet.ResidualEncoderUNet"), image(2)
     outputs = net.train()(x)
-    assert [output.shape[-1] for output in outputs] == [64, 32, 16]
+    assert [output.shape[-1] for output in outputs] == [64, 32]
     make_loss("ce_dice", {}, n_classes=3)(outputs, torch.ones(2, 64, 64, dtype=torch.long)).backward()
-    assert all(parameter.grad is not None for parameter in net.parameters())
+    untrained = {key.rpartition(".")[0] for key, value in net.named_parameters() if value.grad is None}
+    assert untrained == {"decoder.seg_layers.0"}
     assert not isinstance(small("nnunet.PlainConvUNet", deep_supervision=False).train()(x), list)
 
 

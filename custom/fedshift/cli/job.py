@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -17,6 +17,10 @@ from fedshift.schema.names import comma_separated
 from fedshift.schema.policy import USUAL_SITES_IN_SUM
 from fedshift.schema.results import FILE_NAME, TRAINED_BEFORE
 from fedshift.schema.settings import Setting, settings
+
+if TYPE_CHECKING:
+    from fedshift.tasks.nnunet_checkpoint import Described
+    from fedshift.tasks.stages import StagedNetwork
 
 WIDTH = 100
 """Of the comments in a job that is shown."""
@@ -93,7 +97,8 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
         "--init",
         type=Path,
         metavar="MODEL",
-        help="a model file or MONAI bundle to start from; layers that do not fit start anew, and are listed",
+        help="a model file, MONAI bundle or checkpoint of nnU-Net to start from; layers that do not fit start anew, "
+        "and are listed; nnU-Net's plans decide the network",
     )
     return task
 
@@ -103,10 +108,12 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.federation.resolve import resolve
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
+    from fedshift.tasks.nnunet_checkpoint import check_fits
 
     start = args.weights or args.init
     path = None if start is None else pretrained.file_of(start)
-    weights = None if path is None else pretrained.identify(path, partial=args.init is not None)
+    nnunet = None if path is None else pretrained.from_nnunet(path)
+    weights = None if path is None else pretrained.identify(path, partial=args.init is not None and nnunet is None)
     changes.setdefault("sites", args.sites)
     changes.setdefault("held_out", getattr(args, "held_out", None))
     changes.setdefault("name", args.name)
@@ -114,14 +121,25 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         args.task,
         args.methods,
         protocol=args.protocol,
-        options=[*args.options, *(["evaluation.local=true"] if getattr(args, "with_local", False) else [])],
+        options=[
+            *args.options,
+            *(["evaluation.local=true"] if getattr(args, "with_local", False) else []),
+            *([] if nnunet is None else _network_of_plans(nnunet, args.options)),
+        ],
         seed=args.seed,
         weights=weights,
         **changes,
     )
     if path is None or weights is None:
         return job
-    taken = pretrained.select(build_task(job).network(), weights, path)
+    task = build_task(job)
+    net = task.network()
+    if nnunet is not None:
+        channels = cast("StagedNetwork", net).in_channels
+        check_fits(nnunet, channels=channels, outputs=job.task.outputs, dims=len(task.spatial), path=path)
+        if not quiet:
+            print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
+    taken = pretrained.select(net, weights, path)
     kept = pretrained.keep(path, weights)
     if not quiet:
         print(f"initial weights: {pretrained.describe(weights, taken)}; the server finds them in {kept.parent}")
@@ -130,6 +148,24 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         if not_new:
             print(f"held out: {', '.join(not_new)} {TRAINED_BEFORE}, so scores there are not those of a new site")
     return job
+
+
+def _network_of_plans(nnunet: Described, options: Sequence[str]) -> list[str]:
+    """Options that set a job's network to that of a checkpoint's plans."""
+    other = next((text for text in options if text.partition("=")[0].partition(".")[0].strip() == "network"), None)
+    if other is not None:
+        raise ConfigError(
+            "options-clash", f"the network is that of the checkpoint's plans: leave out {other}, or --init"
+        )
+    return [f"network.name={nnunet.name}", f"network.options={_in_a_line(nnunet.options)}"]
+
+
+def _as_planned(nnunet: Described) -> str:
+    """How nnU-Net prepared what a checkpoint trained on, for people to compare."""
+    parts = [f"patch {' x '.join(map(str, nnunet.patch))}"]
+    if nnunet.spacing:
+        parts.append(f"spacing {' x '.join(f'{mm:g}' for mm in nnunet.spacing)} mm")
+    return ", ".join([*parts, *dict.fromkeys(nnunet.normalisation)])
 
 
 def _choose(args: argparse.Namespace) -> None:

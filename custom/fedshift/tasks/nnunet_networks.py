@@ -149,6 +149,16 @@ def _flat(value: Any) -> list[Any]:
     return [part for each in value for part in _flat(each)] if isinstance(value, list | tuple) else [value]
 
 
+class _Supervised(Segmenter):
+    """In training, the outputs that nnU-Net trains: it gives the coarsest of them the weight 0."""
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        outputs = super().forward(x)
+        if isinstance(outputs, Tensor):
+            return outputs
+        return outputs[:-1] if len(outputs) > 2 else outputs[0]
+
+
 def build(
     name: str,
     options: dict[str, Any],
@@ -167,7 +177,7 @@ def build(
         word = chosen[key]
         arguments[key] = None if word is None else getattr(nn, f"{words[word]}{spatial_dims}d")
     arguments["nonlin"] = getattr(nn, chosen["nonlin"])
-    made: Any = type(short, (Segmenter, getattr(package, short)), {"__module__": __name__})
+    made: Any = type(short, (_Supervised, getattr(package, short)), {"__module__": __name__})
     net: Segmenter = made(input_channels=in_channels, num_classes=n_classes, **arguments)
     net.apply(made.initialize)  # nnU-Net's initial weights
     _name_once(net)

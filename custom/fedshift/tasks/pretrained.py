@@ -27,7 +27,7 @@ from fedshift.data.locate import data_home
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
 from fedshift.schema.results import Lineage, lineage_of
-from fedshift.tasks import networks
+from fedshift.tasks import networks, nnunet_checkpoint, nnunet_networks
 from fedshift.tasks.encoder_names import for_encoder
 from fedshift.tasks.monai_networks import without_second_names
 
@@ -63,15 +63,16 @@ class Taken:
 
 
 def file_of(path: Path) -> Path:
-    """The file of weights that a path names: the file itself, or that of a MONAI bundle's folder."""
+    """The file of weights that a path names: the file itself, or that in a MONAI bundle or in results of nnU-Net."""
     if not path.is_dir():
         return path
     inside = path / IN_BUNDLE
-    if not inside.is_file():
+    found = inside if inside.is_file() else nnunet_checkpoint.checkpoint_in(path)
+    if found is None:
         raise ConfigError(
             "weights-missing", f"{path} has no {IN_BUNDLE}, as a MONAI bundle has: name a file of weights"
         )
-    return inside
+    return found
 
 
 def identify(path: Path, *, partial: bool = False) -> WeightsSpec:
@@ -114,7 +115,7 @@ def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -
     Raises:
         ConfigError: no parameter fits, or one that fits is not finite.
     """
-    initial, state = net.state_dict(), for_encoder(net, without_second_names(net, state))
+    initial, state = net.state_dict(), for_encoder(net, _named_once(net, state))
     fitting = {key for key, value in initial.items() if key in state and state[key].shape == value.shape}
     if not any(key in fitting for key, _ in net.named_parameters()):
         raise ConfigError(
@@ -123,6 +124,13 @@ def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -
     arrays = {key: _checked(state[key], initial[key], f"{where}: {key}") for key in initial if key in fitting}
     new, unused = (key for key in initial if key not in fitting), (key for key in state if key not in fitting)
     return Taken(arrays, len(initial), _by_layer(new), _by_layer(unused))
+
+
+def _named_once(net: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A file's arrays under the first of their names, where the network's class has several."""
+    if nnunet_networks.is_of_nnunet(net):
+        return nnunet_networks.without_second_names(state)
+    return without_second_names(net, state)
 
 
 def _by_layer(keys: Iterable[str]) -> tuple[str, ...]:
@@ -142,7 +150,7 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     Raises:
         ConfigError: an array is missing, unexpected, not finite or of another shape; the first one is named.
     """
-    initial, state = net.state_dict(), without_second_names(net, state)
+    initial, state = net.state_dict(), _named_once(net, state)
     head = {name for name, module in net.named_modules() if module is getattr(net, "head", None)}
     norms = {name for name, m in net.named_modules() if isinstance(m, nn.GroupNorm) and f"{name}.running_mean" in state}
     heads = [key for key in initial if _owner(key) in head]
@@ -170,6 +178,12 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     words += [f"group norms ({len(of_norms)} arrays)"] if of_norms else []
     words += [f"counters of norms ({len(counters)} arrays)"] if counters else []
     return Taken(arrays, len(initial), tuple(words))
+
+
+def from_nnunet(path: Path) -> nnunet_checkpoint.Described | None:
+    """The network of a checkpoint that nnU-Net wrote; None for other files. Errors as `read` and `described`."""
+    content = _content(path)
+    return nnunet_checkpoint.described(content, path) if nnunet_checkpoint.is_checkpoint(content) else None
 
 
 def describe(spec: WeightsSpec, taken: Taken) -> str:
@@ -240,7 +254,7 @@ def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ)
 def _content(path: Path) -> Any:
     """What a file of ``torch.save`` holds; only arrays and plain values are loaded."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return nnunet_checkpoint.load(path)
     except pickle.UnpicklingError:
         raise ConfigError(
             "weights-format",

@@ -20,7 +20,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.seeding import generator
 from fedshift.tasks.base import Everything, Task
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.segmentation.patches import cut
+from fedshift.tasks.segmentation.patches import Patches, cut
 
 
 def job(data: dict[str, object], **evaluation: object) -> JobSpec:
@@ -118,6 +118,22 @@ def test_labels_decide_nothing_of_images_for_statistics(tmp_path: Path, monkeypa
     assert torch.equal(torch.cat(list(opened.images_alone())), before)
     assert torch.equal(torch.cat(list(Everything(opened).images_alone())), every) and len(every) > len(before)
     assert not torch.equal(torch.cat([x for x, _ in opened.chunks()]), drawn)
+
+
+def test_a_guaranteed_share_of_a_batch_is_centred_on_the_foreground(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray | None] = []
+    starts = Patches._starts
+    monkeypatch.setattr(Patches, "_starts", lambda self, c, s, last: (seen.append(last), starts(self, c, s, last))[1])
+    folder = make_volume_site(tmp_path, "A", shape=(16, 40, 40))
+    for size, share, centred in ((2, 0.33, 1), (9, 0.33, 3), (6, 1.0, 6), (3, 0.0, 0)):
+        opened = task(
+            {"patch": [5, 7, 7], "foreground": share, "foreground_guaranteed": True, "samples_per_case": 30}
+        ).open(folder, "A")
+        opened.train_batch(np.arange(size), seeds=torch.arange(size))
+        last = seen.pop()
+        assert last is not None and last.sum() == centred and last[size - centred :].all()
 
 
 def test_with_foreground_1_the_patch_has_a_voxel_of_a_class_in_its_middle(tmp_path: Path) -> None:

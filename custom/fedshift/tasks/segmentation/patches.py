@@ -64,7 +64,8 @@ class DataSpec(Strict):
 
     ``samples_per_case``: patches of each training case in an epoch. ``foreground``: probability that a patch is centred
     on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere, or, where masks
-    have voxels to ignore, around one that counts.
+    have voxels to ignore, around one that counts. ``foreground_guaranteed``: as large a part of each batch, its last
+    samples, is centred so in place of each sample by chance (nnU-Net).
     ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``augmentation_only`` or
     ``augmentation_without``: the parts of a preset that stay, or that are left out. ``mirror``: axes of a patch, from
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
@@ -88,6 +89,7 @@ class DataSpec(Strict):
     convention: Convention = "fedshift"
     samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
     foreground: float = Field(default=0.33, ge=0, le=1)
+    foreground_guaranteed: bool = False
     augmentation: str | tuple[dict[str, Any], ...] = "none"
     augmentation_only: tuple[str, ...] = ()
     augmentation_without: tuple[str, ...] = ()
@@ -285,17 +287,22 @@ class Patches(ScanData):
         return self._cut(cases, starts, (0,) * AXES)
 
     def train_batch(self, index: np.ndarray, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        cases, starts = self._places_of(index, seeds, "train")
+        last = np.arange(len(index)) >= round(len(index) * (1 - self._spec.foreground))
+        cases, starts = self._places_of(
+            index, seeds, "train", centred=last if self._spec.foreground_guaranteed else None
+        )
         if self._on_device is None:
             x, y = self._cut(cases, starts, self._margin)
         else:
             x, y = self._gathered(cases, starts, self._margin, *self._on_device)
         return (x, y) if self._augmentation is None else self._augmentation(x, y, seeds=seeds)
 
-    def _places_of(self, index: np.ndarray, seeds: Tensor, subset: Subset) -> tuple[np.ndarray, np.ndarray]:
-        """The case (B,) of each patch and its first voxel (B, 3)."""
+    def _places_of(
+        self, index: np.ndarray, seeds: Tensor, subset: Subset, *, centred: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The case (B,) of each patch and its first voxel (B, 3). ``centred``: (B,) on the foreground; None: drawn."""
         cases = self.members(subset)[index // self._spec.samples_per_case]
-        return cases, self._starts(cases, seeds)
+        return cases, self._starts(cases, seeds, centred)
 
     def _cut(self, cases: np.ndarray, starts: np.ndarray, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Patches with a margin, one after another from the files or the machine's memory."""
@@ -346,7 +353,7 @@ class Patches(ScanData):
         first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
         return first, tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
 
-    def _starts(self, cases: np.ndarray, seeds: Tensor) -> np.ndarray:
+    def _starts(self, cases: np.ndarray, seeds: Tensor, guaranteed: np.ndarray | None) -> np.ndarray:
         """The first voxels (B, 3) of patches of these cases; below 0 where a volume is smaller than the patch."""
         window, shapes = np.array(self._spec.window), self.volumes.shapes[cases]
         free = shapes - window
@@ -357,7 +364,7 @@ class Patches(ScanData):
             starts = np.where(some[:, None], np.clip(counted - window // 2, 0, np.maximum(free, 0)), starts)
         centres, has_foreground = self.volumes.foreground(cases, drawn[:, AXES + 1 :])
         around = np.clip(centres - window // 2, 0, np.maximum(free, 0))
-        centred = (drawn[:, AXES] < self._spec.foreground) & has_foreground
+        centred = (drawn[:, AXES] < self._spec.foreground if guaranteed is None else guaranteed) & has_foreground
         starts = np.where(centred[:, None], around, starts)
         return np.asarray(np.where(free < 0, -(-free // 2), starts))
 

@@ -1,0 +1,250 @@
+"""Checkpoints of nnU-Net 2 as a start: the network is built from the plans, and its weights are taken one to one.
+
+A checkpoint (``checkpoint_final.pth``) holds weights and, under ``init_args``, the plans, the data set's description
+and the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it
+or in the folder above, as a results folder has them. Plans of nnU-Net 2.0 to 2.3, which describe a network without
+naming its class, are read as nnU-Net itself reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import nearest
+from fedshift.tasks import nnunet_networks
+
+WEIGHTS, ARGUMENTS = "network_weights", "init_args"
+FINAL = "checkpoint_final.pth"
+NOT_OPTIONS = ("conv_op",)
+"""What follows from the task."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """The network of a checkpoint, and how the plans prepared its images.
+
+    ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``channels``, ``outputs``: of images and logits.
+    ``patch`` (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a
+    channel.
+    """
+
+    name: str
+    options: dict[str, Any]
+    dims: int
+    channels: int
+    outputs: int
+    patch: tuple[int, ...]
+    spacing: tuple[float, ...]
+    normalisation: tuple[str, ...]
+
+
+def is_checkpoint(content: Any) -> bool:
+    """Whether the content of a file is what nnU-Net's trainer saves."""
+    return isinstance(content, dict) and WEIGHTS in content and ("trainer_name" in content or ARGUMENTS in content)
+
+
+def checkpoint_in(folder: Path) -> Path | None:
+    """The checkpoint of a results folder, or of one of its folds; None if the folder is none of nnU-Net's.
+
+    Raises:
+        ConfigError: it has several folds.
+    """
+    if (folder / FINAL).is_file():
+        return folder / FINAL
+    inside = sorted(folder.glob(f"fold_*/{FINAL}"))
+    if len(inside) > 1:
+        folds = ", ".join(path.parent.name for path in inside)
+        raise ConfigError("weights-missing", f"{folder} has several folds ({folds}): name the {FINAL} of one")
+    return inside[0] if inside else None
+
+
+def described(content: Mapping[str, Any], path: Path) -> Described:
+    """The network of a checkpoint's ``content``, read from ``path``.
+
+    Raises:
+        ConfigError: plans are missing, or their network is not on the list.
+    """
+    given = content.get(ARGUMENTS)
+    given = given if isinstance(given, dict) else {}
+    plans = given.get("plans") or _beside(path, "plans.json")
+    dataset = given.get("dataset_json") or _beside(path, "dataset.json")
+    missing = [
+        name for name, found in (("plans.json", plans), ("dataset.json", dataset)) if not isinstance(found, dict)
+    ]
+    if missing:
+        raise ConfigError(
+            "plans-missing",
+            f"{path} has no plans with it, which say what its network is: put {' and '.join(missing)} of its results "
+            "folder beside it",
+        )
+    try:
+        return _described(cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise ConfigError(
+            "plans-form", f"{path}: its plans are not as nnU-Net 2 writes them ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _beside(path: Path, name: str) -> dict[str, Any] | None:
+    for folder in (path.parent, path.parent.parent):
+        file = folder / name
+        if file.is_file():
+            try:
+                read = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                raise ConfigError("plans-form", f"{file} cannot be read as JSON: copy it again") from None
+            return read if isinstance(read, dict) else None
+    return None
+
+
+def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: Any, path: Path) -> Described:
+    configurations = plans["configurations"]
+    if configuration is None:  # as the results folder is named: TRAINER__PLANS__CONFIGURATION
+        configuration = next(
+            (each for each in (folder.name.rpartition("__")[2] for folder in path.parents) if each in configurations),
+            None,
+        )
+    if configuration not in configurations:
+        known = ", ".join(map(str, configurations))
+        raise ConfigError("plans-form", f"{path} does not say which of its plans' configurations it is of ({known})")
+    chosen = _inherited(configurations, configuration)
+    if chosen.get("previous_stage"):
+        raise ConfigError(
+            "network-unlisted",
+            f"{path} is the second stage of a cascade, which takes the masks of its first stage "
+            f"({chosen['previous_stage']}) as channels: start from a checkpoint of 3d_fullres",
+        )
+    dims = len(chosen["patch_size"])
+    name, arguments = _architecture(chosen, path)
+    labels = dataset["labels"]
+    regions = any(isinstance(value, list) and len(value) > 1 for value in labels.values())
+    named = [key for key in labels if key != "ignore"]
+    return Described(
+        name=nnunet_networks.PREFIX + name,
+        options=_options(name, arguments, dims, path),
+        dims=dims,
+        channels=len(dataset.get("channel_names") or dataset["modality"]),
+        outputs=len(named) - regions,  # regions have no background
+        patch=tuple(int(side) for side in chosen["patch_size"]),
+        spacing=tuple(float(mm) for mm in chosen.get("spacing", ())),
+        normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
+    )
+
+
+def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A configuration with what it inherits from others."""
+    chain, current = [], name
+    while current is not None:
+        if current in chain:
+            raise ValueError(f"configuration {current} inherits from itself")
+        chain.append(current)
+        current = configurations[current].get("inherits_from")
+    return {key: value for each in reversed(chain) for key, value in configurations[each].items()}
+
+
+def _architecture(configuration: Mapping[str, Any], path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of the network."""
+    described_by = configuration.get("architecture")
+    whole = configuration["UNet_class_name"] if described_by is None else described_by["network_class_name"]
+    name = str(whole).rpartition(".")[2]
+    if name not in nnunet_networks.ALLOWED:
+        known = nnunet_networks.ALLOWED
+        raise ConfigError(
+            "network-unlisted",
+            f"{path}: its plans' network {whole} is not on the list ({', '.join(known)}){nearest(name, known)}",
+        )
+    if described_by is not None:
+        return name, dict(described_by["arch_kwargs"])
+    layers = configuration["n_conv_per_stage_encoder"]
+    widest, first = configuration["unet_max_num_features"], configuration["UNet_base_num_features"]
+    return name, {
+        "features_per_stage": [min(widest, first * 2**stage) for stage in range(len(layers))],
+        "kernel_sizes": configuration["conv_kernel_sizes"],
+        "strides": configuration["pool_op_kernel_sizes"],
+        nnunet_networks.ALLOWED[name].layers: layers,
+        "n_conv_per_stage_decoder": configuration["n_conv_per_stage_decoder"],
+    }
+
+
+def _options(name: str, arguments: Mapping[str, Any], dims: int, path: Path) -> dict[str, Any]:
+    """Options of the network, with words in place of torch's classes; checked."""
+    options = {key: _plain(value) for key, value in arguments.items() if key not in NOT_OPTIONS}
+    for key, words in nnunet_networks.CLASSES.items():
+        if (value := options.get(key)) is not None:
+            short = str(value).rpartition(".")[2]
+            known = {f"{cls}{dims}d": word for word, cls in words.items()}
+            if short not in known:
+                raise ConfigError("network-unlisted", f"{path}: {key} {value} of its plans is not on the list")
+            options[key] = known[short]
+    if "nonlin" in options:
+        options["nonlin"] = str(options["nonlin"]).rpartition(".")[2]
+    try:
+        nnunet_networks.complete(name, options, dims=dims)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{path}: its plans: {error}") from None
+    return options
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def check_fits(found: Described, *, channels: int, outputs: int, dims: int, path: Path) -> None:
+    """Refuse a checkpoint of a network for other images or classes than the task's (`ConfigError`)."""
+    for what, theirs, ours in (
+        ("dimensions", found.dims, dims),
+        ("channels of images", found.channels, channels),
+        ("classes or regions", found.outputs, outputs),
+    ):
+        if theirs != ours:
+            raise ConfigError(
+                "weights-unfit",
+                f"{path} was trained with {theirs} {what}, and the task has {ours}: take a task with as many, or "
+                "another checkpoint",
+            )
+
+
+# --- numbers of NumPy in a checkpoint -----------------------------------------------------------------------
+
+
+class _Type:
+    """Stands for ``numpy.dtype`` while a checkpoint is read: the name of a type, and its byte order."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+def _number(kind: _Type, data: bytes) -> float | int | bool:
+    """Stands for NumPy's ``scalar``: a Python number, and nothing else."""
+    import numpy as np
+
+    kinds = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"}
+    if not isinstance(kind, _Type) or kind.name not in kinds or kind.order not in ("<", ">", "|", "="):
+        raise pickle.UnpicklingError("no plain number")
+    (value,) = np.frombuffer(data, np.dtype(kind.order + kind.name)).tolist()
+    return cast("float | int | bool", value)
+
+
+NUMBERS: tuple[tuple[Any, str], ...] = (
+    (_Type, "numpy.dtype"),
+    (_number, "numpy._core.multiarray.scalar"),
+    (_number, "numpy.core.multiarray.scalar"),
+)
+"""What takes the place of NumPy's names, so that no code of NumPy is called by a file."""
+
+
+def load(path: Path) -> Any:
+    """What a file of ``torch.save`` holds: arrays, plain values and NumPy's numbers; errors as ``torch.load``'s."""
+    with torch.serialization.safe_globals(list(NUMBERS)):
+        return torch.load(path, map_location="cpu", weights_only=True)

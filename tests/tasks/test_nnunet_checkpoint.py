@@ -1,0 +1,265 @@
+"""Starting from nnU-Net's checkpoints: plans to a network, weights one to one, and what is not loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from errors import raises
+from torch import Tensor, nn
+
+from fedshift.cli import main
+from fedshift.schema.job import WeightsSpec, read_job
+from fedshift.tasks import networks, nnunet_networks, pretrained
+from fedshift.tasks.kinds import build_task
+from fedshift.tasks.nnunet_checkpoint import Described
+
+pytest.importorskip("dynamic_network_architectures", reason="pip install 'fedshift[nnunet]'")
+
+ARGUMENTS: dict[str, Any] = {
+    "n_stages": 3,
+    "features_per_stage": [4, 8, 8],
+    "conv_op": "torch.nn.modules.conv.Conv3d",
+    "kernel_sizes": [[1, 3, 3], [3, 3, 3], [3, 3, 3]],
+    "strides": [[1, 1, 1], [1, 2, 2], [2, 2, 2]],
+    "n_conv_per_stage": [2, 2, 2],
+    "n_conv_per_stage_decoder": [2, 2],
+    "conv_bias": True,
+    "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
+    "norm_op_kwargs": {"eps": 1e-05, "affine": True},
+    "dropout_op": None,
+    "dropout_op_kwargs": None,
+    "nonlin": "torch.nn.LeakyReLU",
+    "nonlin_kwargs": {"inplace": True},
+}
+PLANS: dict[str, Any] = {
+    "dataset_name": "Dataset900_Small",
+    "plans_name": "nnUNetPlans",
+    "transpose_forward": [0, 1, 2],
+    "transpose_backward": [0, 1, 2],
+    "image_reader_writer": "SimpleITKIO",
+    "label_manager": "LabelManager",
+    "foreground_intensity_properties_per_channel": {},
+    "configurations": {
+        "3d_fullres": {
+            "data_identifier": "small",
+            "preprocessor_name": "DefaultPreprocessor",
+            "batch_size": 2,
+            "patch_size": [16, 16, 16],
+            "spacing": [1.0, 1.0, 1.0],
+            "normalization_schemes": ["ZScoreNormalization"],
+            "use_mask_for_norm": [False],
+            "batch_dice": False,
+            "architecture": {
+                "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+                "arch_kwargs": ARGUMENTS,
+                "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+            },
+        }
+    },
+}
+DATASET: dict[str, Any] = {
+    "channel_names": {"0": "MRI"},
+    "labels": {"background": 0, "anterior": 1, "posterior": 2},
+    "numTraining": 1,
+    "file_ending": ".nii.gz",
+}
+THEIRS = """
+import copy, json, sys
+import numpy as np, torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+plans, dataset, file = json.loads(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+plans["continue_training"] = False
+torch.manual_seed(0)
+trainer = nnUNetTrainer(plans, "3d_fullres", 0, dataset, device=torch.device("cpu"))
+trainer.initialize()
+x = torch.randn(2, 1, 16, 16, 16)
+trainer.network(x)[0].square().mean().backward()
+trainer.optimizer.step()
+trainer._best_ema = np.float64(0.5)
+trainer.save_checkpoint(file)
+trainer.set_deep_supervision_enabled(False)
+with torch.no_grad():
+    torch.save({"x": x, "y": trainer.network.eval()(x)}, file + ".io")
+"""
+
+
+def options_of(found: Described) -> nn.Module:
+    return networks.build(
+        found.name,
+        found.options,
+        in_channels=found.channels,
+        n_classes=found.outputs,
+        seed=1,
+        spatial_dims=found.dims,
+    )
+
+
+def save(path: Path, **changes: Any) -> Path:
+    """A checkpoint as nnU-Net's trainer saves it, of a network with random weights."""
+    torch.manual_seed(0)
+    options = {key: value for key, value in ARGUMENTS.items() if key not in ("conv_op", "norm_op", "nonlin")}
+    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
+    given = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": DATASET}
+    content = {
+        "network_weights": nnunet_networks.with_second_names(net, net.state_dict()),
+        "trainer_name": "nnUNetTrainer",
+        "logging": {"ema_fg_dice": [np.float32(0.25), np.float64(0.5), np.int64(3), np.bool_(True)]},
+        "init_args": {**given, "device": torch.device("cpu")},
+        **changes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.skipif(find_spec("nnunetv2") is None, reason="pip install nnunetv2, to compare with nnU-Net itself")
+def test_a_checkpoint_of_nnunets_trainer_predicts_the_same_bits(tmp_path: Path) -> None:
+    file, prepared = tmp_path / "checkpoint_final.pth", tmp_path / "preprocessed" / "Dataset900_Small" / "small"
+    prepared.mkdir(parents=True)
+    (prepared / "case.b2nd").touch()  # from which its trainer infers how arrays are stored
+    folders = {f"nnUNet_{key}": str(tmp_path / key) for key in ("raw", "preprocessed", "results")}
+    command = [sys.executable, "-c", THEIRS, json.dumps(PLANS), json.dumps(DATASET), str(file)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **folders}, timeout=300)
+    found = pretrained.from_nnunet(file)
+    assert found is not None
+    net = options_of(found)
+    net.load_state_dict(pretrained.take(net, pretrained.read(file), where=file.name).arrays)
+    pair = torch.load(Path(f"{file}.io"), weights_only=True)
+    with torch.no_grad():
+        assert torch.equal(net.eval()(pair["x"]), pair["y"])
+
+
+def test_the_network_is_that_of_the_plans_and_all_weights_are_taken(tmp_path: Path) -> None:
+    file = save(tmp_path / "checkpoint_final.pth")
+    found = pretrained.from_nnunet(file)
+    assert found is not None
+    assert (found.dims, found.channels, found.outputs) == (3, 1, 3)
+    assert found.options["strides"] == ARGUMENTS["strides"] and found.options["norm_op"] == "instance"
+    net = options_of(found)
+    taken = pretrained.take(net, pretrained.read(file), where=file.name)
+    assert not taken.new and not taken.unused and taken.arrays.keys() == net.state_dict().keys()
+
+
+def test_plans_beside_the_checkpoint_or_above_its_fold_are_read(tmp_path: Path) -> None:
+    results = tmp_path / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    save(results / "fold_0" / "checkpoint_final.pth", init_args={})
+    for name, content in (("plans.json", PLANS), ("dataset.json", DATASET)):
+        (results / name).write_text(json.dumps(content), encoding="utf-8")
+    file = pretrained.file_of(results)
+    found = pretrained.from_nnunet(file)
+    assert found is not None and found.options["features_per_stage"] == [4, 8, 8]
+    save(results / "fold_1" / "checkpoint_final.pth")
+    with raises("weights-missing", naming=("fold_0", "fold_1")):
+        pretrained.file_of(results)
+
+
+def test_plans_of_the_first_versions_describe_the_same_network(tmp_path: Path) -> None:
+    plans = copy.deepcopy(PLANS)
+    configuration = plans["configurations"].pop("3d_fullres")
+    del configuration["architecture"]
+    plans["configurations"] = {
+        "base": {
+            **configuration,
+            "UNet_class_name": "PlainConvUNet",
+            "UNet_base_num_features": 4,
+            "unet_max_num_features": 8,
+            "conv_kernel_sizes": ARGUMENTS["kernel_sizes"],
+            "pool_op_kernel_sizes": ARGUMENTS["strides"],
+            "n_conv_per_stage_encoder": [2, 2, 2],
+            "n_conv_per_stage_decoder": [2, 2],
+        },
+        "3d_fullres": {"inherits_from": "base"},
+    }
+    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    found = pretrained.from_nnunet(save(tmp_path / "a.pth", init_args=given))
+    assert found is not None
+    net = options_of(found)
+    assert len(pretrained.take(net, pretrained.read(tmp_path / "a.pth"), where="a.pth").arrays) == len(net.state_dict())
+
+
+def other_network(plans: dict[str, Any]) -> None:
+    plans["configurations"]["3d_fullres"]["architecture"]["network_class_name"] = "their.networks.PlainConvUNett"
+
+
+def cascade(plans: dict[str, Any]) -> None:
+    plans["configurations"]["3d_fullres"]["previous_stage"] = "3d_lowres"
+
+
+def other_layer(plans: dict[str, Any]) -> None:
+    plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]["norm_op"] = "os.system"
+
+
+def no_patch(plans: dict[str, Any]) -> None:
+    del plans["configurations"]["3d_fullres"]["patch_size"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "names"),
+    [
+        (other_network, "network-unlisted", "PlainConvUNet"),
+        (cascade, "network-unlisted", "3d_lowres"),
+        (other_layer, "network-unlisted", "norm_op"),
+        (no_patch, "plans-form", "patch_size"),
+    ],
+)
+def test_plans_that_are_refused(
+    change: Callable[[dict[str, Any]], None], code: str, names: str, tmp_path: Path
+) -> None:
+    plans = copy.deepcopy(PLANS)
+    change(plans)
+    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    with raises(code, naming=names):
+        pretrained.from_nnunet(save(tmp_path / "checkpoint_final.pth", init_args=given))
+
+
+def test_a_checkpoint_without_plans_is_refused(tmp_path: Path) -> None:
+    with raises("plans-missing", naming=("plans.json", "dataset.json")):
+        pretrained.from_nnunet(save(tmp_path / "a" / "b" / "checkpoint_final.pth", init_args={}))
+
+
+class Calls:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, ()
+
+
+def test_nothing_but_arrays_and_numbers_is_loaded(tmp_path: Path) -> None:
+    with raises("weights-format"):
+        pretrained.from_nnunet(save(tmp_path / "a.pth", logging={"x": Calls()}))
+    with raises("weights-format"):
+        pretrained.from_nnunet(save(tmp_path / "b.pth", logging={"x": np.str_("abc")}))
+
+
+def test_a_job_starts_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    file = save(tmp_path / "checkpoint_final.pth")
+    base = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs"), "--name", "warm"]
+    assert main([*base, "--set", "data.patch=[16,16,16]"]) == 0
+    assert "patch 16 x 16 x 16" in capsys.readouterr().out
+    job = read_job(next((tmp_path / "jobs" / "warm").rglob("fedshift.yaml")))
+    weights = job.task.network.weights
+    assert job.task.network.name == "nnunet.PlainConvUNet" and isinstance(weights, WeightsSpec) and not weights.partial
+    net = build_task(job).network()
+    pretrained.load(net, weights)
+    first: Tensor = net.state_dict()["encoder.stages.0.0.convs.0.conv.weight"]
+    assert torch.equal(first, pretrained.read(file)["encoder.stages.0.0.convs.0.conv.weight"])
+    assert main([*base, "--set", "network.options.n_stages=4"]) == 2
+    assert "network.options.n_stages=4" in capsys.readouterr().err
+    one_class = {**DATASET, "labels": {"background": 0, "anterior": 1}}
+    given = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": one_class}
+    save(file, init_args=given)
+    assert main([*base, "--force", "--set", "data.patch=[16,16,16]"]) == 2
+    assert "2 classes" in capsys.readouterr().err
