@@ -4,7 +4,7 @@ Each of the prostate's four sites is left out of a short training on the images 
 the moves of the preset ``scanner``. Compared are the rounds with the highest mean validation Dice over the sites that
 train, with the highest of the worst of them, the best at sites that took no part (each of the three is left out again,
 as `fedshift leave-one-out --choose-round` does), and the last; and beside them the round that is best at the site
-itself, which nobody can know. Dice is that of patches as in the scores of rounds, the mean over all volumes of the site.
+itself, which nobody can know. Dice is that of patches as in the scores of rounds, the mean over all volumes of a site.
 
     FEDSHIFT_DATA=DIR python benchmarks/round_choice.py --work WORK
 
@@ -35,9 +35,10 @@ from fedshift.schema.results import FILE_NAME, Results, read_results
 
 OUT = frame.RESULTS / "round_choice.json"
 LEAN = (
-    *("data.matrix=96", "data.spacing=null", "data.patch=[96, 96]", "data.samples_per_case=12", "schedule.rounds=8"),
-    *("network.options.features=[8, 16, 32, 64, 128, 8]", "schedule.threads=1", "data.fold=all"),
+    *("data.matrix=64", "data.spacing=null", "data.patch=[64, 64]", "data.samples_per_case=12", "data.fold=all"),
     *("data.augmentation=scanner", "data.augmentation_only=[rotate, scale, shift, mirror]", "data.mirror=[1]"),
+    *("network.options.features=[8, 16, 32, 64, 64, 8]", "optimizer.lr=0.003"),
+    *("schedule.rounds=8", "schedule.threads=1"),
     *("evaluation.mirror=false", "evaluation.largest_component=false"),
 )
 RULES = {
