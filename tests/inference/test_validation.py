@@ -12,17 +12,21 @@ import torch
 from conftest import make_image_site, small_image_job
 from errors import raises
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 from validations import blob_models, blob_sites, blob_spec, packed, with_strata
 from volumesites import make_volume_site
 
 from fedshift.cli import main
 from fedshift.data.prepared import mask_file
+from fedshift.federation.site.privacy.cells import Cells
 from fedshift.federation.site.privacy.ledger import Ledger
 from fedshift.federation.tensors import read_weights
 from fedshift.inference import labelled
 from fedshift.inference.model import Choice, Model, open_model
 from fedshift.inference.validation import CLASSES, CaseValues, SiteCases, answer
+from fedshift.inference.validation_areas import admitted, areas
 from fedshift.inference.validation_run import begin, validate_in_process
+from fedshift.reporting.report.validation import sections as validation_sections
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import DpSgd, Policy, PrivacyBudget, StatisticsNoise
 from fedshift.schema.validation import OWN_FILE, ModelRef, SiteValidation, read_validation
@@ -264,7 +268,8 @@ def test_a_site_that_fails_is_named_and_the_others_are_pooled(
 
 def test_pictures_are_compared_as_right_or_wrong(tmp_path: Path) -> None:
     """Accuracy over the test part; each picture is right or wrong, so the test is McNemar's."""
-    data = {site: make_image_site(tmp_path / "data", site, gain=g) for site, g in (("A", 1.0), ("B", 0.7))}
+    gains = (("A", 1.0), ("B", 0.7))
+    data = {site: make_image_site(tmp_path / "data", site, images=96, gain=gain) for site, gain in gains}
     job, models = small_image_job("fedavg"), {}
     for number, name in enumerate(("old", "new")):
         torch.manual_seed(number)
@@ -279,6 +284,44 @@ def test_pictures_are_compared_as_right_or_wrong(tmp_path: Path) -> None:
         right = [float(row["accuracy"]) for (model, _), row in own.items() if model == "new"]
         told = record.sites[site].models["new"].scores["accuracy"]
         assert (told.n, told.mean) == (n, pytest.approx(np.mean(right))) and set(right) <= {0.0, 1.0}
+    areas = {site: answer.models["new"].areas for site, answer in record.sites.items()}
+    assert areas["A"] and all(area.positives + area.negatives == n for area in areas["A"].values())
+    for name, pooled in record.pooled["new"].areas.items():
+        told_of = [each[name] for each in areas.values() if name in each]
+        assert pooled.mean == pytest.approx(np.average([a.area for a in told_of], weights=[a.pairs for a in told_of]))
+        assert pooled.against_first is not None and pooled.against_first.sites == len(told_of)
+    assert "ranking" in {section.id for section in validation_sections(record)}
+
+
+def test_areas_are_told_of_classes_with_enough_of_both_kinds() -> None:
+    rng = np.random.default_rng(0)
+    truth = (rng.random((60, 4)) < 0.4).astype(float)
+    truth[rng.random(60) < 0.2, 0] = np.nan
+    truth[:, 1] = [1, 1] + [0] * 58  # two have it, and the floor is three
+    truth[:, 2] = 0
+    probabilities = {name: 0.3 * truth + rng.random((60, 4)) for name in ("old", "new")}
+    for values in probabilities.values():
+        values[np.isnan(values)] = 0.5
+    cells = Cells([str(n) for n in range(60)], 3)
+    assert cells.admit([np.ones(60, bool)])
+    told_of = admitted(cells, truth, np.ones(60, bool))
+    assert told_of == [0, 3]
+    classes = {k: f"class {k}" for k in told_of}
+    told = areas(truth, probabilities, classes, first="old", several=False)
+    known = ~np.isnan(truth[:, 0])
+    for model, values in probabilities.items():
+        area = told[model]["class 0"]
+        assert area.area == pytest.approx(roc_auc_score(truth[known, 0], values[known, 0]))
+        assert (area.positives, area.pairs) == (
+            truth[known, 0].sum(),
+            truth[known, 0].sum() * (1 - truth[known, 0]).sum(),
+        )
+        assert area.error is not None and 0.03 < area.error < 0.12
+    less = told["new"]["class 3"].against_first
+    assert told["old"]["class 3"].against_first is None and less is not None and less.p is not None
+    assert less.difference == pytest.approx(told["new"]["class 3"].area - told["old"]["class 3"].area)
+    of_several = areas(truth, probabilities, classes, first="old", several=True)["new"]["class 3"]
+    assert of_several.error is None and of_several.against_first and of_several.against_first.p is None
 
 
 def test_a_sites_classes_are_scored_as_by_evaluate(tmp_path: Path) -> None:

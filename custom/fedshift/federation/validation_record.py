@@ -15,8 +15,10 @@ from fedshift.schema.names import one_line
 from fedshift.schema.results import versions
 from fedshift.schema.strict import first_fault
 from fedshift.schema.validation import (
+    ClassArea,
     ModelRecord,
     PairedDifference,
+    PooledArea,
     PooledDifference,
     PooledModel,
     PooledScore,
@@ -93,6 +95,9 @@ class ValidationAnswers:
                 low, high = self._range(name)
                 if not low <= spread.mean <= high:
                     return f"its mean {name[:64]} is {spread.mean:g}, and lies between {low:g} and {high:g}"
+            unknown = sorted(set(scores.areas) - set(self._classes))
+            if unknown:
+                return f"it tells of the class {unknown[0][:64]}, which the models have not"
         return ""
 
     def _range(self, name: str) -> tuple[float, float]:
@@ -155,6 +160,7 @@ def pooled(sites: Mapping[str, SiteValidation], model: str) -> PooledModel:
         against_first={
             name: _difference(each) for name, each in _by_name(scores.against_first for scores in told).items()
         },
+        areas={name: _area(each) for name, each in _by_name(scores.areas for scores in told).items()},
     )
 
 
@@ -176,10 +182,40 @@ def _mean(spreads: list[Distribution]) -> PooledScore:
 
 def _difference(paired: list[PairedDifference]) -> PooledDifference:
     whole = _mean([each.difference for each in paired])
-    known = [each for each in paired if each.difference.std is not None]
-    plain = PooledDifference(sites=len(known), n=whole.n, mean=whole.mean)
+    known = [
+        (each.difference.mean, each.difference.std / sqrt(each.independent))
+        for each in paired
+        if each.difference.std is not None
+    ]
+    return _over_sites(known, n=whole.n, mean=whole.mean)
+
+
+def _area(told: list[ClassArea]) -> PooledArea:
+    pairs = [each.pairs for each in told]
+    compared = [(each, each.against_first) for each in told if each.against_first is not None]
+    against = None
+    if compared:
+        differences, weights = [each.difference for _, each in compared], [area.pairs for area, _ in compared]
+        against = _over_sites(
+            [(each.difference, each.error) for _, each in compared if each.error is not None],
+            n=sum(area.positives + area.negatives for area, _ in compared),
+            mean=float(np.average(differences, weights=weights)),
+        )
+    return PooledArea(
+        sites=len(told),
+        positives=sum(each.positives for each in told),
+        negatives=sum(each.negatives for each in told),
+        mean=float(np.average([each.area for each in told], weights=pairs)),
+        of_sites=float(np.mean([each.area for each in told])),
+        against_first=against,
+    )
+
+
+def _over_sites(known: list[tuple[float, float]], *, n: int, mean: float) -> PooledDifference:
+    """``known``: the difference and its standard error, of each site that tells one."""
+    plain = PooledDifference(sites=len(known), n=n, mean=mean)
     if len(known) < 2:
         return plain
-    errors = [(each.difference.std or 0.0) / sqrt(each.independent) for each in known]
-    effect = random_effects([each.difference.mean for each in known], errors)
+    differences, errors = zip(*known, strict=True)
+    effect = random_effects(differences, errors)
     return plain.model_copy(update={"effect": effect.mean, "interval": effect.interval, "tau": effect.tau})

@@ -125,8 +125,8 @@ def score(
 
 def scores_at_site(
     model: Model, folder: Path, ids: Sequence[str], part: Subset, choice: Choice, *, device: str
-) -> dict[str, np.ndarray]:
-    """The scores of single cases of a prepared site, by score: those of `score` on the same images.
+) -> CaseScores:
+    """The scores of single cases of a prepared site: those of `score` on the same images.
 
     Args:
         model: a classifier.
@@ -154,7 +154,7 @@ def scores_at_site(
     ready = classify.ready_for(model, _inputs(data), choice, device=device)
     scored, kept = task.with_thresholds({} if thresholds is None else thresholds.values, specific), CaseScores()
     scored.evaluate(_probabilities(ready, data, part), data, part, seed=0, share_cases=False, keep=kept)
-    return kept.values
+    return kept
 
 
 def _inputs(data: Images) -> list[Input]:

@@ -26,13 +26,14 @@ from fedshift.inference.carried import Carried, main_score, misfit, open_carried
 from fedshift.inference.carried_bundle import bundle_scores
 from fedshift.inference.model import Choice, Model
 from fedshift.inference.monai_bundle import Bundle
+from fedshift.inference.validation_areas import admitted, areas
 from fedshift.schema.errors import DataError, FedshiftError, PolicyError
 from fedshift.schema.files import csv_text, write_text
 from fedshift.schema.job import EvaluationSpec
 from fedshift.schema.manifest import Case, Manifest, Picture, manifest_sha256, read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.schema.validation import OWN_FILE, ModelScores, Scores, SiteValidation, ValidationSpec
+from fedshift.schema.validation import OWN_FILE, ClassArea, ModelScores, Scores, SiteValidation, ValidationSpec
 from fedshift.tasks.evaluation.by_class import names as names_by_class
 from fedshift.tasks.evaluation.by_class import values_by_score
 from fedshift.tasks.evaluation.paired import paired_difference
@@ -53,6 +54,10 @@ class CaseValues:
     values: Mapping[str, np.ndarray]
     failed: frozenset[str] = frozenset()
     """Cases that the model cannot be scored on although they can be read."""
+    truth: np.ndarray | None = None
+    """Of a classifier, whether each case has each class, (n, K): 1, 0, or NaN where it is unknown."""
+    probabilities: np.ndarray | None = None
+    """Of a classifier, (n, K)."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,8 @@ def _score(
 
         progress("")
         ids = [entry.id for entry in cases.entries]
-        return CaseValues(scores_at_site(model, cases.folder, ids, spec.part, choice, device=device))
+        kept = scores_at_site(model, cases.folder, ids, spec.part, choice, device=device)
+        return CaseValues(kept.values, truth=kept.truth, probabilities=kept.probabilities)
     true_spacing, files = cases.manifest.has_true_spacing, _files(cases, model)
     if isinstance(model, Bundle):
         tolerance = EvaluationSpec().tolerance
@@ -288,19 +294,25 @@ def _told(
         for column in cases.manifest.strata
         if not _why_no_stratum(policy, column)
     }
-    cells = Cells(subjects, policy.least_told)
+    cells, truth = Cells(subjects, policy.least_told), scored[first].truth
     if spec.part == "all":  # another job may ask for the test part
-        _groups(cells, known, columns, main, np.array([entry.split == "test" for entry in cases.entries]))
-    told_of = _groups(cells, known, columns, main, np.ones(len(subjects), bool))
+        _groups(cells, known, truth, columns, main, np.array([entry.split == "test" for entry in cases.entries]))
+    told_of = _groups(cells, known, truth, columns, main, np.ones(len(subjects), bool))
     if told_of is None:
         raise PolicyError(
             "too-few-cases",
             f"site {told.site}: fewer of its cases have {main} than its policy wants (privacy.survey_cases, "
             f"privacy.min_cases: {policy.least_told}): leave the site out",
         )
-    names, groups = told_of
+    names, groups = told_of.names, told_of.columns
     whole = known[main]
-    if len(names) < len(known):
+    of_classes = {k: structures_of(opened[first])[k] for k in told_of.classes}
+    areas_told: dict[str, dict[str, ClassArea]] = {}
+    if truth is not None:
+        probabilities = {name: each.probabilities for name, each in scored.items() if each.probabilities is not None}
+        several = len(set(subjects)) < len(subjects)
+        areas_told = areas(truth, probabilities, of_classes, first=spec.first, several=several)
+    if len(names) < len(known) or (truth is not None and len(of_classes) < truth.shape[1]):
         withheld[CLASSES] = "fewer cases lack a class, or have it, than the site's policy lets be told of"
     asked = cases.manifest.strata if spec.strata is None else spec.strata
     for column in asked:
@@ -342,22 +354,39 @@ def _told(
                 seed=seed,
                 subjects=[subject for subject, is_in in zip(subjects, inside, strict=True) if is_in],
             )
-        models[model] = ModelScores(scores=spreads(model, names), strata=strata, against_first=against)
+        models[model] = ModelScores(
+            scores=spreads(model, names), strata=strata, against_first=against, areas=areas_told.get(model, {})
+        )
     return SiteValidation.model_validate({**told.model_dump(), "models": models, "withheld": withheld})
 
 
-def _groups(
-    cells: Cells, known: Mapping[str, np.ndarray], columns: Mapping[str, Sequence[str]], main: str, part: np.ndarray
-) -> tuple[list[str], dict[str, dict[str, np.ndarray]]] | None:
-    """What may be told of a part: scores over it, and by column and value the cases of each group.
+@dataclass(frozen=True)
+class _Groups:
+    """What may be told of: scores by name, classes of a classifier by number, and by column and value their cases."""
 
-    None if nothing may. ``known``: which cases have each score, (n,); ``main`` is the first to be told.
+    names: list[str]
+    classes: list[int]
+    columns: dict[str, dict[str, np.ndarray]]
+
+
+def _groups(
+    cells: Cells,
+    known: Mapping[str, np.ndarray],
+    truth: np.ndarray | None,
+    columns: Mapping[str, Sequence[str]],
+    main: str,
+    part: np.ndarray,
+) -> _Groups | None:
+    """What may be told of a part; None if nothing may.
+
+    ``known``: which cases have each score, (n,); ``main`` is the first to be told. ``truth``: of a classifier.
     """
     whole = known[main] & part if main in known else np.zeros_like(part)
     if not whole.any() or not cells.admit([whole]):
         return None
     names = [name for name, has in known.items() if (has & part).any() and cells.admit([has & part])]
-    return names, {column: cells.column(whole, values) for column, values in columns.items()}
+    classes = [] if truth is None else admitted(cells, truth, part)
+    return _Groups(names, classes, {column: cells.column(whole, values) for column, values in columns.items()})
 
 
 def _why_no_stratum(policy: Policy, column: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Number, Share
 from fedshift.schema.files import write_text
-from fedshift.schema.names import Line, Name, Stratum
+from fedshift.schema.names import ClassName, Line, Name, Stratum
 from fedshift.schema.paired import FEWEST_FOR_TEST
 from fedshift.schema.strict import Strict, first_fault
 
@@ -103,12 +103,51 @@ class PairedDifference(_Model):
         return self
 
 
+Error = Annotated[float, Field(allow_inf_nan=False, ge=0)]
+
+
+class AreaDifference(_Model):
+    """The area of a model less that of the first on the same cases, its standard error, and DeLong's p.
+
+    ``error``, ``p``: None as of `ClassArea`.
+    """
+
+    difference: Annotated[float, Field(ge=-1, le=1)]
+    error: Error | None = None
+    p: Share | None = None
+
+
+class ClassArea(_Model):
+    """The area under the ROC curve of a model for one class, over cases with the class and without.
+
+    ``error``: DeLong's standard error; None if some subjects have several cases, which it takes for independent.
+    """
+
+    positives: int = Field(ge=1)
+    negatives: int = Field(ge=1)
+    area: Share
+    error: Error | None = None
+    against_first: AreaDifference | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Of a case with the class and one without: the area is the share of those that are ranked rightly."""
+        return self.positives * self.negatives
+
+
+MOST_CLASSES = 256
+
+
 class ModelScores(_Model):
-    """A model at a site: over all cases, by strata (column -> value -> scores), and against the first model."""
+    """A model at a site: over all cases, by strata (column -> value -> scores), and against the first model.
+
+    ``areas``: of a classifier, by class; classes of which the site tells.
+    """
 
     scores: Scores
     strata: dict[Name, dict[Stratum, Scores]] = Field(default={}, max_length=MOST_COLUMNS)
     against_first: dict[str, PairedDifference] = {}
+    areas: dict[ClassName, ClassArea] = Field(default={}, max_length=MOST_CLASSES)
 
 
 class SiteValidation(_Model):
@@ -139,6 +178,13 @@ class SiteValidation(_Model):
             for where, spread in cells:
                 if sizes.setdefault(where, spread.n) != spread.n:
                     raise ValueError(f"{' '.join(where)} is over other cases for one model than for another")
+        supports = {
+            (name, area.positives, area.negatives)
+            for scores in self.models.values()
+            for name, area in scores.areas.items()
+        }
+        if len(supports) > len({name for name, *_ in supports}):
+            raise ValueError("the areas of a class are over other cases for one model than for another")
         if set(self.models) & set(self.refused):
             raise ValueError("a model is both scored and refused")
         return self
@@ -177,12 +223,27 @@ class PooledDifference(_Model):
     tau: Number | None = None
 
 
+class PooledArea(_Model):
+    """The areas of a class over sites: ``mean`` over pairs of two cases of one site, ``of_sites`` over sites.
+
+    ``against_first``: the difference to the first model, over pairs likewise; ``n`` counts cases.
+    """
+
+    sites: int = Field(ge=1)
+    positives: int = Field(ge=1)
+    negatives: int = Field(ge=1)
+    mean: Number
+    of_sites: Number
+    against_first: PooledDifference | None = None
+
+
 class PooledModel(_Model):
     """A model over all sites that tell of it."""
 
     scores: dict[str, PooledScore] = {}
     strata: dict[str, dict[str, dict[str, PooledScore]]] = {}
     against_first: dict[str, PooledDifference] = {}
+    areas: dict[str, PooledArea] = {}
 
 
 class ModelRecord(_Model):

@@ -167,3 +167,17 @@ def test_a_network_without_running_statistics_has_none_to_set(trained: Run) -> N
         without_masks(ready, scans, means=["statistics"], progress=quiet)
     with raises("no-effect", naming=("cannot be adapted without masks", "give masks")):
         without_masks(ready, scans, progress=quiet)
+
+
+def test_of_many_scans_no_window_is_at_an_end_where_no_structure_is(hospital: Hospital, tmp_path: Path) -> None:
+    """As of twenty scans: too few windows of each to hold an end without looking only there."""
+    ready = make_ready(open_model(hospital.model), Choice(), device="cpu")
+    folder = write_scans(tmp_path, 20)
+    cases = find_cases(sorted((folder / "images").iterdir()), ready.model.sequences)
+    for case, windows in zip(cases, scans_of(ready, folder), strict=True):
+        _, voxels = case.read_stacked()
+        slices = unlabelled.network_images(voxels, (1.2, 1.2, 3.0), ready.model.spec)
+        each = torch.cat(list(slices))
+        places = [next(k for k, image in enumerate(each) if torch.equal(image, window)) for window in windows]
+        assert places == [1, 3, 5, 7][: len(windows)] and len(windows) == unlabelled.LEAST_OF_EACH
+    assert unlabelled.judge(ready, scans_of(ready, folder)).agreement.mean() > 0.5

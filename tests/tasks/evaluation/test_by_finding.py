@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from fedshift.tasks.evaluation.by_finding import GRID, Threshold, choose, intervals, records, scores_of, weighted
-from fedshift.tasks.evaluation.delong import components, delong_p
+from fedshift.tasks.evaluation.delong import area, components, difference
 from fedshift.tasks.evaluation.kappa import kappa, kappa_interval
 
 RNG = np.random.default_rng
@@ -132,18 +132,25 @@ def test_delong_agrees_with_scikit_learn_and_the_bootstrap() -> None:
     b = a + RNG(5).normal(scale=0.15, size=200)
     has = truth == 1
     areas = [metrics.roc_auc_score(has, value) for value in (a, b)]
-    for value, area in zip((a, b), areas, strict=True):
+    drawn = [
+        weighted(truth, value, has, None, RNG(11).multinomial(200, np.full(200, 1 / 200), size=4000).astype(float))
+        for value in (a, b)
+    ]
+    for value, expected, draws in zip((a, b), areas, drawn, strict=True):
         v10, v01 = components(has, value)
-        assert v10.mean() == pytest.approx(area) and v01.mean() == pytest.approx(area)
-    p = delong_p(has, a, b)
-    weights = RNG(11).multinomial(200, np.full(200, 1 / 200), size=4000).astype(float)
-    drawn = [weighted(truth, value, has, None, weights)["auroc"] for value in (a, b)]
-    deviation = (drawn[0] - drawn[1]).std()
+        assert v10.mean() == pytest.approx(expected) and v01.mean() == pytest.approx(expected)
+        estimate = area(has, value)
+        assert estimate is not None and estimate.value == pytest.approx(expected)
+        assert estimate.error == pytest.approx(draws["auroc"].std(), rel=0.05)
+    test = difference(has, a, b)
+    assert test is not None and test.value == pytest.approx(areas[0] - areas[1])
+    deviation = (drawn[0]["auroc"] - drawn[1]["auroc"]).std()
     from scipy.stats import norm
 
-    assert p == pytest.approx(2 * norm.sf(abs(areas[0] - areas[1]) / deviation), abs=0.02)
-    assert delong_p(has, b, a) == pytest.approx(p) and delong_p(has, a, a**3) == 1.0
-    assert delong_p(has[:1], a[:1], b[:1]) is None
+    assert test.p == pytest.approx(2 * norm.sf(abs(areas[0] - areas[1]) / deviation), abs=0.02)
+    swapped, same = difference(has, b, a), difference(has, a, a**3)
+    assert swapped is not None and swapped.p == pytest.approx(test.p) and same is not None and same.p == 1.0
+    assert difference(has[:1], a[:1], b[:1]) is None and area(has[:1], a[:1]) is None
 
 
 def test_kappa_of_a_bootstrap_is_scikit_learns() -> None:

@@ -40,9 +40,9 @@ from fedshift.tasks.evaluation.by_class import dice_by_class
 
 SITE = "adapted"
 MEANS: tuple[Means, ...] = ("statistics", "entropy", "agreement")
-MOST_WINDOWS = 48
-"""Windows of all scans together that are looked at, evenly spaced in each, so that it takes no longer for many scans;
-at least two of each."""
+MOST_WINDOWS, LEAST_OF_EACH = 48, 4
+"""Windows of all scans together that are looked at, so that few scans do not take many times as long as a prediction,
+and how many of each scan at least."""
 STEPS, BATCH_SIZE = 10, 16
 """Of ``entropy`` and ``agreement``."""
 TONES = (0.7, 1.4)
@@ -63,13 +63,15 @@ def unavailable(ready: ReadyModel, means: Means) -> str | None:
 
 
 def windows_of(model: Model, cases: Sequence[ScanCase | Stacked], *, true_spacing: bool) -> list[Tensor]:
-    """Of each scan some windows as the network sees them, (n, C, *spatial) float32, evenly spaced.
+    """Of each scan some windows as the network sees them, (n, C, *spatial) float32: the middle of each of n parts.
+
+    So no window is at an end of the scan, where there may be no structure.
 
     Raises:
         DataError: a scan cannot be read.
     """
     assert model.spec is not None
-    most = max(2, MOST_WINDOWS // max(len(cases), 1))
+    most = max(LEAST_OF_EACH, MOST_WINDOWS // max(len(cases), 1))
     scans = []
     for case in cases:
         scan, voxels = case.read_stacked()
@@ -77,8 +79,9 @@ def windows_of(model: Model, cases: Sequence[ScanCase | Stacked], *, true_spacin
             refuse_other_kind(scan, case.image, pictures=model.of_pictures)
         images = network_images(voxels, known_spacing(scan, true=true_spacing), model.spec)
         each = torch.cat(images)
-        chosen = np.unique(np.linspace(0, len(each) - 1, min(most, len(each))).round().astype(int))
-        scans.append(each[torch.from_numpy(chosen)].clone())
+        n = min(most, len(each))
+        chosen = (np.arange(n) + 0.5) * len(each) // n
+        scans.append(each[torch.from_numpy(chosen).long()].clone())
     return scans
 
 

@@ -21,6 +21,7 @@ from fedshift.reporting.report.section import (
     paragraph,
 )
 from fedshift.reporting.report.summary import KINDS
+from fedshift.reporting.report.validation_areas import section as areas
 from fedshift.reporting.report.wording import Metric, counted, interval, listed, metric, ordered, say
 from fedshift.schema.evaluation import Distribution
 from fedshift.schema.validation import PooledDifference, Validation
@@ -35,12 +36,15 @@ def about(record: Validation) -> str:
 
 
 def sections(record: Validation) -> list[Section]:
-    """Summary with cautions, scores by site, differences to the first model, strata, and what was asked."""
+    """Summary with cautions, scores by site, differences to the first model, areas by class, strata, what was asked."""
     made = [_summary(record)]
     if record.sites:
         made.append(_scores(record))
     if any(pooled.against_first for pooled in record.pooled.values()):
         made.append(_differences(record))
+    of_classes = areas(record)
+    if of_classes is not None:
+        made.append(of_classes)
     if any(pooled.strata for pooled in record.pooled.values()):
         made.append(_strata(record))
     return [*made, _asked(record)]

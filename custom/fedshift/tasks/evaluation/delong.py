@@ -6,14 +6,16 @@ DeLong et al., Biometrics 44 (1988), by the midranks of Sun and Xu, IEEE Signal 
     V01_j  part of the positives that negative j is ranked below
     variance of the difference = var(V10_a - V10_b) / m + var(V01_a - V01_b) / n
 
-with m positives and n negatives; the difference over its deviation is standard normal under the hypothesis that the
-areas are equal. Cases count as independent: several of one subject make p too small, so such comparisons get none.
+with m positives and n negatives; that of one area is the same with V_b = 0. The difference over its deviation is
+standard normal under the hypothesis that the areas are equal. Cases count as independent: several of one subject make
+errors and p too small, so such comparisons get none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,21 +34,44 @@ def components(has: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np
     return (ranks[:m] - rankdata(positive)) / n, 1 - (ranks[m:] - rankdata(negative)) / m
 
 
-def delong_p(has: np.ndarray, a: np.ndarray, b: np.ndarray) -> float | None:
-    """Two-sided p of the difference in AUROC of two models' probabilities of the same cases (n,).
+@dataclass(frozen=True)
+class Estimate:
+    """An area under the ROC curve, or the difference of two; ``error``: its standard error."""
 
-    None if there are fewer than two cases of either kind; 1 if no pair of cases is ranked differently.
+    value: float
+    error: float
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of the hypothesis that the value is 0; 1 if no pair of cases is ranked differently."""
+        if self.error <= 0:
+            return 1.0 if self.value == 0 else 0.0
+        return math.erfc(abs(self.value) / (math.sqrt(2) * self.error))
+
+
+def area(has: np.ndarray, probability: np.ndarray) -> Estimate | None:
+    """The area of cases (n,); None if there are fewer than two of either kind."""
+    return None if _few(has) else _estimate(*components(has, probability))
+
+
+def difference(has: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate | None:
+    """How much larger the area is of a model's probabilities than of another's, of the same cases (n,).
+
+    None if there are fewer than two cases of either kind.
     """
-    m, n = int(has.sum()), int((~has).sum())
-    if min(m, n) < 2:
+    if _few(has):
         return None
     (a10, a01), (b10, b01) = components(has, a), components(has, b)
-    of_positives, of_negatives = a10 - b10, a01 - b01
-    variance = float(of_positives.var(ddof=1) / m + of_negatives.var(ddof=1) / n)
-    difference = float(of_positives.mean())
-    if variance <= 0:
-        return 1.0 if difference == 0 else 0.0
-    return math.erfc(abs(difference) / math.sqrt(2 * variance))
+    return _estimate(a10 - b10, a01 - b01)
+
+
+def _few(has: np.ndarray) -> bool:
+    return min(int(has.sum()), int((~has).sum())) < 2
+
+
+def _estimate(of_positives: np.ndarray, of_negatives: np.ndarray) -> Estimate:
+    variance = of_positives.var(ddof=1) / len(of_positives) + of_negatives.var(ddof=1) / len(of_negatives)
+    return Estimate(float(of_positives.mean()), math.sqrt(float(variance)))
 
 
 def compare_classes(federated: CaseScores, local: CaseScores, names: Sequence[str]) -> dict[str, PairedClass]:
@@ -61,11 +86,12 @@ def compare_classes(federated: CaseScores, local: CaseScores, names: Sequence[st
             continue
         known = ~np.isnan(truth)
         has = truth[known] == 1
+        test = difference(has, a[known], b[known]) if federated.subjects is None else None
         compared[name] = PairedClass(
             positives=int(has.sum()),
             negatives=int((~has).sum()),
             federated=areas[0],
             local=areas[1],
-            p=delong_p(has, a[known], b[known]) if federated.subjects is None else None,
+            p=None if test is None else test.p,
         )
     return compared

@@ -96,3 +96,12 @@ def test_scans_of_one_patient_are_one() -> None:
 
 def test_too_few_are_not_told_of_at_all() -> None:
     assert not Cells(everyone(2), 3).admit([np.ones(2, bool)])
+
+
+def test_many_columns_that_cross_are_told_where_every_group_is_large() -> None:
+    """Fourteen findings of 300 radiographs, each known of nine in ten: their cells are independent."""
+    rng = np.random.default_rng(0)
+    cells = Cells(everyone(300), 3)
+    for _ in range(14):
+        known, has = rng.random(300) < 0.9, rng.random(300) < 0.2
+        assert cells.admit([known & has, known & ~has])

@@ -8,23 +8,23 @@ be computed.
 **Exactly that**: what can be computed from the cells are the rational combinations of their indicators, which are 1
 for a case in the cell and 0 for another. Cases that are in the same cells can't be told apart and make an *atom*. In
 reduced echelon form the indicators, as rows over atoms, have pivots; a combination that is an indicator itself is 0 or
-1 at each pivot, and these values determine it. So trying all 2^rank of them finds every group that can be computed
-(`smallest`).
+1 at each pivot, and these values determine it. A group of fewer subjects than the floor has no pivots of more, so
+trying all sets of pivots of so few finds every group that could be computed (`reveals`).
 
 The rule looks at which group is whose, and at no score, so the same data give the same cells in every job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
 OTHER = "other"
 """The cell of all values whose own cells are not told."""
-MOST_RANK = 14
-"""Independent cells that are admitted: 2^14 combinations are tried."""
+MOST_SETS = 2**16
+"""Sets of pivots that are tried; cells with which there would be more are not told."""
 TOLERANCE = 1e-9
 CHUNK = 4096
 
@@ -79,46 +79,64 @@ class Cells:
         if min(map(self._size, rows)) < self.floor:
             return False
         atoms, whose = np.unique(np.array(rows), axis=1, return_inverse=True)
-        basis = _echelon(atoms.astype(int))
-        if len(basis) > MOST_RANK:
-            return False
         owners = [np.unique(self.subjects[whose.reshape(-1) == atom]) for atom in range(atoms.shape[1])]
-        return smallest(basis, owners) >= self.floor
+        order = sorted(range(len(owners)), key=lambda atom: -len(owners[atom]))  # few small pivots: few sets of them
+        basis, pivots = _echelon(atoms[:, order].astype(int))
+        return not reveals(basis, pivots, [owners[atom] for atom in order], self.floor)
 
 
-def smallest(basis: np.ndarray, owners: Sequence[np.ndarray]) -> float:
-    """The fewest subjects of any group that the rows of a basis give; infinity if they give none.
+def reveals(basis: np.ndarray, pivots: Sequence[int], owners: Sequence[np.ndarray], floor: int) -> bool:
+    """Whether a group of fewer than ``floor`` subjects can be computed, or too many sets had to be tried.
 
     Args:
         basis: in reduced echelon form, (rank, atoms).
+        pivots: the atom of each row's pivot.
         owners: the subjects of each atom.
+        floor: the fewest subjects that may be told of.
     """
-    rank, fewest = len(basis), np.inf
-    for start in range(1, 2**rank, CHUNK):
-        numbers = np.arange(start, min(start + CHUNK, 2**rank))
-        groups = (numbers[:, None] >> np.arange(rank) & 1) @ basis
+    sets = list(islice(_sets([frozenset(owners[atom].tolist()) for atom in pivots], floor), MOST_SETS + 1))
+    if len(sets) > MOST_SETS:
+        return True
+    for start in range(0, len(sets), CHUNK):
+        chosen = np.zeros((len(sets[start : start + CHUNK]), len(basis)))
+        for row, rows in enumerate(sets[start : start + CHUNK]):
+            chosen[row, list(rows)] = 1
+        groups = chosen @ basis
         is_group = (np.abs(groups * (groups - 1)) < TOLERANCE).all(1)
         for group in groups[is_group] > 0.5:
             there = [owners[int(atom)] for atom in np.flatnonzero(group)]
-            fewest = min(fewest, len(np.unique(np.concatenate(there))))
-    return fewest
+            if len(np.unique(np.concatenate(there))) < floor:
+                return True
+    return False
 
 
-def _echelon(rows: np.ndarray) -> np.ndarray:
-    """The reduced echelon form of whole numbers, without rows of zeros; computed in fractions, so that it is exact."""
-    left = [[Fraction(int(value)) for value in row] for row in rows]
-    done: list[list[Fraction]] = []
+def _sets(subjects: Sequence[frozenset[int]], floor: int) -> Iterator[tuple[int, ...]]:
+    """All sets of places whose ``subjects`` together are fewer than the floor, but for the empty one."""
+    waiting: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset())]
+    while waiting:
+        places, whose = waiting.pop()
+        for place in range(places[-1] + 1 if places else 0, len(subjects)):
+            more = whose | subjects[place]
+            if len(more) < floor:
+                yield (*places, place)
+                waiting.append(((*places, place), more))
+
+
+def _echelon(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """The reduced echelon form of whole numbers (n, columns) without rows of zeros, and the column of each pivot.
+
+    In whole numbers of any size, so that it is exact (Bareiss, Mathematics of Computation 22, 1968).
+    """
+    left, pivots, last = rows.astype(object), list[int](), 1
     for column in range(rows.shape[1]):
-        pivot = next((row for row in left if row[column]), None)
-        if pivot is None:
+        rank = len(pivots)
+        candidates = np.flatnonzero(left[rank:, column])
+        if not len(candidates):
             continue
-        left = [row for row in left if row is not pivot]
-        pivot = [value / pivot[column] for value in pivot]
-        left = [_without(row, pivot, column) for row in left]
-        done = [_without(row, pivot, column) for row in done] + [pivot]
-    return np.array([[float(value) for value in row] for row in done]).reshape(len(done), rows.shape[1])
-
-
-def _without(row: list[Fraction], pivot: list[Fraction], column: int) -> list[Fraction]:
-    factor = row[column]
-    return [value - factor * other for value, other in zip(row, pivot, strict=True)] if factor else row
+        left[[rank, rank + candidates[0]]] = left[[rank + candidates[0], rank]]
+        pivot, value = left[rank].copy(), left[rank, column]
+        left = (left * value - np.outer(left[:, column], pivot)) // last
+        left[rank] = pivot
+        pivots.append(column)
+        last = value
+    return (left[: len(pivots)] / last).astype(float).reshape(len(pivots), rows.shape[1]), pivots
