@@ -74,16 +74,18 @@ def trained(work: Path, seed: int) -> list[dict[str, Any]]:
     for site in SITES:
         run = result(work, (site,), seed, score_all)
         others = [other for other in SITES if other != site]
-        again = {
-            other: inner[tuple(sorted((site, other), key=SITES.index))][other]  # type: ignore[index]
-            for other in others
-        }
+        again = {other: inner[_pair(site, other)][other] for other in others}
         validation = {
             other: {record.round: record.sites[other].val["dice"] for record in run.rounds} for other in others
         }
         at_site = {record.round: record.held_out[site]["dice"] for record in run.rounds}
         made.append({"held_out": site, "seed": seed, "at_site": at_site, "val": validation, "left_out_again": again})
     return made
+
+
+def _pair(site: str, other: str) -> tuple[str, str]:
+    first, second = sorted((site, other), key=SITES.index)
+    return first, second
 
 
 def inner_curves(work: Path, pair: tuple[str, str], seed: int) -> dict[str, Curve]:

@@ -32,7 +32,7 @@ DATA = {
 
 def main() -> None:
     """Write the page."""
-    rows = [row for name in DATA for row in differences(name)]
+    rows = [row for name in DATA if (RECIPES / f"{name}_unseen").is_dir() for row in differences(name)]
     page = frame.page("unseen_augmentation", rows=rows, summary=list(summaries(rows)))
     OUT.write_text(page, encoding="utf-8")
     print(page)
