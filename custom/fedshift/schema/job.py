@@ -46,6 +46,12 @@ def _threads(value: object) -> object:
     return value
 
 
+def _select(value: object) -> object:
+    if value not in ("mean", "worst") and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("must be mean, worst, or the number of a round")
+    return value
+
+
 Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 """PyTorch threads of a site; ``auto`` divides the machine's cores among the processes that run in parallel."""
 
@@ -452,7 +458,7 @@ class EvaluationSpec(Sparse):
     )
 
     metric: str | None = None
-    select: Literal["mean", "worst"] | Annotated[int, Field(strict=True, ge=1)] = "mean"
+    select: Annotated[int | Literal["mean", "worst"], BeforeValidator(_select)] = "mean"
     start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
