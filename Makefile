@@ -7,7 +7,7 @@ JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
 WHEELS ?= dist/wheelhouse
 
-.PHONY: help install demo test test-all coverage lint docs jobs lock audit wheelhouse release clean
+.PHONY: help install nnunet demo test test-all coverage lint docs jobs lock audit wheelhouse release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -19,11 +19,23 @@ install: $(VENV)/.installed ## install everything for development into .venv
 export PYTHONDONTWRITEBYTECODE =
 
 # torch first and alone: an index may offer other builds to a looser request. Modules are compiled when they are first
-# imported: most of what is installed never is.
+# imported: most of what is installed never is. nnU-Net's networks come without timm and torchvision, which its U-Nets do
+# not import.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --no-deps dynamic-network-architectures
+	touch $@
+
+# In an environment of its own, which sees the packages of the other and decides none of their versions.
+NNUNET = $(VENV)/nnunet
+nnunet: $(NNUNET)/.installed ## install nnU-Net, which the tests of exports to it run
+
+$(NNUNET)/.installed: $(VENV)/.installed scripts/nnunet-packages.txt
+	$(PYTHON) -m venv $(NNUNET)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(NNUNET)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	$(NNUNET)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement scripts/nnunet-packages.txt
 	touch $@
 
 demo: install ## train on simulated scans of six sites under FLARE's simulator
@@ -39,7 +51,7 @@ test: install lint ## lint, types and the tests of a change: about 14 minutes on
 
 # A file of slow tests stays in one process: its tests share a federation that takes a minute to start. Most of the time
 # they wait for their processes, so four on two cores are not too many. tests/conftest.py has them in a good order.
-test-all: test ## what make test runs, then the slow tests: real sites, the runbook, wheels
+test-all: test nnunet ## what make test runs, then the slow tests: real sites, the runbook, wheels
 	$(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder
 
 coverage: install ## branch coverage of make test, written to benchmarks/results/tests/after.json

@@ -134,6 +134,7 @@ def without(model: Model, site: str, cases: Sequence[CaseFiles], seed: int) -> d
     """Adapt to all scans of a site without masks, and score on all; with the time, also for `MANY` scans of others."""
     before = dice(make_ready(model, Choice(), device="cpu"), cases)
     others = [case for other in SITES if other != site for case in labelled_at(model, other)][:MANY]
+    adapted_to(model, others[:2], seed)  # the first loads libraries
     *_, ratio = adapted_to(model, others, seed)
     ready, outcome, watch, of_a_prediction = adapted_to(model, cases, seed)
     times = {len(others): ratio, len(cases): of_a_prediction}

@@ -56,13 +56,16 @@ LEFT_OUT = "cases_left_out_as_damaged"
 """Key in ``preparation``: how many cases ``skip_damaged`` has left out."""
 Change = Callable[[str, Decoded], Decoded]
 """What is done to a case, given by id, before it is written."""
+Arrays = Callable[[Path, Manifest], Mapping[str, str]]
+"""Writes arrays into a site's folder that need not be made from its volumes; gives ``Manifest.arrays`` of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
     """The scans of one site, not read yet.
 
-    ``preparation``: what the manifest says besides what is the same for all. ``change`` and ``draw``: see `write_site`.
+    ``preparation``: what the manifest says besides what is the same for all. ``change``, ``draw`` and ``arrays``: see
+    `write_site`.
     """
 
     site: str
@@ -74,6 +77,7 @@ class SitePlan:
     preparation: Mapping[str, Any] | None = None
     change: Change | None = None
     draw: Draw | None = None
+    arrays: Arrays | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,7 @@ def write_volumes(
                     preparation=site.preparation,
                     change=site.change,
                     draw=site.draw,
+                    arrays=site.arrays,
                     splits={case.id: case.split for case in cases if case.split is not None},
                     skip_damaged=skip_damaged,
                     together=together,
@@ -167,6 +172,7 @@ def write_site(
     preparation: Mapping[str, Any] | None = None,
     change: Change | None = None,
     draw: Draw | None = None,
+    arrays: Arrays | None = None,
     skip_damaged: bool = False,
     together: ExitStack | None = None,
     images: Mapping[str, str] | None = None,
@@ -194,6 +200,7 @@ def write_site(
         preparation: what the manifest says of the preparation besides what is the same for all.
         change: what is done to each case before it is written.
         draw: puts the masks of pictures together (`fedshift.data.case_check.read_case`).
+        arrays: writes arrays that come with the scans.
         skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
         together: the site gets its name only when this is closed, with the others that are written in it.
         images: hashes of the images of cases that keep their split, so that their ids must mean the same patients.
@@ -264,8 +271,9 @@ def write_site(
             citation=citation,
         )
         _warn([*findings, *writer.findings], cases, manifest, writer, target)
-        arrays = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
-        manifest.model_copy(update={"arrays": arrays}).write(folder)
+        made = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
+        made |= {} if arrays is None else arrays(folder, manifest)
+        manifest.model_copy(update={"arrays": made}).write(folder)
     return target
 
 

@@ -26,6 +26,7 @@ import SimpleITK
 import torch
 from conftest import make_image_site, small_image_job
 from dicomstudies import draw_segmentation, write_slices
+from nnunetfiles import write_plans
 from nvflare import cli as nvflare_cli
 from picturefiles import write_office, write_picture, write_tree
 from scanfiles import other_sequence, volume, write_described, write_dicom, zones
@@ -73,10 +74,17 @@ RUN: dict[str, list[str]] = {
     r"fedshift survey prostate\b.*": ["--sites", "BIDMC,HK"],
     r"fedshift survey spleen": [],
     r"fedshift survey organ": [],
-    r"fedshift job \S+ surveys/(spleen|organ)/.*": ["--set", "schedule.rounds=1", "data.samples_per_case=1"],
+    r"fedshift survey hippocampus --nnunet": [],
+    r"fedshift plans .*": [],
+    r"fedshift job \S+ surveys/(spleen|organ|hippocampus)/.*": [
+        "--set",
+        "schedule.rounds=1",
+        "data.samples_per_case=1",
+    ],
     r"fedshift job \S+ surveys/.*": [],
     r"fedshift data (check|prepare own) (?!.*--table ).*": [],
     r"fedshift data prepare (msd|hippocampus) .*": [],
+    r"fedshift data prepare nnunet (?!.*--preprocessed ).*": [],
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
     r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*--protocol .*": SMALL_JOB,
@@ -99,6 +107,7 @@ RUN: dict[str, list[str]] = {
 """Commands that are run (a pattern for the whole of it), and what is added to them so that they end in seconds."""
 
 PARSED: dict[str, str] = {
+    r"fedshift data prepare nnunet .*--preprocessed ": "tests/inference/test_nnunet_export.py runs it, with nnU-Net",
     r"make ": "a fresh environment; these are the tests themselves, and what each target runs is tested",
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
@@ -485,6 +494,16 @@ def for_the_readme(folder: Path, phantom: Path) -> None:
     SimpleITK.WriteImage(volume(99)[0], str(folder / "NEW_SCAN.nii.gz"))
 
 
+def for_nnunet(folder: Path, phantom: Path) -> None:
+    """Two hospitals' data sets in nnU-Net's layout, and their plans."""
+    for place, number in (("north", "004"), ("south", "011")):
+        raw = folder / place / "nnUNet_raw" / f"Dataset{number}_Hippocampus"
+        write_described(raw, classes=("Anterior", "Posterior"), cases=6, style="nnunet", seed=int(number))
+        described = json.loads((raw / "dataset.json").read_text(encoding="utf-8"))
+        write_plans(folder / place / "nnunet_plans.json")
+        (folder / place / "dataset.json").write_text(json.dumps(described), encoding="utf-8")
+
+
 def for_pictures(folder: Path, phantom: Path) -> None:
     """Office-Caltech 10 as it is downloaded, in small, with FedBN's lists."""
     write_office(folder / "office")
@@ -515,6 +534,7 @@ READY: dict[str, Callable[[Path, Path], None]] = {
     "docs/how-to-new-task.md": for_a_new_task,
     "docs/pictures-to-classify.md": for_pictures,
     "docs/predict.md": for_predictions,
+    "docs/nnunet.md": for_nnunet,
     "docs/how-to-dicom.md": for_dicom,
 }
 """What must be there before a page's first command: its reader's own scans."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="a MONAI bundle; the folder must not exist yet")
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="the network with its normalisation, as ONNX")
     parser.add_argument("--torch-export", type=Path, metavar="FILE", help="the same, as torch.export writes it (.pt2)")
+    parser.add_argument(
+        "--nnunet", type=Path, metavar="DIR", help="a results folder of nnU-Net below DIR, which nnUNetv2_predict runs"
+    )
+    parser.add_argument(
+        "--dataset", metavar="NAME", help="with --nnunet: its data set, as Dataset004_Hippocampus (default: the task's)"
+    )
     parser.add_argument(
         "--images",
         type=Path,
@@ -32,8 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import find_cases
 
-    if not (args.bundle or args.onnx or args.torch_export):
-        raise ConfigError("option-missing", "name what to write: --bundle DIR, --onnx FILE or --torch-export FILE")
+    if not (args.bundle or args.onnx or args.torch_export or args.nnunet):
+        said = "name what to write: --bundle DIR, --nnunet DIR, --onnx FILE or --torch-export FILE"
+        raise ConfigError("option-missing", said)
+    if args.dataset and not args.nnunet:
+        raise ConfigError("no-effect", "--dataset is for --nnunet: leave it out")
     model, chosen = open_model(args.model), choice(args)
     if chosen.estimate and not args.images:
         said = "--statistics own needs images to estimate them from: name some with --images"
@@ -63,6 +73,13 @@ def run(args: argparse.Namespace) -> int:
 
         write_bundle(ready, args.bundle, true_spacing=args.true_spacing)
         print(f"{args.bundle}: run it there with 'python -m monai.bundle run --config_file configs/inference.json'")
+    if args.nnunet:
+        from fedshift.inference.nnunet_export import write_results_folder
+
+        written = write_results_folder(ready, args.nnunet, dataset=args.dataset)
+        for note in written.notes:
+            print(f"  note: {note}")
+        print(f"nnUNetv2_predict_from_modelfolder -m {shlex.quote(str(written.folder))} {written.options} -i IN -o OUT")
     for path, write in ((args.onnx, export.write_onnx), (args.torch_export, export.write_torch_export)):
         if path:
             print(f"{path}: differs by at most {write(ready, path):.2g} from the model")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -35,14 +35,18 @@ from fedshift.runtime.grids import (
     resized,
     shape_at,
 )
+from fedshift.runtime.nnunet import Placement, network_labels, network_spacing, placed
+from fedshift.runtime.nnunet import network_volume as nnunet_volume
 from fedshift.runtime.regions import IGNORED
+from fedshift.runtime.segmentation import Convention
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
+Ready = Callable[[Case, Placement], tuple[np.ndarray, np.ndarray]]
 PREFIX = "volumes_"
 FORMAT = 2  # raised when other voxels come out of the same settings
-STANDARD = "standard_landmarks"
+STANDARD, BOXES = "standard_landmarks", "boxes"
 MOST_PLACES = 5000  # voxels of a class that are kept for each case
 
 
@@ -82,7 +86,9 @@ def refuse_bias_field(bias_field: BiasField, normalise: Normalise) -> None:
         raise ValueError(f"'bias_field' changes intensities, and normalise: {normalise} takes them as numbers")
 
 
-def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, float]:
+def intensity_range(
+    normalise: Normalise, fixed: Fixed | None, convention: Convention = "fedshift"
+) -> tuple[float, float]:
     """The smallest and the largest intensity that the network sees.
 
     0 is between them: it is what surrounds a volume that is smaller than a patch, and what ``nonzero`` keeps.
@@ -90,6 +96,8 @@ def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, f
     if fixed is not None:
         low, high = fixed.range
         return min(low, 0.0), max(high, 0.0)
+    if convention == "nnunet":  # standard scores as they are
+        return -MOST_PLAIN, MOST_PLAIN
     most = {"volume": MOST_DEVIATIONS, "landmarks": MOST_DEVIATIONS, "percentile": 1.0}.get(normalise, MOST_PLAIN)
     return (0.0 if normalise == "percentile" else -most), most
 
@@ -118,6 +126,7 @@ class Preparation:
     fixed: Fixed | None = None
     sequences: tuple[str, ...] = ()
     bias_field: BiasField = "none"
+    convention: Convention = "fedshift"
 
     @property
     def key(self) -> dict[str, object]:
@@ -130,6 +139,7 @@ class Preparation:
             "fixed": None if self.fixed is None else self.fixed.model_dump(),
             "sequences": [*self.sequences],
             **({} if self.bias_field == "none" else {"bias_field": self.bias_field}),
+            **({} if self.convention == "fedshift" else {"convention": self.convention}),
         }
 
     def volume(
@@ -139,12 +149,17 @@ class Preparation:
 
         ``standard`` and errors: as of `fedshift.runtime.grids.network_volume`.
         """
+        fixed = None if self.fixed is None else self.fixed.numbers
+        if self.convention == "nnunet":
+            where = placed(voxels, spacing, self.spacing)
+            made = nnunet_volume(voxels, where, normalise=self.normalise, nonzero=self.nonzero, fixed=fixed)
+            return made.astype(np.float16)
         return network_volume(
             voxels,
             shape_at(voxels.shape[1:], spacing, self.spacing, self.matrix),
             normalise=self.normalise,
             nonzero=self.nonzero,
-            fixed=None if self.fixed is None else self.fixed.numbers,
+            fixed=fixed,
             bias_field=self.bias_field,
             standard=standard,
         )
@@ -173,6 +188,8 @@ class ResampledVolumes:
     standard: np.ndarray | None
     """Of each case and sequence the `fedshift.runtime.grids.standard_landmarks`, (cases, S, 9) float64; None without
     ``normalise: landmarks``."""
+    placements: tuple[Placement, ...] | None
+    """Of each case where its grid lies in the scan, in nnU-Net's convention."""
     _images: np.ndarray
     _labels: np.ndarray
     _places: np.ndarray
@@ -246,6 +263,7 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
     blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
     names = ["images", "labels", "places", "starts", "shapes"]
     names += [STANDARD] if preparation.normalise == "landmarks" else []
+    names += [BOXES] if preparation.convention == "nnunet" else []
     loaded = {name: blocks.open_array(folder / f"{name}.npy", fix=rebuilt(folder)) for name in names}
     offsets = _offsets(loaded["shapes"])
     if len(loaded["labels"]) != offsets[-1] or len(loaded["images"]) != offsets[-1] * channels:
@@ -255,6 +273,7 @@ def open_volumes(site_dir: Path, preparation: Preparation, *, full: bool = False
         channels,
         loaded["shapes"],
         loaded.get(STANDARD),
+        _placements(manifest, preparation, loaded[BOXES]) if BOXES in loaded else None,
         loaded["images"],
         loaded["labels"],
         loaded["places"],
@@ -290,16 +309,22 @@ def cached_volumes(site_dir: Path) -> list[Path]:
     return sorted((site_dir / "arrays").glob(f"{PREFIX}*"))
 
 
-def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) -> str:
-    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
+def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation, ready: Ready | None = None) -> str:
+    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`).
+
+    ``ready``: gives images (sequences, z, y, x) and labels (z, y, x) of a case on the network's grid, which another
+    program has prepared in nnU-Net's convention.
+    """
     numbers = preparation.numbers(manifest, site_dir)
-    shapes = np.array(
-        [
-            shape_at(case.shape, manifest.known_spacing(case), preparation.spacing, preparation.matrix)
-            for case in manifest.cases
-        ],
-        np.int64,
-    )
+    placements: list[Placement] | None = None
+    if preparation.convention == "nnunet":  # their sizes depend on what is 0
+        placements = [_placed(site_dir, manifest, case, preparation) for case in manifest.cases]
+        shapes = np.array([placement.shape for placement in placements], np.int64)
+    else:
+        wanted = preparation.spacing, preparation.matrix
+        shapes = np.array(
+            [shape_at(case.shape, manifest.known_spacing(case), *wanted) for case in manifest.cases], np.int64
+        )
     offsets = _offsets(shapes)
     n_classes = len(manifest.classes)
 
@@ -312,10 +337,17 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
         with raw.open("wb") as stream:
             for number, case in enumerate(manifest.cases):
                 start, end = offsets[number : number + 2]
-                images[start * len(numbers) : end * len(numbers)] = _images(
-                    site_dir, manifest, case, preparation, None if standard is None else standard[number]
-                ).ravel()
-                volume = resized_labels(_labels(site_dir, manifest, case), tuple(shapes[number]))
+                if ready is not None and placements is not None:
+                    voxels, volume = ready(case, placements[number])
+                else:
+                    of_case = None if standard is None else standard[number]
+                    voxels = _images(site_dir, manifest, case, preparation, of_case)
+                    mask = _labels(site_dir, manifest, case)
+                    if placements is None:
+                        volume = resized_labels(mask, tuple(shapes[number]))
+                    else:
+                        volume = network_labels(mask, placements[number])
+                images[start * len(numbers) : end * len(numbers)] = voxels.ravel()
                 labels[start:end] = volume.ravel()
                 starts[number, 0] = count
                 masks = (volume == of_class for of_class in range(1, n_classes))
@@ -334,6 +366,8 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
         np.save(folder / "shapes.npy", shapes)
         if standard is not None:
             np.save(folder / f"{STANDARD}.npy", standard)
+        if placements is not None:
+            np.save(folder / f"{BOXES}.npy", np.array([placement.box for placement in placements]))
 
     return blocks.build(volumes_dir(site_dir, manifest, preparation), fill)
 
@@ -347,6 +381,20 @@ def _images(
         return preparation.volume(voxels, manifest.known_spacing(case), standard)
     except ValueError as error:
         raise DataError("intensities", f"{image_files(site_dir, manifest, case.id)[numbers[0]]} {error}") from None
+
+
+def _placed(site_dir: Path, manifest: Manifest, case: Case, preparation: Preparation) -> Placement:
+    voxels = read_images(site_dir, manifest, case)[preparation.numbers(manifest, site_dir)]
+    return placed(voxels, manifest.known_spacing(case), preparation.spacing)
+
+
+def _placements(manifest: Manifest, preparation: Preparation, boxes: np.ndarray) -> tuple[Placement, ...]:
+    made = []
+    for case, ends in zip(manifest.cases, boxes.tolist(), strict=True):
+        z, y, x = (tuple(edge) for edge in ends)
+        spacing = manifest.known_spacing(case) or (1.0, 1.0, 1.0)
+        made.append(Placement(case.shape, (z, y, x), spacing, network_spacing(spacing, preparation.spacing)))
+    return tuple(made)
 
 
 def _labels(site_dir: Path, manifest: Manifest, case: Case) -> np.ndarray:

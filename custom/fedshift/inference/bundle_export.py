@@ -30,7 +30,7 @@ from fedshift.schema.errors import ConfigError
 TEMPLATES = Path(__file__).parent / "bundle_templates"
 RUNTIME = Path(runtime.__file__).parent
 """The files of a bundle's ``scripts/``."""
-USUAL = (("written", ()), ("bias_field", "none"))
+USUAL = (("written", ()), ("bias_field", "none"), ("convention", "fedshift"))
 """Settings that a configuration leaves out."""
 DATA_DESCRIPTIONS = {
     "phantom": "simulated scans (phantom), no patients",

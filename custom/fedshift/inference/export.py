@@ -81,7 +81,7 @@ def write_torchscript(ready: ReadyModel, path: Path, *, named: Path | None = Non
         traced = trace(network, example(ready.model, batch=2))
         path.write_bytes(_without_debug_records(_saved(torch.jit.save, traced)))
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        return _check_logits(ready.model, network, loaded, named)
+        return check_logits(ready.model, network, loaded, named)
 
 
 def trace(network: nn.Module, image: Tensor) -> torch.jit.ScriptModule:
@@ -95,7 +95,7 @@ def write_torch_export(ready: ReadyModel, path: Path) -> float:
     """Write an ExportedProgram (.pt2); result and errors as for `write_torchscript`."""
     with _exporting(ready, path, "torch.export", path) as network, torch.no_grad():
         path.write_bytes(_saved(torch.export.save, _exported_program(ready.model, network)))
-        return _check_logits(ready.model, network, torch.export.load(path).module(), path)
+        return check_logits(ready.model, network, torch.export.load(path).module(), path)
 
 
 def write_onnx(ready: ReadyModel, path: Path) -> float:
@@ -121,7 +121,7 @@ def write_onnx(ready: ReadyModel, path: Path) -> float:
             (logits,) = session.run(None, {INPUT: x.numpy()})
             return torch.from_numpy(np.asarray(logits))
 
-        return _check_logits(ready.model, network, run, path)
+        return check_logits(ready.model, network, run, path)
 
 
 def _exported_program(model: Model, network: nn.Module) -> torch.export.ExportedProgram:
@@ -152,7 +152,7 @@ def _without_debug_records(content: bytes) -> bytes:
     return cleaned.getvalue()
 
 
-def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
+def check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
     """Return the largest absolute difference of logits between the model and the exported file."""
     inputs = [example(model, batch=batch) for batch in COMPARED_BATCH_SIZES]
     wanted = [network(x) for x in inputs]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.methods.base import Batch, Context, Run, TrainingSamples
+from fedshift.methods.base import Batch, Client, Context, Run, TrainingSamples
 from fedshift.methods.method_set import Method
 from fedshift.schema.messages import MethodArrays
 
@@ -24,6 +24,15 @@ class ClientChain:
         # and weights in it, only when it next looks for cycles.
         chain = weakref.proxy(self)
         run.normalise = lambda x, *, training: chain.inputs(x, training=training)
+
+    @property
+    def changing_predictions(self) -> tuple[str, ...]:
+        """Names of the methods that transform what the network gets, or add layers to it, when it predicts."""
+        return tuple(
+            ctx.method
+            for half, ctx in self._halves
+            if half.attached_to_predict or type(half).inputs is not Client.inputs
+        )
 
     @property
     def takes_gradients(self) -> bool:

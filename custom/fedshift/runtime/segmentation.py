@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ from .grids import (
 from .regions import voxels_of
 from .windows import AT_ONCE, sliding, sliding_by_slices
 
+if TYPE_CHECKING:
+    from .nnunet import Placement
+
+Convention = Literal["fedshift", "nnunet"]
 Precision = Literal["fp32", "bf16", "auto"]
 Network = Callable[[Tensor], Tensor]
 """Images (B, C, *spatial) on the CPU to logits (B, K, *spatial) on any device."""
@@ -86,6 +90,8 @@ class PatchSpec:
     """Of regions, which may overlap, the class of each set of them (`written_as_classes`); empty for classes."""
     bias_field: BiasField = "none"
     """Whether sequences are corrected before they are normalised."""
+    convention: Convention = "fedshift"
+    """How volumes are cropped, resampled and covered with windows; ``nnunet``: see `fedshift.runtime.nnunet`."""
 
     @property
     def regions(self) -> int:
@@ -262,14 +268,25 @@ def classes_of(
     largest_component: bool,
     certainty: np.ndarray | None = None,
     regions: bool = False,
+    placement: Placement | None = None,
 ) -> np.ndarray:
     """Classes (z, y, x) uint8 on a grid of ``shape``, from probabilities (K, z, y, x) on another of the same extent.
 
     With ``regions`` sets of those that are more probable than not. ``certainty`` is filled in as by `segment`.
+    ``placement``: where the other grid lies in nnU-Net's convention.
     """
     taken = np.zeros(tuple(shape), np.uint8)
-    _take((resized(plane, shape) for plane in probability), taken, certainty, regions=regions)
+    _take(planes_of(probability, shape, regions=regions, placement=placement), taken, certainty, regions=regions)
     return _largest(taken, len(probability) if regions else 0) if largest_component else taken
+
+
+def planes_of(
+    probability: np.ndarray, shape: Sequence[int], *, regions: bool, placement: Placement | None
+) -> Iterator[np.ndarray]:
+    """Probabilities (K, z, y, x) on a grid of ``shape``, one class or region after the other; as `classes_of`."""
+    if placement is None:
+        return (resized(plane, shape) for plane in probability)
+    return placement.on_scan(probability, regions=regions)
 
 
 def _by_patches(
@@ -281,6 +298,8 @@ def _by_patches(
     see: Callable[[np.ndarray], None] | None,
     on_scan: OnScan | None,
 ) -> np.ndarray:
+    if spec.convention == "nnunet":
+        return _as_nnunet(voxels, spacing, network, spec, certainty, see, on_scan)
     scan = voxels.shape[1:]
     volume = _network_volume(voxels, spacing, spec)
     first, weights = taps(volume.shape[1], scan[0])
@@ -308,6 +327,29 @@ def _by_patches(
     return _largest(classes, spec.regions) if spec.largest_component else classes
 
 
+def _as_nnunet(
+    voxels: np.ndarray,
+    spacing: Sequence[float] | None,
+    network: Network,
+    spec: PatchSpec,
+    certainty: np.ndarray | None,
+    see: Callable[[np.ndarray], None] | None,
+    on_scan: OnScan | None,
+) -> np.ndarray:
+    """The same in nnU-Net's convention, whose resampling needs the whole volume."""
+    from .nnunet import placed
+
+    volume, placement = _network_volume(voxels, spacing, spec), placed(voxels, spacing, spec.spacing)
+    probability = np.concatenate(list(_probabilities(volume, network, spec)), axis=1)
+    if see is not None:
+        see(probability)
+    planes = placement.on_scan(probability, regions=bool(spec.regions))
+    classes = np.zeros(placement.scan, np.uint8)
+    shown = planes if on_scan is None else _shown(planes, slice(None), on_scan)
+    _take(shown, classes, certainty, regions=bool(spec.regions))
+    return _largest(classes, spec.regions) if spec.largest_component else classes
+
+
 def _shown(planes: Iterable[np.ndarray], part: slice, on_scan: OnScan) -> Iterator[np.ndarray]:
     for number, plane in enumerate(planes):
         on_scan(number, part, plane)
@@ -315,6 +357,11 @@ def _shown(planes: Iterable[np.ndarray], part: slice, on_scan: OnScan) -> Iterat
 
 
 def _network_volume(voxels: np.ndarray, spacing: Sequence[float] | None, spec: PatchSpec) -> np.ndarray:
+    if spec.convention == "nnunet":
+        from . import nnunet
+
+        how: dict[str, Any] = {"normalise": spec.normalise, "nonzero": spec.nonzero, "fixed": spec.fixed}
+        return nnunet.network_volume(voxels, nnunet.placed(voxels, spacing, spec.spacing), **how)
     shape = shape_at(voxels.shape[1:], spacing, spec.spacing, spec.matrix)
     return network_volume(
         voxels,
@@ -333,13 +380,20 @@ def _probabilities(volume: np.ndarray, network: Network, spec: PatchSpec) -> Ite
     """
     options: dict[str, Any] = {"patch": spec.patch, "overlap": spec.overlap, "mirror": spec.mirror}
     probable = Tensor.sigmoid_ if spec.regions else softmax_in_place
+    nnunet = spec.convention == "nnunet"
+    if spec.dims == 3 and nnunet:
+        logits = sliding(network, torch.from_numpy(volume)[None], nnunet=True, **options)
+        yield as_volume(probable(logits).nan_to_num_(0), spec.dims)
+        return
     if spec.dims == 3:
         for logits in sliding_by_slices(network, torch.from_numpy(volume)[None], **options):
             yield as_volume(probable(logits[None]).nan_to_num_(0), spec.dims)
         return
     for start in range(0, volume.shape[1], AT_ONCE[2]):
         part = slice(start, start + AT_ONCE[2])
-        logits = sliding(network, as_images(volume, dims=spec.dims, context=spec.context, part=part), **options)
+        logits = sliding(
+            network, as_images(volume, dims=spec.dims, context=spec.context, part=part), nnunet=nnunet, **options
+        )
         yield as_volume(probable(logits).nan_to_num_(0), spec.dims)
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,15 @@ Window = tuple[slice, ...]
 ALL = slice(None)
 
 
-def sliding(forward: Forward, x: Tensor, *, patch: Sequence[int], overlap: float, mirror: Sequence[int] = ()) -> Tensor:
+def sliding(
+    forward: Forward,
+    x: Tensor,
+    *,
+    patch: Sequence[int],
+    overlap: float,
+    mirror: Sequence[int] = (),
+    nnunet: bool = False,
+) -> Tensor:
     """Logits (B, K, *spatial) float32 of images (B, C, *spatial) of any size, which are padded with 0 if too small.
 
     Args:
@@ -34,8 +43,10 @@ def sliding(forward: Forward, x: Tensor, *, patch: Sequence[int], overlap: float
         patch: size of a window.
         overlap: of neighbouring windows, as a part of a window.
         mirror: axes of a window, from 0; the mean is taken over all its mirror images along some of them.
+        nnunet: whether windows lie, and their voxels weigh, as in nnU-Net: evenly apart, their middle half a voxel on.
     """
-    return next(sliding_in_turn(forward, [x], patch=patch, overlap=overlap, mirror=mirror, together=False))
+    options: dict[str, Any] = {"patch": patch, "overlap": overlap, "mirror": mirror, "nnunet": nnunet}
+    return next(sliding_in_turn(forward, [x], together=False, **options))
 
 
 def sliding_in_turn(
@@ -45,6 +56,7 @@ def sliding_in_turn(
     patch: Sequence[int],
     overlap: float,
     mirror: Sequence[int] = (),
+    nnunet: bool = False,
     together: bool | None = None,
 ) -> Iterator[Tensor]:
     """The same of several volumes, one after the other.
@@ -65,7 +77,7 @@ def sliding_in_turn(
         shares = x.device.type != "cpu" if together is None else together
         if batch and batch[0][0].images.device != x.device:
             predict()
-        volume = _Assembly(x, patch, overlap)
+        volume = _Assembly(x, patch, overlap, nnunet=nnunet)
         waiting.append(volume)
         for window in volume.windows:
             batch.append((volume, window))
@@ -83,14 +95,14 @@ def sliding_in_turn(
 class _Assembly:
     """Images (B, C, *spatial) of one volume, and the sums of the weighted logits of their windows."""
 
-    def __init__(self, x: Tensor, patch: Sequence[int], overlap: float) -> None:
+    def __init__(self, x: Tensor, patch: Sequence[int], overlap: float, *, nnunet: bool) -> None:
         self.images, self._inside = _padded(x, patch)
-        self._places = _places(self.images.shape[2:], patch, overlap)
+        self._places = _places(self.images.shape[2:], patch, overlap, nnunet=nnunet)
         self.windows: list[Window] = [
             (slice(image, image + 1), ALL, *place) for image in range(len(x)) for place in self._places
         ]
         self.missing = len(self.windows)
-        self._weight = _gaussian(patch, x.device)
+        self._weight = _nnunet_weights(patch, x.device) if nnunet else _gaussian(patch, x.device)
         self._total = torch.zeros(0)
 
     def add(self, window: Window, logits: Tensor) -> None:
@@ -154,10 +166,15 @@ def _padded(x: Tensor, patch: Sequence[int]) -> tuple[Tensor, Window]:
     return x, tuple(slice(count // 2, count // 2 + have) for count, have in zip(missing, size, strict=True))
 
 
-def _places(size: Sequence[int], patch: Sequence[int], overlap: float) -> list[Window]:
+def _places(size: Sequence[int], patch: Sequence[int], overlap: float, *, nnunet: bool = False) -> list[Window]:
     """The windows that cover images of a size that is at least the patch's; the last of an axis ends with it."""
     starts = []
     for length, have in zip(patch, size, strict=True):
+        if nnunet:
+            from .nnunet import starts as evenly  # needs SciPy
+
+            starts.append(evenly(have, length, 1 - overlap))
+            continue
         last = have - length
         starts.append([*range(0, last, _step(length, overlap)), last])
     return [
@@ -177,6 +194,12 @@ def _gaussian(patch: Sequence[int], device: torch.device) -> Tensor:
         place = torch.arange(-(length - 1) / 2, (length - 1) / 2 + 1)
         weight = weight[..., None] * torch.exp(place**2 / (-2 * (DEVIATION * length) ** 2))
     return weight.clamp_(min=max(float(weight.min()), LEAST)).to(device)
+
+
+def _nnunet_weights(patch: Sequence[int], device: torch.device) -> Tensor:
+    from .nnunet import window_weights  # needs SciPy
+
+    return torch.from_numpy(window_weights(patch)).to(device)
 
 
 def mirrored(forward: Forward, window: Tensor, mirror: Sequence[int]) -> Tensor:

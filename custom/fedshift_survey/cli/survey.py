@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated
+from fedshift_survey.cli import plans
 
 if TYPE_CHECKING:
     from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
@@ -23,7 +24,8 @@ LOG = "survey.log"
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the command."""
+    """Add the command, and ``plans`` for sites that have planned already."""
+    plans.add_parsers(subparsers)
     parser = subparsers.add_parser(
         "survey",
         help="ask every site for sums over its cases: a plan for a task, and a map of the shift between sites",
@@ -50,6 +52,9 @@ def add_parsers(subparsers: Any) -> None:
     )
     parser.add_argument("--memory", type=float, default=8.0, metavar="GB", help="of a training step (default 8)")
     parser.add_argument("--patch", metavar="N,N,N", help="a patch of your own, in voxels; two numbers go with --dims 2")
+    parser.add_argument(
+        "--nnunet", action="store_true", help="plan for nnU-Net's own network, as 'fedshift export --nnunet' takes it"
+    )
     parser.add_argument("--name", help="of the planned task (default: the data set's)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: surveys/<data set>")
     parser.add_argument("--force", action="store_true", help="replace a task file that was changed by hand")
@@ -205,7 +210,7 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     surveyed = sum(site.surveyed > 0 for site in survey.planned)  # with noise, cases count and tell no sizes
     outputs = len(survey.spec.regions) or None
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch, outputs=outputs)
-    write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem))
+    write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem, nnunet=args.nnunet))
     if note := ct_note(survey.planned):
         said = worded("Each volume is brought", pictures=pooled.of_pictures)
         print(f"{said} to mean 0 and standard deviation 1. {note}\n")

@@ -119,6 +119,14 @@ class NetworkShape:
             options |= {"deep_supervision": True, "deep_supr_num": self.supervised}
         return options
 
+    def nnunet_options(self) -> dict[str, Any]:
+        """The same of nnU-Net's own network, ``nnunet.PlainConvUNet``."""
+        return {
+            "features_per_stage": list(self.filters),
+            "kernel_sizes": [list(kernel) for kernel in self.topology.kernels],
+            "strides": [list(stride) for stride in self.topology.strides],
+        }
+
     def bytes_of_step(self, patch: Sequence[int], batch: int) -> float:
         """Bytes of a training step in single precision."""
         weights, kept = _counted(self)

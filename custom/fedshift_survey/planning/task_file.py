@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from fedshift.data.tallies import add_intensities, merge, plain, quantile, spread, worded
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
 from fedshift.schema.job import TaskSpec
 from fedshift_survey.planning.plan import Plan
@@ -42,7 +43,26 @@ class Entry:
     reason: str = ""
 
 
-def task_file(plan: Plan, fingerprints: Sequence[Fingerprint], spec: SurveySpec, *, name: str) -> str:
+LEARNING = (
+    Entry("loss", "ce_dice", "Cross-entropy and Dice, as nnU-Net."),
+    Entry(
+        "optimizer",
+        {
+            "name": "adamw",
+            "lr": 0.001,
+            "weight_decay": 0.0001,
+            "clip_norm": 12.0,
+            "lr_schedule": {"name": "cosine"},
+        },
+        "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
+    ),
+)
+"""Loss and optimiser of all plans."""
+
+
+def task_file(
+    plan: Plan, fingerprints: Sequence[Fingerprint], spec: SurveySpec, *, name: str, nnunet: bool = False
+) -> str:
     """The text of the file; what it holds is a valid task.
 
     Args:
@@ -50,11 +70,22 @@ def task_file(plan: Plan, fingerprints: Sequence[Fingerprint], spec: SurveySpec,
         fingerprints: of the sites that it is for.
         spec: the survey.
         name: the task's name.
+        nnunet: whether volumes are prepared as nnU-Net does, for its own network (``fedshift export --nnunet``).
+
+    Raises:
+        ConfigError: pictures for ``nnunet``.
     """
+    if nnunet and plan.pictures:
+        raise ConfigError("wrong-task", "--nnunet plans for volumes, and the sites have pictures: leave it out")
     pooled = merge(fingerprints)
-    text = "".join(f"{line}\n" for line in _lines(_entries(plan, fingerprints, pooled, spec, name)))
+    return written(_heading(pooled, spec), _entries(plan, fingerprints, pooled, spec, name, nnunet=nnunet))
+
+
+def written(heading: Sequence[str], entries: Sequence[Entry]) -> str:
+    """The text of a task file, with a checksum at its end; what it holds is a valid task."""
+    text = "".join(f"{line}\n" for line in _lines(entries))
     TaskSpec.parse(yaml.safe_load(text), where="the plan")
-    text = f"{_comment(_heading(pooled, spec))}{text}\n"
+    text = f"{_comment(heading)}{text}\n"
     return f"{text}{SEAL}{_digest(text)}\n"
 
 
@@ -82,11 +113,20 @@ def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
 
 
 def _entries(
-    plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, spec: SurveySpec, name: str
+    plan: Plan,
+    fingerprints: Sequence[Fingerprint],
+    pooled: Fingerprint,
+    spec: SurveySpec,
+    name: str,
+    *,
+    nnunet: bool,
 ) -> list[Entry]:
     why = plan.reasons
     held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
-    network = plan.network.options()
+    network = plan.network.nnunet_options() if nnunet else plan.network.options()
+    called, what = ("monai.DynUNet", "MONAI's version of nnU-Net's network.")
+    if nnunet:
+        called, what = ("nnunet.PlainConvUNet", "nnU-Net's own network.")
     return [
         Entry("name", name),
         Entry("kind", "segmentation"),
@@ -95,29 +135,18 @@ def _entries(
         *(held_out if spec.held_out else []),
         Entry("classes", list(pooled.classes), _labels(pooled)),
         *_regions(pooled, spec),
-        Entry("data", _data(plan, fingerprints, pooled)),
+        Entry("data", _data(plan, fingerprints, pooled, nnunet=nnunet)),
         Entry(
             "network",
             [
-                Entry("name", "monai.DynUNet", "MONAI's version of nnU-Net's network. " + _sentence(why["depth"])),
+                Entry("name", called, f"{what} {_sentence(why['depth'])}"),
                 Entry(
                     "options",
                     [Entry(key, value, _sentence(why.get(key, ""))) for key, value in network.items()],
                 ),
             ],
         ),
-        Entry("loss", "ce_dice", "Cross-entropy and Dice, as nnU-Net."),
-        Entry(
-            "optimizer",
-            {
-                "name": "adamw",
-                "lr": 0.001,
-                "weight_decay": 0.0001,
-                "clip_norm": 12.0,
-                "lr_schedule": {"name": "cosine"},
-            },
-            "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
-        ),
+        *LEARNING,
         Entry(
             "schedule",
             [
@@ -133,11 +162,12 @@ def _entries(
     ]
 
 
-def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
+def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, *, nnunet: bool) -> list[Entry]:
     why = plan.reasons
+    convention = [Entry("convention", "nnunet", "Volumes are cropped, resampled and predicted as nnU-Net does.")]
     spacing = None if plan.spacing is None else list(plan.spacing)
     context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")]
-    context = context if plan.dims == 2 and not plan.pictures else []
+    context = context if plan.dims == 2 and not plan.pictures and not nnunet else []
     sequences = [Entry("sequences", list(pooled.sequences))] if pooled.sequences else []
     if plan.pictures:
         whole = (
@@ -154,6 +184,7 @@ def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint) 
         Entry("patch", list(plan.patch), _sentence(why["patch"])),
         *context,
         *sequences,
+        *(convention if nnunet else []),
         *_normalisation(fingerprints, pooled),
         Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
         Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),

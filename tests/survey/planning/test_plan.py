@@ -192,6 +192,16 @@ def test_the_task_file_says_why(dims: int, tmp_path: Path) -> None:
     assert job.task.data == task.data, "the job's own checks take it"
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_plan_for_nnunet_has_its_network_and_convention(dims: int, tmp_path: Path) -> None:
+    told = [fingerprint(survey_site(tmp_path, site, (1, 2, 3))) for site in ("A", "B")]
+    plan = make_plan(merge(told), sites=2, dims=dims)
+    text = task_file(plan, told, SurveySpec(survey="s", dataset="organ", sites=("A", "B")), name="ours", nnunet=True)
+    task = resolve(_written(tmp_path, text), "fedavg").task
+    assert task.network.name == "nnunet.PlainConvUNet" and task.data["convention"] == "nnunet"
+    assert len(task.network.options["strides"]) == plan.network.topology.depth
+
+
 def _written(folder: Path, text: str) -> str:
     (folder / "plan.yaml").write_text(text, encoding="utf-8")
     return str(folder / "plan.yaml")

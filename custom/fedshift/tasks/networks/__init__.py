@@ -1,5 +1,6 @@
-"""Networks by name: the papers', each a module here with ``build(in_channels, n_classes, **options)``, and MONAI's
-(`fedshift.tasks.monai_networks`, `fedshift.tasks.monai_classifiers`), as ``monai.DynUNet``.
+"""Networks by name: the papers', each a module here with ``build(in_channels, n_classes, **options)``, MONAI's
+(`fedshift.tasks.monai_networks`, `fedshift.tasks.monai_classifiers`), as ``monai.DynUNet``, and nnU-Net's
+(`fedshift.tasks.nnunet_networks`), as ``nnunet.PlainConvUNet``.
 
 A network gives ``stages`` (places where methods see features, see `fedshift.tasks.stages.Stage`).
 """
@@ -17,7 +18,7 @@ from torch import nn
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.seeding import seeded_global
 from fedshift.schema.strict import nearest
-from fedshift.tasks import monai_classifiers, monai_networks
+from fedshift.tasks import monai_classifiers, monai_networks, nnunet_networks
 
 GIVEN = ("in_channels", "n_classes", "spatial_dims")
 
@@ -28,7 +29,7 @@ def own() -> list[str]:
 
 
 def available() -> list[str]:
-    return [*own(), *monai_networks.names(), *monai_classifiers.names()]
+    return [*own(), *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
 
 
 def build(
@@ -64,6 +65,8 @@ def build(
                 return monai_classifiers.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
             if name in monai_networks.names():
                 return monai_networks.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
+            if name in nnunet_networks.names():
+                return nnunet_networks.build(name, options, **given, spatial_dims=spatial_dims)
             return _own(name, options, given, spatial_dims)
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fedshift.data.resampled import FORMAT, black_and_white, intensity_range
 from fedshift.data.splits import STEP, subject_of
-from fedshift.runtime.grids import resized
 from fedshift.runtime.regions import IGNORED, voxels_of
-from fedshift.runtime.segmentation import PatchSpec, as_volume, classes_of
+from fedshift.runtime.segmentation import PatchSpec, as_volume, classes_of, planes_of
 from fedshift.runtime.windows import sliding_in_turn
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
@@ -92,7 +91,7 @@ class Task(OneClass):
         self.sizes = sizes(self.spatial, len(task.classes), sequences=max(len(self._data.sequences), 1))
         copies = self._data.channels + 4 * max(len(task.classes), task.outputs) + 4
         self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
-        self.intensities = intensity_range(self._data.normalise, self._data.fixed)
+        self.intensities = intensity_range(self._data.normalise, self._data.fixed, self._data.convention)
         self._loss = self._make_loss(None)
         with torch.device("cpu"):  # model files are checked with tasks that are made without memory
             self._augmentation = make_augmentation(
@@ -141,6 +140,7 @@ class Task(OneClass):
             **self._data.model_dump(mode="json", include=PREPARED),
             **({"pictures": True} if self._data.pictures else {}),
             **({} if self._data.bias_field == "none" else {"bias_field": self._data.bias_field}),
+            **({} if self._data.convention == "fedshift" else {"convention": self._data.convention}),
         }
 
     def open(self, folder: Path, site: str) -> Patches:
@@ -212,6 +212,7 @@ class Task(OneClass):
             patch=self.spatial,
             overlap=self._data.overlap if final else min(self._data.overlap, OVERLAP_OF_ROUNDS),
             mirror=self._mirrored if final else (),
+            nnunet=self._data.convention == "nnunet",
             together=False if apart else None,
         )
 
@@ -243,6 +244,7 @@ class Task(OneClass):
             largest_component=self._job.evaluation.largest_component,
             written=() if self._regions is None else self._regions.written,
             bias_field=data.bias_field,
+            convention=data.convention,
         )
 
     @property
@@ -298,7 +300,7 @@ class Task(OneClass):
             case = data.manifest.cases[number]
             probability = as_volume(batch, self._data.dims)
             self._calibrate(calibration, probability, as_labels(data.labels(index)), list(numbers.values()))
-            predicted, reference = self.compared(self.on_scan(probability, case.shape), data.reference(number))
+            predicted, reference = self.compared(self.on_scan(probability, data, number), data.reference(number))
             empty += not any(voxels_of(predicted, n, regions=regions).any() for n in numbers.values())
             apart.append(one_sided(predicted, reference, numbers, regions=regions))
             subjects.append(subject_of(case))
@@ -331,24 +333,30 @@ class Task(OneClass):
 
     def risks(self, probabilities: Iterator[Tensor], data: Patches, subset: Subset) -> CaseRisks:
         """Of each structure alone, before the largest component is taken; voxels to ignore count for nothing."""
-        numbers = {name: self._foreground.index(name) + 1 for name in self.outlined(data)}
+        named = {self._foreground.index(name) + 1: name for name in self.outlined(data)}
         regions = self._regions is not None
         risks = CaseRisks()
         for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
             case, labels = data.manifest.cases[int(index[0])], data.reference(int(index[0]))
             truth = labels if self._regions is None else self._regions.sets[labels]
             known = labels != IGNORED if self._job.task.ignore else np.ones(labels.shape, bool)
-            planes = as_volume(batch, self._data.dims)
-            for name, number in numbers.items():
-                probability = resized(planes[number - regions], case.shape)[known]
-                inside = voxels_of(truth, number, regions=regions)[known]
-                risks.add_outline(name, outline_risks(probability, inside), subject=subject_of(case))
+            placement = data.placement(int(index[0]))
+            planes = planes_of(as_volume(batch, self._data.dims), case.shape, regions=regions, placement=placement)
+            for number, plane in enumerate(planes, start=int(regions)):
+                if (name := named.get(number)) is not None:
+                    inside = voxels_of(truth, number, regions=regions)[known]
+                    risks.add_outline(name, outline_risks(plane[known], inside), subject=subject_of(case))
         return risks
 
-    def on_scan(self, probability: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    def on_scan(self, probability: np.ndarray, data: Patches, case: int) -> np.ndarray:
         """Classes or sets of regions (z, y, x) uint8 on a scan's own grid, from probabilities on the network's."""
-        largest = self._job.evaluation.largest_component
-        return classes_of(probability, shape, largest_component=largest, regions=self._regions is not None)
+        return classes_of(
+            probability,
+            data.manifest.cases[case].shape,
+            largest_component=self._job.evaluation.largest_component,
+            regions=self._regions is not None,
+            placement=data.placement(case),
+        )
 
     def compared(self, predicted: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What was `predicted`, and a mask's classes as the same, without voxels that the mask says to ignore."""

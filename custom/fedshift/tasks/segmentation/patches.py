@@ -19,7 +19,8 @@ from fedshift.data.samples import CHUNK, CHUNK_BYTES
 from fedshift.data.splits import SAMPLES_PER_CASE, Fold, case_splits, split_rule
 from fedshift.runtime.bias_field import BiasField
 from fedshift.runtime.grids import Normalise
-from fedshift.runtime.segmentation import as_images, neighbours
+from fedshift.runtime.nnunet import Placement
+from fedshift.runtime.segmentation import Convention, as_images, neighbours
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split, read_manifest
 from fedshift.schema.names import ClassName
@@ -56,6 +57,11 @@ class DataSpec(Strict):
     images with a unit), or ``none``. ``nonzero``: voxels that are 0 are left out and stay 0. ``bias_field``: ``n4``
     corrects magnetic resonance images before that, see `fedshift.runtime.bias_field`.
 
+    ``convention``: ``nnunet`` crops, normalises, resamples and predicts volumes as nnU-Net does, so that
+    ``fedshift export --nnunet`` can write a model that predicts the same there (`fedshift.runtime.nnunet`). It takes
+    ``normalise: volume``, ``fixed`` or ``none``, and a ``spacing``: of all axes with dims: 3, and of rows and columns
+    with dims: 2.
+
     ``samples_per_case``: patches of each training case in an epoch. ``foreground``: probability that a patch is centred
     on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere, or, where masks
     have voxels to ignore, around one that counts.
@@ -79,6 +85,7 @@ class DataSpec(Strict):
     nonzero: bool = False
     fixed: Fixed | None = None
     bias_field: BiasField = "none"
+    convention: Convention = "fedshift"
     samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
     foreground: float = Field(default=0.33, ge=0, le=1)
     augmentation: str | tuple[dict[str, Any], ...] = "none"
@@ -109,7 +116,27 @@ class DataSpec(Strict):
         if self.pictures and (self.normalise == "landmarks" or self.bias_field != "none"):
             raise ValueError("'pictures' have no histogram landmarks and no bias field: normalise: fixed suits them")
         refuse_bias_field(self.bias_field, self.normalise)
+        if self.convention == "nnunet":
+            self._check_nnunet()
         return self
+
+    def _check_nnunet(self) -> None:
+        """Refuse what nnU-Net does not know (ValueError)."""
+        other = {
+            "pictures": self.pictures,
+            "matrix": self.matrix is not None,
+            "context": self.context > 1,
+            "bias_field": self.bias_field != "none",
+            f"normalise: {self.normalise}": self.normalise not in ("volume", "fixed", "none"),
+            f"nonzero with normalise: {self.normalise}": self.nonzero and self.normalise != "volume",
+        }
+        for key, given in other.items():
+            if given:
+                raise ValueError(f"convention: nnunet has no {key}: leave one of the two out")
+        known = [length is not None for length in self.spacing or (None,) * AXES]
+        if known != [self.dims == AXES, True, True]:
+            axes = "all axes" if self.dims == AXES else "rows and columns alone, as in [null, 0.5, 0.5]"
+            raise ValueError(f"convention: nnunet needs a 'spacing' of {axes}")
 
     @property
     def channels(self) -> int:
@@ -126,7 +153,14 @@ class DataSpec(Strict):
     def preparation(self) -> Preparation:
         """What the cached volumes depend on."""
         return Preparation(
-            self.spacing, self.matrix, self.normalise, self.nonzero, self.fixed, self.sequences, self.bias_field
+            self.spacing,
+            self.matrix,
+            self.normalise,
+            self.nonzero,
+            self.fixed,
+            self.sequences,
+            self.bias_field,
+            self.convention,
         )
 
 
@@ -196,6 +230,10 @@ class Patches(ScanData):
     def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         depth = int(self.volumes.shapes[_one(index)][0])
         return (np.arange(depth) + 0.5) / depth, np.full(depth, 1 / depth)
+
+    def placement(self, case: int) -> Placement | None:
+        """Where a case's grid lies in its scan, in nnU-Net's convention."""
+        return None if self.volumes.placements is None else self.volumes.placements[case]
 
     def reference(self, case: int) -> np.ndarray:
         """The classes (z, y, x) uint8 of a case on the scan's own grid."""

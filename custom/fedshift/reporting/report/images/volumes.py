@@ -73,7 +73,7 @@ def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities
     for index, batch in zip(data.eval_index(part), probabilities, strict=True):
         number = int(index[0])
         case = data.manifest.cases[number]
-        found = task.on_scan(as_volume(batch, dims), case.shape)
+        found = task.on_scan(as_volume(batch, dims), data, number)
         predicted, reference = task.compared(found, data.reference(number))
         images = read_images(folder, data.manifest, case)[:SEQUENCES]
         by_class = dice_by_class(predicted, reference, 1 + len(names), regions=task.has_regions)

@@ -1,0 +1,143 @@
+"""A data set of nnU-Net as one site: nnUNet_raw, and what nnU-Net has prepared of it.
+
+The source is ``nnUNet_raw``, or a data set's folder in it, with ``imagesTr``, ``labelsTr`` and ``dataset.json``. Name
+the data set as nnU-Net does, ``--dataset Dataset027_ACDC``; sites of a federation need not have the same number, and
+its name is what follows the number, in lower case.
+
+With ``--preprocessed nnUNet_preprocessed`` the volumes that nnU-Net has cropped, normalised and resampled are taken
+(``.b2nd`` or ``.npz``), and no volume is prepared again for a task with ``convention: nnunet`` and the numbers of these
+plans. One case is, to see that the result is the same. The plans are kept with the site, and a task file may be made of
+several sites' (``fedshift plans``). ``--fold 0`` makes the validation cases of that fold of ``splits_final.json`` the
+site's test cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data_prep.msd import find_described
+from data_prep.nnunet_arrays import Preprocessed, open_preprocessed
+from data_prep.volumes import SitePlan, VolumePlan
+from fedshift.data.cases import CaseFiles
+from fedshift.data.labels import settle_labels
+from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.strict import nearest
+
+SITE = "nnunet"
+LICENCE = "as the data set's source says"
+CITATION = (
+    "Isensee F et al. nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation. Nature "
+    "Methods 18, 203-211, 2021 (layout)"
+)
+NAME = re.compile(r"Dataset\d{3}_(.+)")
+SPLITS = "splits_final.json"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the data set's and the site's name, and what nnU-Net has prepared."""
+    parser.add_argument("--dataset", metavar="NAME", help="as Dataset027_ACDC (default: the only one in --source)")
+    parser.add_argument("--site", default=SITE, metavar="NAME", help=f"the site's name (default: {SITE})")
+    parser.add_argument("--preprocessed", type=Path, metavar="DIR", help="nnUNet_preprocessed, or the data set's in it")
+    parser.add_argument("--plans", default=DEFAULT_PLANS, metavar="NAME", help=f"of nnU-Net (default: {DEFAULT_PLANS})")
+    parser.add_argument(
+        "--configuration", default=CONFIGURATION, metavar="NAME", help=f"of the plans (default: {CONFIGURATION})"
+    )
+    parser.add_argument("--fold", type=int, metavar="N", help="whose validation cases become test cases")
+
+
+def plan_volumes(
+    source: Path,
+    *,
+    dataset: str | None = None,
+    site: str = SITE,
+    preprocessed: Path | None = None,
+    plans: str = DEFAULT_PLANS,
+    configuration: str = CONFIGURATION,
+    fold: int | None = None,
+) -> VolumePlan:
+    """Find the scans of a data set, and what nnU-Net has prepared of them.
+
+    Raises:
+        ConfigError: no such data set, plans, configuration or fold, or labels that cannot be used.
+        DataError: another layout, or prepared volumes that lack a case.
+    """
+    folder = _folder(source, dataset)
+    table = find_described(folder)
+    labels = settle_labels(described=table.described_labels({}))
+    if labels is None:
+        raise ConfigError("labels-missing", f"{folder / 'dataset.json'} names no labels: name them there")
+    ready: Preprocessed | None = None
+    if preprocessed is not None:
+        ready = open_preprocessed(
+            _prepared_folder(preprocessed, folder.name), folder, table, labels, plans=plans, configuration=configuration
+        )
+    elif (plans, configuration) != (DEFAULT_PLANS, CONFIGURATION):
+        raise ConfigError("no-effect", "--plans and --configuration are for --preprocessed: add it, or leave them out")
+    cases = table.cases if fold is None else _in_fold(table.cases, folder, ready, fold)
+    name = NAME.fullmatch(folder.name)
+    site_plan = SitePlan(
+        site=site,
+        cases=cases,
+        findings=table.findings,
+        source=f"{folder.name}, in nnU-Net's layout",
+        licence=table.licence or LICENCE,
+        citation=CITATION,
+        preparation={
+            TRUE_SPACING: True,
+            **({} if ready is None else {"nnunet": ready.recorded}),
+            **({} if fold is None else {"split_rule": f"test: validation cases of fold {fold} of nnU-Net's splits"}),
+        },
+        arrays=None if ready is None else ready.write,
+    )
+    called = (name[1] if name else folder.name).lower()
+    return VolumePlan(
+        dataset=re.sub(r"[^\w.-]+", "_", called), labels=labels, sites=(site_plan,), sequences=table.sequences
+    )
+
+
+def _folder(source: Path, dataset: str | None) -> Path:
+    """The data set's folder."""
+    if (source / "dataset.json").is_file():
+        if dataset not in (None, source.name):
+            raise ConfigError("dataset-name", f"{source} is {source.name}, not {dataset}: name one of the two")
+        return source
+    there = sorted(path.parent.name for path in source.glob("*/dataset.json"))
+    if dataset is None and len(there) == 1:
+        return source / there[0]
+    if dataset not in there:
+        asked = "and --dataset names none" if dataset is None else f"and no {dataset!r}{nearest(dataset, there)}"
+        raise ConfigError("dataset-name", f"{source} has the data sets {', '.join(there) or 'none'}, {asked}")
+    return source / str(dataset)
+
+
+def _prepared_folder(preprocessed: Path, name: str) -> Path:
+    return preprocessed if preprocessed.name == name else preprocessed / name
+
+
+def _in_fold(cases: Sequence[CaseFiles], folder: Path, ready: Preprocessed | None, fold: int) -> tuple[CaseFiles, ...]:
+    """The cases of a fold; its validation cases are of the test part, and the others' parts are not decided."""
+    files = [place / SPLITS for place in ([ready.folder] if ready else []) + [folder]]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        said = " nor ".join(str(file) for file in files)
+        raise ConfigError("folds-missing", f"there is no {said}: leave out --fold, and the cases are dealt")
+    try:
+        folds = [(set(each["train"]), set(each["val"])) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError("not-json", f"{path} has no folds as nnU-Net writes them ({error}): copy it again") from None
+    if not 0 <= fold < len(folds):
+        raise ConfigError("folds-missing", f"{path} has the folds 0 to {len(folds) - 1}, and no {fold}: name one")
+    train, val = folds[fold]
+    known = {case.id for case in cases}
+    if train & val or not (train | val) <= known:
+        wrong = min(train & val or (train | val) - known)
+        said = "in both parts of the fold" if train & val else f"no case of {folder}"
+        raise DataError("folds-other-data", f"{path}: {wrong} is {said}: copy the splits of this data set")
+    return tuple(replace(case, split="test" if case.id in val else None) for case in cases if case.id in train | val)

@@ -1,0 +1,78 @@
+"""Data sets in nnU-Net's layout as sites: names, folds, and prepared volumes that are not of these plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from errors import raises
+from nnunetfiles import write_plans
+from scanfiles import write_described
+
+from data_prep.nnunet import plan_volumes
+from data_prep.volumes import write_volumes
+from fedshift.schema.manifest import read_manifest
+
+NAME = "Dataset004_Hippocampus"
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    write_described(tmp_path / "nnUNet_raw" / NAME, classes=("left", "right"), style="nnunet", cases=5)
+    return tmp_path / "nnUNet_raw"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    folder = tmp_path / "nnUNet_preprocessed" / NAME
+    (folder / "nnUNetPlans_3d_fullres").mkdir(parents=True)
+    write_plans(folder / "nnUNetPlans.json")
+    return folder
+
+
+def test_a_data_set_is_a_site_and_a_fold_its_test_part(raw: Path, tmp_path: Path) -> None:
+    folds = [{"train": [f"case_{k}" for k in range(4)], "val": ["case_4"]}]
+    (raw / NAME / "splits_final.json").write_text(json.dumps(folds))
+    plan = plan_volumes(raw, site="A", fold=0)
+    assert plan.dataset == "hippocampus" and plan.labels.classes == ("background", "left", "right")
+    (folder,) = write_volumes(plan, tmp_path / "out")
+    manifest = read_manifest(folder)
+    assert [case.id for case in manifest.by_split("test")] == ["case_4"]
+    assert manifest.has_true_spacing and manifest.by_split("val")
+    with raises("folds-missing", naming="splits_final.json"):
+        plan_volumes(raw, fold=1)
+    folds[0]["val"] = ["case_9"]
+    (raw / NAME / "splits_final.json").write_text(json.dumps(folds))
+    with raises("folds-other-data", naming="case_9"):
+        plan_volumes(raw, fold=0)
+
+
+def test_another_data_set_is_refused(raw: Path) -> None:
+    with raises("dataset-name", naming="Dataset005_Heart"):
+        plan_volumes(raw, dataset="Dataset005_Heart")
+    with raises("no-effect", naming="--plans"):
+        plan_volumes(raw, plans="others")
+
+
+def test_prepared_volumes_of_other_plans_are_refused(raw: Path, prepared: Path, tmp_path: Path) -> None:
+    with raises("nnunet-plans", naming="nnUNetResEncUNetMPlans"):
+        plan_volumes(raw, preprocessed=prepared.parent, plans="nnUNetResEncUNetMPlans")
+    write_plans(prepared / "nnUNetPlans.json", data_identifier="nnUNetPlans_3d_lowres")
+    with raises("nnunet-other-plans", naming=("nnUNetPlans_3d_fullres", "nnUNetPlans_3d_lowres")):
+        plan_volumes(raw, preprocessed=prepared.parent)
+    write_plans(prepared / "nnUNetPlans.json")
+    (prepared / "dataset.json").write_text(json.dumps({"labels": {"background": 0}}))
+    with raises("nnunet-other-plans", naming="channel_names"):
+        plan_volumes(raw, preprocessed=prepared.parent)
+    (prepared / "dataset.json").unlink()
+    plan = plan_volumes(raw, preprocessed=prepared.parent)
+    with raises("nnunet-incomplete", naming="case_"):
+        write_volumes(plan, tmp_path / "out")
+    for k in range(5):
+        file = prepared / "nnUNetPlans_3d_fullres" / f"case_{k}.npz"
+        np.savez(file, data=np.zeros((1, 4, 4, 4), np.float32), seg=np.zeros((1, 4, 4, 4), np.int8))
+    with raises("nnunet-other-plans", naming=("4 x 4 x 4", "nnUNetPlans")):
+        write_volumes(plan, tmp_path / "out")
+    assert not (tmp_path / "out" / "hippocampus" / "nnunet").exists()

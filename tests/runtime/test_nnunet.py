@@ -1,0 +1,123 @@
+"""nnU-Net's convention: the box of what is not 0, splines, logits back on the scan, windows evenly apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from skimage.transform import resize
+
+from fedshift.runtime.nnunet import network_labels, network_volume, placed, resampled, starts, window_weights
+from fedshift.runtime.segmentation import PatchSpec, segment
+
+SHAPE, BOX = (10, 24, 20), ((2, 9), (3, 22), (1, 18))
+SPACING, WANTED = (3.0, 1.0, 0.9), (2.0, 1.2, 1.2)
+
+
+@pytest.fixture
+def scan() -> np.ndarray:
+    """One sequence, 0 outside of `BOX` and in a hole."""
+    voxels = np.zeros((1, *SHAPE), np.float32)
+    inside = tuple(slice(*edge) for edge in BOX)
+    voxels[(0, *inside)] = np.random.default_rng(0).normal(100, 30, [end - first for first, end in BOX])
+    voxels[0, 5, 8:11, 8:11] = 0
+    return voxels
+
+
+def test_volumes_are_measured_in_the_box_and_lie_on_the_wanted_voxels(scan: np.ndarray) -> None:
+    placement = placed(scan, SPACING, WANTED)
+    assert placement.box == BOX
+    assert placement.shape == (round(3 / 2 * 7), round(1 / 1.2 * 19), round(0.9 / 1.2 * 17))
+    same = network_volume(scan, placed(scan, SPACING, SPACING), normalise="volume", nonzero=False, fixed=None)
+    assert same.shape[1:] == placement.cropped
+    assert abs(same.mean()) < 1e-5 and same.std() == pytest.approx(1)
+
+
+def test_a_hole_counts_and_the_outside_does_not(scan: np.ndarray) -> None:
+    scan[0, :, 3:8, 1:6] = 0  # a corner of the box
+    placement = placed(scan, SPACING, SPACING)
+    made = network_volume(scan, placement, normalise="volume", nonzero=True, fixed=None)[0]
+    outside = made[:, :5, :5]
+    assert not outside.any()
+    hole = made[3, 5:8, 7:10]
+    assert hole.max() == hole.min() < -1
+
+
+def test_a_dark_volume_is_kept_whole() -> None:
+    placement = placed(np.zeros((1, *SHAPE), np.float32), None, None)
+    assert placement.cropped == placement.shape == SHAPE
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_voxels_are_interpolated_as_scikit_image_does(scan: np.ndarray, order: int) -> None:
+    wanted = (13, 15, 31)
+    made = resampled(scan, wanted, (2.0, 1.0, 1.0), (1.0, 1.0, 1.0), order=order)[0]
+    theirs = resize(scan[0].astype(np.float64), wanted, order, mode="edge", anti_aliasing=False)
+    assert np.abs(made - theirs).max() < 1e-4
+
+
+def test_nothing_is_interpolated_along_an_axis_that_is_much_coarser(scan: np.ndarray) -> None:
+    wanted = (17, 24, 20)
+    made = resampled(scan, wanted, (3.5, 1.0, 1.0), (2.0, 1.0, 1.0), order=3)[0]
+    assert {row.tobytes() for row in made} == {row.tobytes() for row in scan[0]}
+
+
+def test_logits_come_back_linearly_and_outside_is_background(scan: np.ndarray) -> None:
+    placement = placed(scan, (2.0, 1.0, 1.0), (1.5, 1.2, 0.8))
+    logits = np.random.default_rng(1).normal(0, 5, (3, *placement.shape)).astype(np.float32)
+    probability = torch.from_numpy(logits).softmax(0).numpy()
+    back = resampled(logits, placement.cropped, placement.network, placement.spacing, order=1)
+    found = np.stack(list(placement.on_scan(probability, regions=False)))
+    assert np.array_equal(found[(slice(None), *placement.inside)].argmax(0), back.argmax(0))
+    assert found.sum(0) == pytest.approx(np.ones(SHAPE))
+    assert (found[0, :2] == 1).all() and not found[1:, :2].any()
+    regions = np.stack(list(placement.on_scan(torch.from_numpy(logits).sigmoid().numpy(), regions=True)))
+    assert np.mean((regions > 0.5)[(slice(None), *placement.inside)] == (back > 0)) > 0.999
+    assert not regions[:, :2].any()
+
+
+def test_labels_keep_to_the_images(scan: np.ndarray) -> None:
+    labels = (scan[0] > 100).astype(np.uint8)
+    assert np.array_equal(network_labels(labels, placed(scan, SPACING, SPACING)), labels[2:9, 3:22, 1:18])
+    finer = network_labels(labels, placed(scan, SPACING, WANTED))
+    assert finer.shape == placed(scan, SPACING, WANTED).shape and 0.3 < finer.mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "expected"),
+    [(110, 64, [0, 23, 46]), (64, 64, [0]), (65, 64, [0, 1]), (33, 15, [0, 6, 12, 18])],
+)
+def test_windows_are_evenly_apart(length: int, window: int, expected: list[int]) -> None:
+    assert starts(length, window, 0.5) == expected
+
+
+def test_weights_are_largest_in_the_middle_and_nowhere_zero() -> None:
+    weights = window_weights((9, 16))
+    assert weights.shape == (9, 16) and weights.min() > 0
+    assert np.unravel_index(weights.argmax(), weights.shape) == (4, 8)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_network_that_sees_brightness_segments_it(scan: np.ndarray, dims: int) -> None:
+    def bright(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([-x, x], 1)
+
+    spec = PatchSpec(
+        dims=dims,
+        patch=(6, 8, 8)[3 - dims :],
+        spacing=SPACING if dims == 3 else (None, *SPACING[1:]),
+        matrix=None,
+        context=1,
+        normalise="volume",
+        nonzero=False,
+        fixed=None,
+        overlap=0.5,
+        mirror=tuple(range(dims)),
+        convention="nnunet",
+    )
+    shown: list[np.ndarray] = []
+    certainty = np.empty(SHAPE, np.float32)
+    found = segment(scan, SPACING, bright, spec, certainty=certainty, see=shown.append)
+    inside = scan[(0, *(slice(*edge) for edge in BOX))]
+    assert found.sum() == (inside > inside.mean()).sum()
+    assert (shown[0].shape[1:] == inside.shape) and (certainty > 0).all()
