@@ -16,7 +16,7 @@ from shallow import shallow_networks
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.federation.protocols import claim, cross_site, leave_one_out
+from fedshift.federation.protocols import claim, cross_site, leave_one_out, note_held_out
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.protocol_tables import cross_site_table
@@ -24,7 +24,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics, own_model
-from fedshift.schema.results import LAST, read_results
+from fedshift.schema.results import BEST, LAST, read_results
 from fedshift.tasks.base import SiteData
 from fedshift.tasks.kinds import build_task
 
@@ -98,6 +98,80 @@ def test_an_interrupted_command_goes_on_where_it_was(home: Path, monkeypatch: py
     assert LeaveOneOut.read(home / "cut").sites == LeaveOneOut.read(home / "whole").sites
 
 
+@pytest.mark.parametrize("method", ["fedrdn", "all"])
+def test_the_site_held_out_scores_every_round_and_changes_none(
+    method: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("leave-one-out", method, "-w plain --set schedule.rounds=3") == 0
+    plain = LeaveOneOut.read(home / "plain")
+    assert plain.chosen_round is None and "evaluation.select" not in capsys.readouterr().out
+    assert command("leave-one-out", method, "-w rounds --choose-round --set schedule.rounds=3") == 0
+    shown, record = capsys.readouterr().out, LeaveOneOut.read(home / "rounds")
+    assert record.mean == plain.mean, "the scores of rounds select and train nothing"
+    assert [[*site.rounds] for site in record.sites.values()] == [[1, 2, 3]] * 3
+    means = {r: np.mean([site.rounds[r] for site in record.sites.values()]) for r in (1, 2, 3)}
+    assert record.chosen_round is not None and record.by_round == pytest.approx(means)
+    assert means[record.chosen_round] == max(means.values())
+    train = "pooled all" if method == "all" else f"job {method}"
+    assert f"fedshift {train} {SHAPES}" in shown and f"evaluation.select={record.chosen_round}" in shown
+    with raises("run-exists", naming="plain"):
+        leave_one_out_again(home / "plain", method)
+
+
+def leave_one_out_again(folder: Path, method: str) -> LeaveOneOut:
+    """The same with the scores of rounds, from runs that have ended without."""
+    turns = {site: [other for other in "ABC" if other != site] for site in "ABC"}
+    jobs = {
+        site: resolve(
+            str(SHAPES),
+            method,
+            sites=others,
+            held_out=[site],
+            options=("schedule.rounds=3",),
+            name=f"{method}_shapes_without_{site}",
+        )
+        for site, others in turns.items()
+    }
+    return leave_one_out(jobs, folder, name="again", run=lambda job, place: None, by_round=True)
+
+
+def test_a_round_that_the_job_names_has_the_bits_of_a_longer_run(home: Path) -> None:
+    """The learning rate falls as planned for all rounds; the run ends where its model is taken."""
+    data = {site: home / "fedshift" / "phantom" / "shapes" / site for site in "ABC"}
+    planned = ("schedule.rounds=4", "optimizer.lr_schedule.name=cosine")
+    second: list[bytes] = []
+
+    def keep(coordinator: Coordinator) -> None:
+        if coordinator.next_round == 3 and not second:
+            second.append((coordinator.folder / LAST).read_bytes())
+
+    run_in_process(resolve(str(SHAPES), "fedavg", options=planned), data, home / "long", on_progress=keep)
+    (home / "second.pt").write_bytes(second[0])
+    short = resolve(str(SHAPES), "fedavg", options=(*planned, "evaluation.select=2"))
+    results = run_in_process(short, data, home / "short").results
+    assert len(results.rounds) == 2 and results.selected is not None and results.selected.round == 2
+    expected = read_model_file(home / "second.pt")["weights"]
+    for name in (BEST, LAST):
+        weights = read_model_file(home / "short" / name)["weights"]
+        assert all(torch.equal(weights[key], value) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedrdn"])
+def test_a_held_out_sites_score_of_the_last_round_is_that_of_its_evaluation(method: str, home: Path) -> None:
+    """It prepares as a newcomer either way. All its pictures are for validation, so both are of the same ones."""
+    data = {site: home / "fedshift" / "phantom" / "shapes" / site for site in "ABC"}
+    manifest = json.loads((data["B"] / "manifest.json").read_text(encoding="utf-8"))
+    for picture in manifest["pictures"]:
+        picture["split"] = "val"
+    (data["B"] / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    job = resolve(str(SHAPES), method, sites=["A", "C"], held_out=["B"], options=("schedule.rounds=2",))
+    run = run_in_process(job, data, home / "out", on_aggregate=note_held_out).results
+    assert run.final is not None
+    scores = run.final.last.held_out["B"]["all"]
+    told = run.rounds[-1].held_out["B"]
+    assert told and told == {name: scores[name] for name in told}
+
+
 def test_what_does_not_fit_is_refused_before_anything_runs(
     home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -108,6 +182,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     assert "method single" in refused("leave-one-out", "single", "-w out")
     assert "at least two" in refused("leave-one-out", "fedavg", "--sites A")
     assert "add --flare" in refused("leave-one-out", "fedavg", "-p 2")
+    assert "leave out --flare" in refused("leave-one-out", "fedavg", "--choose-round --flare")
     claim(home / "out" / "A", small_image_job("fedavg"))
     assert "another job" in refused("leave-one-out", "fedavg", "-w out")
     (home / "mine" / "A").mkdir(parents=True)

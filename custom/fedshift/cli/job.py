@@ -231,7 +231,9 @@ def write(args: argparse.Namespace) -> int:
         print(f"hardly any effect: {effect}")
     for misfit in misfits(job):
         print(f"does not fit the data here: {misfit}")
-    print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")
+    select, rounds = job.evaluation.select, counted(job.task.schedule.rounds, "round")
+    ends = f"{select} of " if isinstance(select, int) else ""
+    print(f"{folder}: {ends}{rounds} at {site_names(job.task.sites)}{out}")
     return 0
 
 

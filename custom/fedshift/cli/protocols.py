@@ -29,6 +29,11 @@ def add_leave_one_out(parser: Any) -> None:
     parser.add_argument(
         "--flare", action="store_true", help="in FLARE's simulator, not in one process: the same numbers"
     )
+    parser.add_argument(
+        "--choose-round",
+        action="store_true",
+        help="the held-out site scores each round on its validation part: which round is best where nobody trained?",
+    )
     add_parallel(parser, note="with --flare: ")
     add_shared(parser, "--phantom")
     parser.set_defaults(func=leave_one_out)
@@ -60,11 +65,18 @@ def leave_one_out(args: argparse.Namespace) -> int:
     from fedshift.flare.export import write_job
     from fedshift.flare.workspaces import find_run
     from fedshift.methods import method_set
-    from fedshift.reporting.protocol_tables import leave_one_out_table
+    from fedshift.reporting.protocol_tables import best_unseen_round, leave_one_out_table
+    from fedshift.reporting.report.repeat import command_at_round
     from fedshift.tasks.device import own_device
 
     if args.parallel is not None and not args.flare:
         raise ConfigError("options-clash", "--parallel is for FLARE's simulator: add --flare")
+    if args.choose_round and args.flare:
+        raise ConfigError(
+            "options-clash",
+            "--choose-round needs the runs in one process, as in FLARE a held-out site scores final models alone: "
+            "leave out --flare",
+        )
     whole = resolve_job(args, held_out=[])
     start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
     if args.flare and start is run_pooled:
@@ -77,6 +89,8 @@ def leave_one_out(args: argparse.Namespace) -> int:
         raise ConfigError("too-few-sites", f"only site {turns[0]} is there: leave-one-out needs at least two")
     data = find_sites(whole)
     protocols.require_training_samples(data)
+    if args.choose_round:
+        protocols.require_validation_samples(data)
     jobs = {
         site: resolve_job(
             args,
@@ -91,7 +105,8 @@ def leave_one_out(args: argparse.Namespace) -> int:
 
     def in_process(job: JobSpec, place: Path) -> None:
         with shown(place, job, phantom=is_phantom(data)) as show:
-            start(job, data, place, device=device, resume=True, on_progress=show)
+            noted = {"on_aggregate": protocols.note_held_out} if args.choose_round else {}
+            start(job, data, place, device=device, resume=True, on_progress=show, **noted)
 
     def in_flare(job: JobSpec, place: Path) -> None:
         workspace, earlier = place / "flare", find_run(place / "flare")
@@ -105,8 +120,11 @@ def leave_one_out(args: argparse.Namespace) -> int:
         print(f"{site} is held out ({number}){': has ended before' if ended else ''}", flush=True)
 
     run = in_flare if args.flare else in_process
-    record = protocols.leave_one_out(jobs, folder, name=whole.name, run=run, on_site=say)
+    record = protocols.leave_one_out(jobs, folder, name=whole.name, run=run, on_site=say, by_round=args.choose_round)
     console.print(leave_one_out_table(record))
+    if record.chosen_round is not None:
+        print(best_unseen_round(record))
+        print(f"train on all sites for it: {command_at_round(record.job, turns, record.chosen_round, task=args.task)}")
     print(f"table: {folder / LeaveOneOut.FILE_NAME}")
     return 0
 

@@ -39,6 +39,9 @@ log = logging.getLogger("fedshift")
 SITE_STATE = "site_state"
 """Folder of the sites' state inside a run's folder."""
 
+OnAggregate = Callable[[Coordinator, Mapping[str, Site], Broadcast], None]
+"""Called with each message that holds the aggregate of a round, before sites answer it, and with the run's sites."""
+
 
 def run_in_process(
     job: JobSpec,
@@ -50,6 +53,7 @@ def run_in_process(
     resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
     on_update: Callable[[Broadcast, Update], None] = lambda broadcast, update: None,
+    on_aggregate: OnAggregate = lambda coordinator, sites, broadcast: None,
     privacy: Mapping[str, Policy] | None = None,
 ) -> Coordinator:
     """Run a job with every site in this process, one after another.
@@ -63,6 +67,7 @@ def run_in_process(
         resume: go on after the last closed round of an interrupted run in ``folder``.
         on_progress: called whenever there is something new to show.
         on_update: called with every accepted update of a training round and the message that it answers, as sent.
+        on_aggregate: see `OnAggregate`.
         privacy: the policies of sites that have one.
 
     Raises:
@@ -81,16 +86,23 @@ def run_in_process(
         if number > 1:
             _ = sites.network  # what is refused is refused at once
         try:
-            _answer(coordinator, sites, on_update)
+            _answer(coordinator, sites, on_update, on_aggregate)
         finally:
             sites.end()
         return coordinator
 
 
-def _answer(coordinator: Coordinator, sites: _Sites, on_update: Callable[[Broadcast, Update], None]) -> None:
+def _answer(
+    coordinator: Coordinator,
+    sites: _Sites,
+    on_update: Callable[[Broadcast, Update], None],
+    on_aggregate: OnAggregate,
+) -> None:
     """Have the sites answer all requests of a run."""
     gradients = DomainGradients(coordinator)
     for request in coordinator.requests():
+        if request.broadcast.round > 1 and request.task != "unmask":
+            on_aggregate(coordinator, sites, request.broadcast)
         for name in coordinator.invited:
             try:
                 site = sites[name]
@@ -117,6 +129,7 @@ def run_pooled(
     device: str = "auto",
     resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
+    on_aggregate: OnAggregate = lambda coordinator, sites, broadcast: None,
 ) -> Coordinator:
     """Run a centralised reference: train on all sites' images together, and score the model at every site.
 
@@ -135,6 +148,8 @@ def run_pooled(
         options = replace(options, job_network=trainer.job_network)
         sites = {name: Site(job, name, data[name], options) for name in job.task.everyone}
         for request in coordinator.requests():
+            if request.broadcast.round > 1:
+                on_aggregate(coordinator, sites, request.broadcast)
             trained = trainer.train(request.broadcast) if request.task == "train" else None
             for name in coordinator.invited:
                 site = sites[name]

@@ -36,6 +36,7 @@ def leave_one_out(
     name: str,
     run: Callable[[JobSpec, Path], None],
     on_site: Callable[[str, bool], None] = lambda site, finished: None,
+    by_round: bool = False,
 ) -> LeaveOneOut:
     """Hold every site out in turn, each in ``folder/<site>``. What has ended there already is not run again.
 
@@ -45,9 +46,11 @@ def leave_one_out(
         name: of the whole.
         run: runs a job in a folder, and leaves its ``results.json`` there.
         on_site: called before each site's turn, and told whether its run has ended before.
+        by_round: whether ``run`` has the held-out site score each round's aggregate (`note_held_out`).
 
     Raises:
-        ConfigError: a site's folder holds another job, or another run is using ``folder``.
+        ConfigError: a site's folder holds another job, or a run without the scores of rounds, or another run is using
+            ``folder``.
         DataError: a site could not be scored.
     """
     runs: dict[str, Results] = {}
@@ -63,6 +66,10 @@ def leave_one_out(
             if ended is None:
                 reason = _reason(folder / site, site)
                 raise DataError("not-scored", f"{reason}; mend it and repeat the command: only this is done again")
+            if by_round and len(_scores_of_rounds(ended, site)) < len(ended.rounds):
+                raise ConfigError(
+                    "run-exists", f"{folder / site} lacks scores of its rounds at {site}: give another --workspace"
+                )
             runs[site] = ended
     first = next(iter(runs.values()))
     sites = {
@@ -71,6 +78,7 @@ def leave_one_out(
             best=_scores(run_results, "best", site),
             last=_scores(run_results, "last", site),
             others=_others(run_results),
+            rounds=_scores_of_rounds(run_results, site) if by_round else {},
         )
         for site, run_results in runs.items()
     }
@@ -89,6 +97,18 @@ def leave_one_out(
     )
     record.write(folder)
     return record
+
+
+def note_held_out(coordinator: Coordinator, sites: Mapping[str, Site], broadcast: Broadcast) -> None:
+    """Have each held-out site score the aggregate of a round on its validation part, for the record alone.
+
+    The scores neither train nor select anything in this run. They tell which round is best at a site that took no part,
+    if the run is one of `leave_one_out`.
+    """
+    round_ = broadcast.round - 1
+    for name in coordinator.job.task.held_out:
+        if name not in coordinator.results.rounds[round_ - 1].held_out:  # the best model comes a second time
+            coordinator.record.note_held_out(name, round_, sites[name].score_aggregate(broadcast))
 
 
 def cross_site(
@@ -193,6 +213,22 @@ def require_training_samples(data: Mapping[str, Path]) -> None:
         raise ConfigError(
             "no-training-data", f"{', '.join(without)} has nothing to train on: name the other sites with --sites"
         )
+
+
+def require_validation_samples(data: Mapping[str, Path]) -> None:
+    """Refuse sites that cannot score a round, since they have no validation cases. ``data``: their folders."""
+    without = [site for site, folder in data.items() if not read_manifest(folder).by_split("val")]
+    if without:
+        raise ConfigError(
+            "no-validation-data",
+            f"{', '.join(without)} has no validation cases to choose a round by: name the other sites with --sites",
+        )
+
+
+def _scores_of_rounds(run: Results, site: str) -> dict[int, float]:
+    """Round -> validation score of its aggregate at the held-out site; empty if the run has not asked for it."""
+    told = {record.round: record.held_out[site] for record in run.rounds if site in record.held_out}
+    return {round_: values[run.job.metric] for round_, values in told.items() if run.job.metric in values}
 
 
 def _ended(folder: Path, site: str) -> Results | None:

@@ -33,6 +33,18 @@ def leave_one_out_table(record: LeaveOneOut) -> Table:
     return table
 
 
+def best_unseen_round(record: LeaveOneOut) -> str:
+    """A sentence: the round that is best at sites that took no part, beside the last one and each run's own choice."""
+    means, chosen = record.by_round, record.chosen_round
+    assert chosen is not None
+    last = max(means)
+    return (
+        f"round {chosen} is the best at sites that took no part: mean validation {record.job.metric} "
+        f"{100 * means[chosen]:.1f} over {len(record.sites)} sites held out (round {last}, the last: "
+        f"{100 * means[last]:.1f}; rounds chosen by the sites that train: {100 * record.by_own_choice:.1f})"
+    )
+
+
 def cross_site_table(record: CrossSite) -> Table:
     """Scores of every site's own model (rows) on every site's test part (columns), then own site and mean elsewhere."""
     table = _table(record, "every site's own model", record.data.values())

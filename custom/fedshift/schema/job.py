@@ -46,6 +46,12 @@ def _threads(value: object) -> object:
     return value
 
 
+def _select(value: object) -> object:
+    if value not in ("mean", "worst") and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("must be mean, worst, or the number of a round")
+    return value
+
+
 Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 """PyTorch threads of a site; ``auto`` divides the machine's cores among the processes that run in parallel."""
 
@@ -418,7 +424,8 @@ class EvaluationSpec(Sparse):
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
     ``select``: by its ``mean`` over sites, or by the ``worst`` site, for models that are to hold at sites that took no
-    part.
+    part; or a number, the round itself, as ``fedshift leave-one-out --choose-round`` finds it: the run then ends after
+    this round, its learning rate where it is in a run of ``schedule.rounds``.
     ``start``: sites also score the weights that the run starts from, as round 0, which is never selected.
     ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
     scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
@@ -451,7 +458,7 @@ class EvaluationSpec(Sparse):
     )
 
     metric: str | None = None
-    select: Literal["mean", "worst"] = "mean"
+    select: Annotated[int | Literal["mean", "worst"], BeforeValidator(_select)] = "mean"
     start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
@@ -503,6 +510,18 @@ class JobSpec(Sparse):
             raise ValueError(
                 f"{key} compares the scores of rounds, and federation.sites_per_round asks other sites in each: leave "
                 "one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _selected_round_is_one_of_the_run(self) -> Self:
+        select, schedule = self.evaluation.select, self.task.schedule
+        if isinstance(select, int) and select > schedule.rounds:
+            raise ValueError(f"evaluation.select is round {select} of {schedule.rounds}: raise schedule.rounds")
+        if isinstance(select, int) and schedule.patience is not None:
+            raise ValueError(
+                "schedule.patience ends a run by its scores, and evaluation.select after the round that it names: "
+                "leave one of the two out"
             )
         return self
 

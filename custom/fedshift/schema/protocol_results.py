@@ -67,12 +67,14 @@ class HeldOutSite(_Model):
     """Scores of the best and the last model of a run that held this site out.
 
     ``others``: the best model's evaluations on the test parts of the sites that trained it, as they would use it.
+    ``rounds``: round -> validation score of its aggregate at the site, if a round is to be chosen.
     """
 
     data: DataRecord
     best: ModelScores
     last: ModelScores
     others: dict[str, Evaluation] = {}
+    rounds: dict[int, float] = {}
 
 
 class LeaveOneOut(_Record):
@@ -83,6 +85,24 @@ class LeaveOneOut(_Record):
     sites: dict[str, HeldOutSite]
     mean: dict[Literal["best", "last"], dict[str, Metrics]]
     """Mean over held-out sites."""
+
+    @property
+    def by_round(self) -> dict[int, float]:
+        """Round -> mean over held-out sites of the validation score there, of the rounds that all of them scored."""
+        curves = [site.rounds for site in self.sites.values()]
+        common = set(curves[0]).intersection(*curves)
+        return {round_: fmean(curve[round_] for curve in curves) for round_ in sorted(common)}
+
+    @property
+    def by_own_choice(self) -> float:
+        """The same mean at the rounds that each run's own rule has selected."""
+        return fmean(site.rounds[site.best.round] for site in self.sites.values())
+
+    @property
+    def chosen_round(self) -> int | None:
+        """The round with the highest mean at held-out sites, the earlier of equals; None if they scored none."""
+        means = self.by_round
+        return max(means, key=lambda round_: (means[round_], -round_)) if means else None
 
 
 class CrossSite(_Record):

@@ -180,7 +180,8 @@ class RoundRecord(_Model):
     """One round.
 
     ``contributions``: how much each site contributed to the round's model, as a method estimates it: method -> site ->
-    share. Empty without such a method.
+    share. Empty without such a method. ``held_out``: validation scores of the round's aggregate at sites that are held
+    out, in `fedshift leave-one-out --choose-round`.
     """
 
     round: int
@@ -189,6 +190,7 @@ class RoundRecord(_Model):
     rejected: list[Rejection] = []
     absent: list[str] = []
     contributions: dict[str, dict[str, float]] = {}
+    held_out: dict[str, Metrics] = {}
 
 
 class Selected(_Model):

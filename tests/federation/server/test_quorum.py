@@ -64,7 +64,7 @@ def test_a_site_that_answered_after_a_rejected_try_is_not_lost() -> None:
     assert not quorum.is_out_of_reach(1, answered=["A"], rejected=["A"])
 
 
-def selection(*rounds: dict[str, float], by: Literal["mean", "worst"] = "mean") -> Selection:
+def selection(*rounds: dict[str, float], by: Literal["mean", "worst"] | int = "mean") -> Selection:
     chosen = Selection(("A", "B", "C"), "dice", by=by)
     for number, scores in enumerate(rounds, start=1):
         for site, value in scores.items():
@@ -98,6 +98,14 @@ def test_a_round_that_the_worst_site_did_not_score_does_not_win_by_that() -> Non
 def test_the_worst_site_of_sites_that_are_drawn_is_refused() -> None:
     with raises("invalid-value", naming="evaluation.select: worst"):
         job("evaluation.select=worst", "federation.sites_per_round=2")
+
+
+def test_a_round_that_the_job_names_is_one_of_the_run_and_needs_no_scores() -> None:
+    assert selection({"A": 0.9}, {"A": 0.1}, by=2).best == 2 and "round 2" in selection(by=2).rule
+    refused = ("evaluation.select=21",), ("evaluation.select=0",), ("evaluation.select=2", "schedule.patience=1")
+    for options in refused:
+        with raises("invalid-value", naming="select"):
+            job(*options)
 
 
 def test_nothing_in_common_changes_nothing() -> None:

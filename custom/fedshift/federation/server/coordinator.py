@@ -88,6 +88,8 @@ class Coordinator:
         self._updates: dict[str, SpooledUpdate] = {}
         self._down_bytes, self._scored_round = 0, 0
         self._ended: int | None = None
+        if isinstance(job.evaluation.select, int):
+            self._end_after(job.evaluation.select)
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
         return GlobalModel(methods)

@@ -39,6 +39,7 @@ RULE = (
     "that scored both, and of equals the earlier one is kept; if no site scored both, the one that more sites scored"
 )
 WHICH = {"mean": "mean over sites", "worst": "score of the worst site"}
+RULE_ROUND = "round {round}, which the job names (evaluation.select)"
 RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
 
 
@@ -46,14 +47,17 @@ class Selection:
     """Validation scores of every aggregate, by round and site, and the best round by them. Sums run in site order."""
 
     def __init__(
-        self, sites: tuple[str, ...], metric: str, *, by: Literal["mean", "worst"] = "mean", last: bool = False
+        self, sites: tuple[str, ...], metric: str, *, by: Literal["mean", "worst"] | int = "mean", last: bool = False
     ) -> None:
         """Start without scores of these sites. Rounds are compared ``by`` the mean over sites or the worst site; with
-        ``last`` the newest one is always selected.
+        ``last``, or a number of the round that the run ends after, the newest one is always selected.
         """
-        self._sites, self._metric, self._last, self.best = sites, metric, last, 0
-        self._overall = sum if by == "mean" else min
-        self.rule = RULE_LAST if last else RULE.format(which=WHICH[by], metric=metric)
+        self._sites, self._metric, self._last, self.best = sites, metric, last or isinstance(by, int), 0
+        self._overall = min if by == "worst" else sum
+        if isinstance(by, int):
+            self.rule = RULE_ROUND.format(round=by)
+        else:
+            self.rule = RULE_LAST if last else RULE.format(which=WHICH[by], metric=metric)
         self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
 
     def note(self, scores: Scores) -> None:
@@ -241,6 +245,10 @@ class RunRecord:
         if scores.site not in self._job.task.held_out:
             self._note(scores)
         self.answered.append(scores.site)
+
+    def note_held_out(self, site: str, round_: int, values: Mapping[str, float]) -> None:
+        """Record a held-out site's validation scores of a round's aggregate. They select nothing in this run."""
+        self.results.rounds[round_ - 1].held_out[site] = dict(values)
 
     def references(self, round_: int) -> dict[str, Reference]:
         """What sites have reported of their scans with their scores of a round's model. It is not in the results."""

@@ -240,6 +240,15 @@ class Site:
         (self._state_folder / FILE).unlink(missing_ok=True)  # the rounds are over
         return self._parts.fitted(broadcast.round, partial(self._score, broadcast, stop))
 
+    def score_aggregate(self, broadcast: Broadcast) -> dict[str, float]:
+        """Validation scores of a received aggregate at a site that has not trained, prepared as in `validate`.
+
+        Scored is what selects rounds at sites that train (`Scoring.of_round`).
+        """
+        with self._session(self._outbound.open(broadcast)) as (_, chain):
+            chain.newcomer(self._training)
+            return self._scoring(chain).scores("val")
+
     @property
     def network(self) -> nn.Module:
         """The job's network. It keeps nothing from one task to the next."""

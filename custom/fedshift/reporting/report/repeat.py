@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshift.reporting.report.runs import Run
@@ -59,6 +59,18 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
         paragraph("same_bits") if results.job.minutes is None else paragraph("other_bits", why=BY_CLOCK),
         blocks,
     )
+
+
+def command_at_round(record: JobRecord, sites: Sequence[str], round_: int, *, task: str | None = None) -> str:
+    """The command that trains on ``sites`` with a record's settings and takes the model of a round.
+
+    ``task``: the task's file, if it has one of its own.
+    """
+    evaluation = {**record.settings.get("evaluation", {}), "select": round_}
+    settings = {**record.settings, "evaluation": evaluation}
+    named = record.model_copy(update={"settings": settings, "held_out": [], "task": task or record.task})
+    methods, options, _ = _command_arguments(None, named, list(sites))
+    return shlex.join(["fedshift", POOLED if _is_pooled(record) else JOB, methods, named.task, *options])
 
 
 def _phantom_commands(made_with: Mapping[str, PhantomOptions | None]) -> list[str]:

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from fedshift.reporting.report import curves, repeat, scores, setup, summary, traffic
 from fedshift.reporting.report.runs import Transfer
-from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, finding, paragraph
+from fedshift.reporting.report.section import (
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Text,
+    finding,
+    paragraph,
+)
 from fedshift.reporting.report.wording import metric, ordered, printed, short
 from fedshift.reporting.table import counting, counts, scored_on
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
@@ -115,9 +126,19 @@ def leave_one_out(record: LeaveOneOut) -> Section:
         means = [mean.get(part, {}).get(name) for mean in (record.mean["best"], record.mean["last"]) for part in _PARTS]
         foot: Row = [Cell("mean", strong=True), "", *(Cell(m.number(value), strong=True) for value in means)]
         blocks.append(Table(columns, rows, [foot], caption=m.heading))
+    if record.chosen_round is not None:
+        blocks.append(_best_unseen_round(record, record.chosen_round))
     return Section(
         "leave-one-out",
         "Every site held out in turn",
         paragraph("held_out_how", brackets=intervals, fewest=scores.MIN_CASES_FOR_INTERVAL),
         blocks,
     )
+
+
+def _best_unseen_round(record: LeaveOneOut, chosen: int) -> Text:
+    """The round that is best where nobody trained."""
+    means = record.by_round
+    facts = {"round": chosen, "mean": means[chosen], "last": max(means), "last_mean": means[max(means)]}
+    own = record.by_own_choice
+    return paragraph("unseen_round", m=metric(record.job.metric), sites=len(record.sites), own=own, **facts)
