@@ -217,6 +217,12 @@ ROWS_OF_A_VALIDATION = {
         "with several models",
         "which model is better at the site",
     ),
+    "models: areas": (
+        "for each class how many cases have it and have not, the area under the ROC curve with its error, and the "
+        "difference to the first model with error and p",
+        "of classifiers, for classes that `survey_cases` subjects have and as many have not",
+        "how common a class is at the site, and how well a model ranks its cases",
+    ),
     "refused, withheld": (
         "sentences",
         "always",

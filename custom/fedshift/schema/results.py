@@ -181,7 +181,7 @@ class RoundRecord(_Model):
 
     ``contributions``: how much each site contributed to the round's model, as a method estimates it: method -> site ->
     share. Empty without such a method. ``held_out``: validation scores of the round's aggregate at sites that are held
-    out, in `fedshift leave-one-out --choose-round`.
+    out, in `fedshift leave-one-out --choose-round`; left out of files where there are none.
     """
 
     round: int
@@ -191,6 +191,11 @@ class RoundRecord(_Model):
     absent: list[str] = []
     contributions: dict[str, dict[str, float]] = {}
     held_out: dict[str, Metrics] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_held_out(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if value or key != "held_out"}
 
 
 class Selected(_Model):
