@@ -34,6 +34,7 @@ from fedshift.flare.kit import jobs_folder
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
+from fedshift.schema.messages import Answer
 from flare_armour.locks import hold_store
 
 NAME, OTHERS = "amazon", ("caltech", "webcam")
@@ -428,7 +429,7 @@ def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
         tmp_path / "run",
         device="cpu",
         on_update=lambda _, update: (
-            real.append(contents(codec.TRAIN, codec.Answer(update, info))) if update.site == NAME else None
+            real.append(contents(codec.TRAIN, Answer(update, info))) if update.site == NAME else None
         ),
     )
     shown = {item.name: item for item in rehearsed[1].items}

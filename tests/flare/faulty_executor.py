@@ -12,7 +12,7 @@ from nvflare.apis.shareable import Shareable
 
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
-from fedshift.schema.messages import Update
+from fedshift.schema.messages import Answer, Update
 
 
 class FaultyExecutor(FedshiftExecutor):
@@ -33,7 +33,7 @@ class FaultyExecutor(FedshiftExecutor):
         answer = self.answer(task_name, site, broadcast, fl_ctx, abort_signal)
         if fault is not None:
             assert isinstance(answer.content, Update)
-            answer = codec.Answer(_spoil(answer.content, fault), answer.info)
+            answer = Answer(_spoil(answer.content, fault), answer.info)
         return codec.encode_answers([answer])
 
 

@@ -19,7 +19,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.schema.messages import Scores, SiteInfo, Update
+from fedshift.schema.messages import Answer, Failure, Scores, SiteInfo, Update
 from fedshift.schema.results import Rejection
 
 Send = Callable[..., bool]
@@ -38,8 +38,8 @@ def send(aggregator: FedshiftAggregator, shareable: Shareable, *, client: str, t
     return aggregator.accept(shareable, FLContext())
 
 
-def statistics(site: str, kind: str = "phantom") -> codec.Answer:
-    return codec.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, kind, 8, 4, 4, "sha", "case"))
+def statistics(site: str, kind: str = "phantom") -> Answer:
+    return Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, kind, 8, 4, 4, "sha", "case"))
 
 
 def faults(aggregator: FedshiftAggregator) -> list[Rejection]:
@@ -68,7 +68,7 @@ def of_another_version() -> Shareable:
         (of_another_version(), "version", "9.9 (source feedfeedfeed)"),
         (codec.encode_answers([statistics("UCL")]), "site", "UCL"),
         (codec.encode_answers([]), "site", "no site"),
-        (codec.encode_answers([codec.Answer(codec.Failure("HK", 0, "no space"))]), "statistics", "no space"),
+        (codec.encode_answers([Answer(Failure("HK", 0, "no space"))]), "statistics", "no space"),
         (codec.encode_answers([statistics("HK", "mice")]), "info", ""),
     ],
     ids=["return code", "version", "another site", "nobody", "failure", "kind of data"],
@@ -90,7 +90,7 @@ def test_a_site_with_other_data_than_the_others_is_left_out(aggregator: Fedshift
 
 
 def test_a_lost_quorum_names_every_site(aggregator: FedshiftAggregator) -> None:
-    shareable = codec.encode_answers([codec.Answer(codec.Failure("HK", 0, "no space"))])
+    shareable = codec.encode_answers([Answer(Failure("HK", 0, "no space"))])
     send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     with raises("too-few-answers", naming=("HK (statistics: no space)", "BIDMC, UCL (")):
         aggregator.coordinator.close()
@@ -111,10 +111,10 @@ def test_scores_that_select_a_model_are_checked(
         "scores.train": replace(good, values={"train": {"dice": 1.0}}),
     }
     for scores in bad.values():
-        assert not send(aggregator, codec.encode_answers([codec.Answer(scores)]), client="HK", task=codec.VALIDATE)
+        assert not send(aggregator, codec.encode_answers([Answer(scores)]), client="HK", task=codec.VALIDATE)
     assert [fault.key for fault in faults(aggregator)] == list(bad)
     assert not send(aggregator, codec.encode_answers([statistics("HK")]), client="HK", task=codec.VALIDATE)
-    assert send(aggregator, codec.encode_answers([codec.Answer(good)]), client="HK", task=codec.VALIDATE)
+    assert send(aggregator, codec.encode_answers([Answer(good)]), client="HK", task=codec.VALIDATE)
     assert isinstance(good, Scores) and coordinator.answered == ["HK"]
 
 
@@ -170,7 +170,7 @@ def test_a_site_whose_data_change_during_the_run_is_left_out(aggregator: Fedshif
     assert "data have changed" in faults(aggregator)[0].reason
 
 
-def on(site: str, **machine: object) -> codec.Answer:
+def on(site: str, **machine: object) -> Answer:
     answer = statistics(site)
     assert answer.info is not None
     return replace(answer, info=replace(answer.info, **machine))  # type: ignore[arg-type]

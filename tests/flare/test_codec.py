@@ -19,7 +19,7 @@ from nvflare.fuel.utils import fobs
 from fedshift.flare import codec
 from fedshift.schema.compression import Packed, pack
 from fedshift.schema.identity import Identity, own_identity, source_hash
-from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, Failure, Scores, SiteInfo, Update
 
 ARRAYS = {
     "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -70,7 +70,7 @@ def test_numpy_scalars_travel_as_arrays_without_dimensions() -> None:
 
 
 def test_an_update_comes_back_as_it_was() -> None:
-    (answer,) = codec.decode_answers(travelled(codec.encode_answers([codec.Answer(UPDATE, INFO)])))
+    (answer,) = codec.decode_answers(travelled(codec.encode_answers([Answer(UPDATE, INFO)])))
     got = answer.content
     assert isinstance(got, Update)
     assert (got.site, got.round, got.n_samples, got.n_steps, got.metrics) == ("HK", 3, 10, 2, UPDATE.metrics)
@@ -81,15 +81,15 @@ def test_an_update_comes_back_as_it_was() -> None:
 
 def test_several_sites_of_one_client_answer_together() -> None:
     scores = Scores("UCL", 5, {"val": {"dice": 0.25}, "test": {"dice": 0.5}}, {"test": {"dice": 0.75}})
-    failure = codec.Failure("BMC", 5, "the disk is full")
-    answers = [codec.Answer(scores), codec.Answer(failure), codec.Answer(UPDATE)]
+    failure = Failure("BMC", 5, "the disk is full")
+    answers = [Answer(scores), Answer(failure), Answer(UPDATE)]
     got = codec.decode_answers(travelled(codec.encode_answers(answers)))
     assert [answer.content for answer in got[:2]] == [scores, failure]
     assert isinstance(got[2].content, Update)
 
 
 def test_filters_of_flare_reach_the_arrays() -> None:
-    shareable = codec.encode_answers([codec.Answer(UPDATE, INFO)])
+    shareable = codec.encode_answers([Answer(UPDATE, INFO)])
     filtered = ExcludeVars(exclude_vars=["conv.weight"]).process(shareable, FLContext())
     (answer,) = codec.decode_answers(filtered)
     assert isinstance(answer.content, Update)
@@ -113,7 +113,7 @@ def test_packed_weights_come_back_as_they_were() -> None:
     task = codec.decode_task(travelled(codec.encode_task(Broadcast(2, 1, {"bias": np.ones(3)}, packed=PACKED))))
     assert_same_packed(task.packed, PACKED)
     update = replace(UPDATE, packed=PACKED)
-    (answer,) = codec.decode_answers(travelled(codec.encode_answers([codec.Answer(update, INFO)])))
+    (answer,) = codec.decode_answers(travelled(codec.encode_answers([Answer(update, INFO)])))
     assert isinstance(answer.content, Update)
     assert_same_packed(answer.content.packed, PACKED)
     assert_same(answer.content.weights, UPDATE.weights)
@@ -121,12 +121,12 @@ def test_packed_weights_come_back_as_they_were() -> None:
 
 def test_without_packed_weights_a_message_has_no_part_for_them() -> None:
     task = from_shareable(codec.encode_task(Broadcast(2, 1, {"w": KERNEL})))
-    answers = from_shareable(codec.encode_answers([codec.Answer(UPDATE, INFO)]))
+    answers = from_shareable(codec.encode_answers([Answer(UPDATE, INFO)]))
     assert "packed" not in {*task.data, *answers.data["HK"].data}
 
 
 def test_filters_of_flare_reach_codes_and_scales() -> None:
-    shareable = codec.encode_answers([codec.Answer(replace(UPDATE, packed=PACKED), INFO)])
+    shareable = codec.encode_answers([Answer(replace(UPDATE, packed=PACKED), INFO)])
     filtered = ExcludeVars(exclude_vars=["a.weight"]).process(shareable, FLContext())
     (answer,) = codec.decode_answers(filtered)
     assert isinstance(answer.content, Update)
@@ -134,7 +134,7 @@ def test_filters_of_flare_reach_codes_and_scales() -> None:
 
 
 def with_packed(codes: object, scales: object) -> Shareable:
-    dxo = from_shareable(codec.encode_answers([codec.Answer(UPDATE, INFO)]))
+    dxo = from_shareable(codec.encode_answers([Answer(UPDATE, INFO)]))
     parts = {name: DXO(DataKind.WEIGHTS, data=data) for name, data in (("codes", codes), ("scales", scales))}
     dxo.data["HK"].data["packed"] = DXO(DataKind.COLLECTION, data=parts)
     return dxo.to_shareable()
@@ -176,7 +176,7 @@ def test_another_fedshift_is_refused_with_both_named(monkeypatch: pytest.MonkeyP
     theirs = Identity("0.0.9", "0123456789ab")
     with monkeypatch.context() as patch:
         patch.setattr(codec, "own_identity", lambda: theirs)
-        shareable = codec.encode_answers([codec.Answer(UPDATE)])
+        shareable = codec.encode_answers([Answer(UPDATE)])
     with pytest.raises(codec.WireError) as caught:
         codec.decode_answers(shareable)
     assert caught.value.key == "version"

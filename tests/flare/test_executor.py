@@ -24,7 +24,7 @@ from fedshift.federation.tensors import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
-from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.messages import Answer, Broadcast, Failure, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
@@ -34,14 +34,14 @@ from flare_armour.protected import SiteProtection
 from .serialised import Kit
 
 
-def ask(executor: FedshiftExecutor, context: Kit, task: str, broadcast: Broadcast) -> codec.Answer:
+def ask(executor: FedshiftExecutor, context: Kit, task: str, broadcast: Broadcast) -> Answer:
     asked = deepcopy(codec.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL"))))  # as it comes from a server
     shareable = executor.execute(task, asked, context, Signal())  # type: ignore[arg-type]
     (answer,) = codec.decode_answers(shareable)
     return answer
 
 
-def flat(answer: codec.Answer) -> dict[str, bytes]:
+def flat(answer: Answer) -> dict[str, bytes]:
     content = answer.content
     assert isinstance(content, Update), content
     named = {**content.weights, **{f"{m}/{k}": v for m, a in content.arrays.items() for k, v in a.items()}}
@@ -76,7 +76,7 @@ def test_a_stopped_run_stops_training(context: Kit, tmp_path: Path) -> None:
     signal = Signal()
     signal.trigger(True)
     answer = FedshiftExecutor().answer(codec.TRAIN, "HK", broadcast, context, signal)  # type: ignore[arg-type]
-    assert isinstance(answer.content, codec.Failure) and answer.content.reason.startswith("site HK, round 1: stopped")
+    assert isinstance(answer.content, Failure) and answer.content.reason.startswith("site HK, round 1: stopped")
 
 
 @pytest.mark.parametrize("simulator", [True, False])
@@ -87,7 +87,7 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "my scans"))
     with caplog.at_level(logging.ERROR, "fedshift"):
         answer = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
-    assert isinstance(answer.content, codec.Failure)
+    assert isinstance(answer.content, Failure)
     sentence = f"no prostate data for site HK: looked in {tmp_path / 'my scans'}"
     assert sentence in caplog.text, "the site's own log has all of it"
     if simulator:
@@ -124,13 +124,13 @@ def test_an_unforeseen_error_is_told_by_its_name_only(
 
     monkeypatch.setattr("fedshift.federation.site.site.Site.statistics", broken)
     answer = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
-    assert isinstance(answer.content, codec.Failure) and answer.content.reason.startswith("KeyError (")
+    assert isinstance(answer.content, Failure) and answer.content.reason.startswith("KeyError (")
     assert "patient 17" in caplog.text and "patient 17" not in answer.content.reason
 
 
 def test_an_unknown_task_is_refused(context: Kit) -> None:
     answer = ask(FedshiftExecutor(), context, "upload_images", Broadcast(1, 0, {}))
-    assert isinstance(answer.content, codec.Failure)
+    assert isinstance(answer.content, Failure)
     assert "'upload_images'" in answer.content.reason
 
 
@@ -140,7 +140,7 @@ def test_a_site_that_the_job_holds_out_neither_measures_nor_trains(context: Kit,
     context.deploy(write_job(small_job("fedavg", *options, sites=("BIDMC", "UCL")), tmp_path / "other"))
     for task, round_ in ((codec.STATISTICS, 0), (codec.TRAIN, 1), (codec.UNMASK, 1)):
         answer = ask(FedshiftExecutor(), context, task, Broadcast(round_, 0, {}))
-        assert isinstance(answer.content, codec.Failure)
+        assert isinstance(answer.content, Failure)
         assert "held out" in answer.content.reason
 
 
@@ -190,7 +190,7 @@ def test_a_site_without_memory_says_so(context: Kit, monkeypatch: pytest.MonkeyP
     broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
     answer = ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)
-    assert isinstance(answer.content, codec.Failure)
+    assert isinstance(answer.content, Failure)
     assert answer.content.reason.startswith("site HK, round 1: memory ran out")
 
 

@@ -28,7 +28,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.kit_files import components
 from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
-from fedshift.schema.messages import Broadcast
+from fedshift.schema.messages import Answer, Broadcast, Failure
 from fedshift.schema.policy import Policy
 
 from .serialised import Kit
@@ -139,7 +139,7 @@ def test_names_in_a_task_lead_to_no_file(
     good = Coordinator(small_job("fedavg"), tmp_path / "server").open(1)
     before = files(tmp_path)
 
-    def answered(broadcast: Broadcast) -> codec.Answer:
+    def answered(broadcast: Broadcast) -> Answer:
         task = deepcopy(codec.encode_task(broadcast))
         reply = FedshiftExecutor().execute(codec.TRAIN, task, context, Signal())  # type: ignore[arg-type]
         (answer,) = codec.decode_answers(reply)
@@ -147,10 +147,10 @@ def test_names_in_a_task_lead_to_no_file(
 
     sites = ("HK", name)
     refused = answered(Broadcast(1, 0, {**good.weights, name: np.ones(3, np.float32)}, sites=sites))
-    assert refused.content == codec.Failure("HK", 1, "DataError (the site's log says more)")
+    assert refused.content == Failure("HK", 1, "DataError (the site's log says more)")
     assert f"sent {name} (3,)," in caplog.text
     ignored = answered(Broadcast(1, 0, good.weights, {name: {name: np.ones(3)}}, sites=sites))
-    assert not isinstance(ignored.content, codec.Failure)
+    assert not isinstance(ignored.content, Failure)
     state = Path(context.workspace.get_run_dir("job")).relative_to(tmp_path) / "sites" / "HK"
     assert {Path(one).parent for one in files(tmp_path) - before} == {state}
 

@@ -23,7 +23,7 @@ from fedshift.flare.simulate import balanced, work_of
 from fedshift.methods import mixstyle
 from fedshift.methods.base import Context
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import SiteInfo, Update
+from fedshift.schema.messages import Answer, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Rejection, Results
 
 from .conftest import run_simulator
@@ -186,7 +186,7 @@ def send(aggregator: FedshiftAggregator, client: str, shareable: Shareable) -> l
 def statistics(*sites: str) -> Shareable:
     return codec.encode_answers(
         [
-            codec.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, "phantom", 8, 4, 4, "sha", "x"))
+            Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, "phantom", 8, 4, 4, "sha", "x"))
             for site in sites
         ]
     )

@@ -23,7 +23,7 @@ from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.dry_run import contents
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
-from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, Failure, SiteInfo, Update
 from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 
 from .serialised import Kit
@@ -48,7 +48,7 @@ def heads(tmp_path: Path) -> LedgerHeads:
     return LedgerHeads(tmp_path / "server")
 
 
-def measure(kit: Path, job: str, heads: LedgerHeads) -> codec.Answer:
+def measure(kit: Path, job: str, heads: LedgerHeads) -> Answer:
     """The site's answer to a job's statistics round, and what the server makes of its head."""
     context = Kit("HK", Workspace(root_dir=str(kit), site_name="HK"), simulator=False, job=job)
     context.deploy(write_job(small_job("fedrdn"), kit.parent / "jobs" / job))
@@ -78,7 +78,7 @@ def test_of_a_ledger_nothing_leaves_but_a_number_and_a_hash(kit: Path, heads: Le
     answer = measure(kit, "one", heads)
     assert answer.ledger is not None
 
-    def told(of: codec.Answer) -> dict[str, object]:
+    def told(of: Answer) -> dict[str, object]:
         return {item.name: item.value for item in contents(codec.STATISTICS, of).items if not item.bytes}
 
     with_it, without = told(answer), told(replace(answer, ledger=None))
@@ -113,7 +113,7 @@ def test_a_ledger_without_what_the_server_has_seen_computes_nothing(
         measure(kit, "three", LedgerHeads(tmp_path))  # of a server that knows nothing
     before = sorted((path.name, path.read_bytes()) for path in local.iterdir())
     refused = measure(kit, "four", heads).content
-    assert isinstance(refused, codec.Failure)
+    assert isinstance(refused, Failure)
     assert refused.reason.startswith("site HK: ") and fault in refused.reason
     assert sorted((path.name, path.read_bytes()) for path in local.iterdir()) == before, "nothing was spent"
     for name in (LEDGER_FILE, HEAD_FILE):
@@ -125,7 +125,7 @@ def test_a_person_can_give_the_lost_releases_up(kit: Path, heads: LedgerHeads) -
     measure(kit, "one", heads)
     for name in (LEDGER_FILE, HEAD_FILE):
         (kit / "local" / name).unlink()
-    assert isinstance(measure(kit, "two", heads).content, codec.Failure)
+    assert isinstance(measure(kit, "two", heads).content, Failure)
     assert heads.forget("HK").number == 1
     answer = measure(kit, "two", heads)
     assert isinstance(answer.content, Update) and answer.ledger is not None and answer.ledger.number == 1
@@ -138,7 +138,7 @@ def test_a_server_that_tells_another_head_stops_a_site_and_gives_nothing_back(ki
         told = LedgerHeads(heads.path.parent / str(lie.number))
         told.path.parent.mkdir()
         told.keep("HK", lie)
-        assert isinstance(measure(kit, "two", told).content, codec.Failure)
+        assert isinstance(measure(kit, "two", told).content, Failure)
     assert Ledger(kit / "local").read() == spent
 
 
@@ -200,7 +200,7 @@ def test_a_head_is_kept_of_an_answer_that_is_refused(heads: LedgerHeads, tmp_pat
     job = small_job("fedavg")
     aggregator.begin(job, tmp_path / "run", on_progress=lambda coordinator: None, ledgers=heads)
     info = SiteInfo("HK", "mice", 8, 4, 4, "sha", "case")
-    answer = codec.Answer(Update("HK", 0, n_samples=8, n_steps=0), info, head(2))
+    answer = Answer(Update("HK", 0, n_samples=8, n_steps=0), info, head(2))
     assert not send(aggregator, codec.encode_answers([answer]), client="HK", task=codec.STATISTICS)
     assert heads.all() == {"HK": head(2)}
 

@@ -16,7 +16,7 @@ from fedshift.flare import codec
 from fedshift.flare.stats import GROUP, WATCHED, SiteWork, add_stats, server_stats
 from fedshift.flare.workflow import FedshiftWorkflow
 from fedshift.reporting.progress import FILE_NAME, Progress, ProgressFile, read_progress
-from fedshift.schema.messages import Update
+from fedshift.schema.messages import Answer, Failure, Update
 
 MOMENT = Progress(
     step="training",
@@ -118,8 +118,8 @@ def test_the_workflow_answers_the_console_and_nothing_else(tmp_path: Path) -> No
     assert collected(workflow, "another event") == {}
 
 
-def update(metrics: dict[str, float]) -> codec.Answer:
-    return codec.Answer(Update("A", 3, 7, 2, {"w": np.zeros(1)}, metrics))
+def update(metrics: dict[str, float]) -> Answer:
+    return Answer(Update("A", 3, 7, 2, {"w": np.zeros(1)}, metrics))
 
 
 def test_a_site_says_what_it_works_on_and_repeats_its_last_answer() -> None:
@@ -143,7 +143,7 @@ def test_a_site_says_what_it_works_on_and_repeats_its_last_answer() -> None:
     work.end([update({"accuracy": 0.987})])
     assert not any(word in shown()[1] for word in ("0.98", "loss")), "what the gate took out is not repeated"
     work.begin(codec.VALIDATE, 4)
-    work.end([codec.Answer(codec.Failure("A", 4, "DataError (x)"))])
+    work.end([Answer(Failure("A", 4, "DataError (x)"))])
     assert shown()[1] == "evaluation in 0 s, failed: DataError (x)"
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_job
+from kits import provision_project
 from modelfiles import assert_same_model
 
+from fedshift.federation.encryption.kit_keys import SITE_KEYS, read_keys
+from fedshift.federation.encryption.site import decrypt_model
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.run_files import load_state
 from fedshift.schema.results import BEST, LAST, Results, read_results
 
-from .hospitals import Hospitals
+from .hospitals import PROJECT, Hospitals
 
 Kits = Callable[[str], Path]
 
@@ -60,3 +64,21 @@ def test_the_weights_are_those_of_one_process(
             np.testing.assert_array_equal(array, states[1].methods[method][key], err_msg=key, strict=True)
     if job.federation.encryption is None:  # a site's keys are drawn, and their certificates are bytes too
         assert scores(read_results(places[0])) == scores(read_results(places[1]))
+
+
+def test_encrypted_updates_have_the_sum_of_one_process(three_sites: Mapping[str, Path], tmp_path: Path) -> None:
+    """With CKKS, whose sums are nearly those in clear; the keys are those of the project's builder."""
+    project = tmp_path / "project.yml"
+    builder = "- path: nvflare.lighter.impl.he.HEBuilder"
+    project.write_text(PROJECT.read_text(encoding="utf-8").replace(f"# {builder}", builder), encoding="utf-8")
+    kits = provision_project(project, tmp_path)
+    options = ("optimizer.name=sgd", "optimizer.lr=0.02", "federation.min_sites=3")
+    run_in_process(small_job("fedavg", *options), three_sites, tmp_path / "one")
+    job = small_job("fedavg", *options, "federation.encryption=ckks")
+    hospitals = Hospitals(job, three_sites, tmp_path / "mailbox", kits)
+    hospitals.run()
+    site = next(iter(three_sites))
+    decrypt_model(hospitals.run_folder / LAST, tmp_path / LAST, read_keys(kits / site / "startup", SITE_KEYS))
+    ours, theirs = (read_model_file(folder / LAST)["weights"] for folder in (tmp_path, tmp_path / "one"))
+    for key, value in theirs.items():
+        assert np.abs(ours[key].numpy() - value.numpy()).max() < 0.01, key

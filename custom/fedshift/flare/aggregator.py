@@ -21,7 +21,7 @@ from fedshift.flare.export import hosts
 from fedshift.methods import method_set
 from fedshift.schema.errors import DiskFull
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Scores, Update
+from fedshift.schema.messages import Answer, Failure, Scores, Update
 from fedshift.schema.results import Rejection
 
 log = logging.getLogger("fedshift")
@@ -131,12 +131,12 @@ class FedshiftAggregator(FLComponent):
             self.coordinator.reject(site, key, reason)
         return False
 
-    def _take(self, answer: codec.Answer, task: str) -> bool:
+    def _take(self, answer: Answer, task: str) -> bool:
         content = answer.content
         if answer.ledger is not None and self._ledgers is not None:  # it has left, whatever becomes of the answer
             self._ledgers.keep(content.site, answer.ledger)
         try:
-            if isinstance(content, codec.Failure):
+            if isinstance(content, Failure):
                 raise Rejected(task, content.reason)
             if answer.info is not None:
                 self.coordinator.register(answer.info)

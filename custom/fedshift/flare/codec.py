@@ -10,7 +10,7 @@ network's keys. Arrays are numpy and keep dtype and shape, 0-d included; everyth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Fingerprint, Reference
 from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.identity import Identity, own_identity
-from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, Failure, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.policy import LedgerHead
 from fedshift.schema.strict import first_fault, sentence
@@ -54,24 +54,6 @@ class WireError(FedshiftError):
         """``key`` names the part at fault, ``reason`` says what is wrong with it."""
         super().__init__("message-damaged", f"{key}: {reason}")
         self.key, self.reason = key, reason
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A site could not do its task; ``reason`` is one sentence."""
-
-    site: str
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A site's answer to a task; it has ``info`` if the site could open its data, ``ledger`` if it has one."""
-
-    content: Update | Scores | Failure
-    info: SiteInfo | None = None
-    ledger: LedgerHead | None = None
 
 
 # --- server to sites ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, SiteInfo, Update
 from fedshift.schema.policy import LEDGER_FILE
 
 
@@ -117,8 +117,8 @@ def dry_run(
     server.accept(update)
     next(requests)
     return [
-        contents(codec.STATISTICS, codec.Answer(statistics, site.info(), first)),
-        contents(codec.TRAIN, codec.Answer(update, site.info(), kept.head())),
+        contents(codec.STATISTICS, Answer(statistics, site.info(), first)),
+        contents(codec.TRAIN, Answer(update, site.info(), kept.head())),
     ]
 
 
@@ -138,7 +138,7 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
     info = replace(site.info(), n_train=statistics.n_samples)
     server = _Alone(_shortened(job, steps, trains=name), folder / "server")
     broadcast = _first_round(server, server.requests(), info, statistics)
-    return contents(codec.VALIDATE, codec.Answer(site.validate(broadcast), site.info()))
+    return contents(codec.VALIDATE, Answer(site.validate(broadcast), site.info()))
 
 
 def _first_round(server: Coordinator, requests: Iterator[Request], info: SiteInfo, statistics: Update) -> Broadcast:
@@ -162,7 +162,7 @@ def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
     return JobSpec.parse(raw, where=f"job {job.name}")
 
 
-def contents(task: str, answer: codec.Answer) -> Sent:
+def contents(task: str, answer: Answer) -> Sent:
     """Everything in the message, in its order."""
     return Sent(task, tuple(_items(from_shareable(codec.encode_answers([answer])), ())))
 

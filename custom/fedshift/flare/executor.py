@@ -28,7 +28,7 @@ from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.flare.workspaces import SITES, take_site_back
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast
+from fedshift.schema.messages import Answer, Broadcast, Failure
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
 from flare_armour.patches import require_protection
@@ -78,8 +78,8 @@ class FedshiftExecutor(Executor):
 
     def answer(
         self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
-    ) -> codec.Answer:
-        """One site's answer to a task. An exception becomes a `codec.Failure`; its details stay in the site's log."""
+    ) -> Answer:
+        """One site's answer to a task. An exception becomes a `Failure`; its details stay in the site's log."""
         failure: Exception
         try:
             return self._do(task_name, name, broadcast, fl_ctx, abort_signal)
@@ -92,11 +92,9 @@ class FedshiftExecutor(Executor):
         if not client_is_simulated(fl_ctx) and not isinstance(failure, PolicyError):
             # The sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
-        return codec.Answer(codec.Failure(name, broadcast.round, reason))
+        return Answer(Failure(name, broadcast.round, reason))
 
-    def _do(
-        self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
-    ) -> codec.Answer:
+    def _do(self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal) -> Answer:
         def stop() -> bool:
             return bool(abort_signal.triggered)
 
@@ -107,14 +105,14 @@ class FedshiftExecutor(Executor):
         if task_name == codec.STATISTICS:
             site.require_training()
             ledger.require(broadcast)
-            return codec.Answer(site.statistics(), site.info(), ledger.head())
+            return Answer(site.statistics(), site.info(), ledger.head())
         if task_name == codec.TRAIN:
             ledger.require(broadcast)
-            return codec.Answer(site.train(broadcast, stop=stop), site.info(), ledger.head())
+            return Answer(site.train(broadcast, stop=stop), site.info(), ledger.head())
         if task_name == codec.UNMASK:
-            return codec.Answer(site.unmask(broadcast))
+            return Answer(site.unmask(broadcast))
         if task_name == codec.VALIDATE:
-            return codec.Answer(site.validate(broadcast, stop=stop), site.info())
+            return Answer(site.validate(broadcast, stop=stop), site.info())
         raise ConfigError(
             "other-version",
             f"there is no task {task_name!r}: install the server's version of fedshift at this site",

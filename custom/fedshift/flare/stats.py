@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from fedshift.flare import codec
 from fedshift.reporting.progress import FILE_NAME, Progress, duration
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.messages import Update
+from fedshift.schema.messages import Answer, Failure, Update
 
 GROUP = "fedshift"
 """Heading of the lines, beside FLARE's own."""
@@ -112,13 +112,13 @@ class SiteWork:
         """A task has arrived."""
         self._task = _task(task, round_), self._clock()
 
-    def end(self, answers: Iterable[codec.Answer]) -> None:
+    def end(self, answers: Iterable[Answer]) -> None:
         """The task was answered."""
         assert self._task is not None
         (what, began), self._task = self._task, None
         parts = [f"{what} in {duration(self._clock() - began)}"]
         for content in (answer.content for answer in answers):
-            if isinstance(content, codec.Failure):
+            if isinstance(content, Failure):
                 parts.append(f"failed: {content.reason}")
             elif isinstance(content, Update) and "train_loss" in content.metrics:
                 parts.append(f"loss {content.metrics['train_loss']:.4f}")

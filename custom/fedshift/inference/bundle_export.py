@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -26,6 +25,7 @@ from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.plausible import expected_of
 from fedshift.runtime.segmentation import PatchSpec, SliceSpec
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import written_whole
 
 TEMPLATES = Path(__file__).parent / "bundle_templates"
 RUNTIME = Path(runtime.__file__).parent
@@ -56,13 +56,12 @@ def write_bundle(ready: ReadyModel, folder: Path, *, true_spacing: bool = False)
         raise ConfigError("wrong-task", said)
     if folder.exists():
         raise ConfigError("output-exists", f"{folder} already exists: name a new folder")
-    staging = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
     facts = {**_facts(ready), **_image_facts(ready.model), "true_spacing": true_spacing}
     described = json.loads(_filled_in("metadata.json.j2", facts))
     _refuse_code(described, ready.model.path)
-    try:
+    with written_whole(folder) as staging:
         for part in ("configs", "docs", "models", "scripts"):
-            (staging / part).mkdir(parents=True)
+            (staging / part).mkdir()
         write_torchscript(ready, staging / "models" / "model.ts", named=folder)
         for name, text in {
             "configs/metadata.json": json.dumps(described, indent=2, ensure_ascii=False) + "\n",
@@ -73,12 +72,6 @@ def write_bundle(ready: ReadyModel, folder: Path, *, true_spacing: bool = False)
             (staging / name).write_text(text, encoding="utf-8")
         for file in RUNTIME.glob("*.py"):
             shutil.copyfile(file, staging / "scripts" / file.name)
-        staging.rename(folder)
-    except OSError as error:
-        said = f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
-        raise ConfigError("file-unwritable", said) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _refuse_code(content: Any, path: Path) -> None:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from fedshift.inference.model import ReadyModel
 from fedshift.runtime.nnunet import LEAST_DEVIATION
 from fedshift.runtime.segmentation import PatchSpec, uses_bf16
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import written_whole
 from fedshift.schema.job import TaskSpec
 from fedshift.tasks import nnunet_networks
 
@@ -90,19 +89,11 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
         "inference_allowed_mirroring_axes": tuple(spec.mirror) or None,
     }
     _compare(ready, plans["configurations"][configuration]["architecture"], weights, folder)
-    staging = root / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
-    try:
-        (staging / FOLD).mkdir(parents=True)
+    with written_whole(folder) as staging:
+        (staging / FOLD).mkdir()
         for name, content in (("plans.json", plans), ("dataset.json", described)):
             (staging / name).write_text(json.dumps(content, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
         torch.save(checkpoint, staging / FOLD / CHECKPOINT)
-        folder.parent.mkdir(exist_ok=True)
-        staging.rename(folder)
-    except OSError as error:
-        said = f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
-        raise ConfigError("file-unwritable", said) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     step = 1 - spec.overlap
     options = "-f 0" if step == USUAL_STEP else f"-f 0 -step_size {step:g}"
     return ResultsFolder(folder, options, tuple(_notes(ready)))

@@ -7,7 +7,7 @@ they lie. Floats keep their bits: JSON's shortest decimal is read back as the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +21,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
 from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.identity import own_identity
-from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, Failure, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.names import Name
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.policy import LedgerHead
@@ -88,24 +88,6 @@ class AnswerHead(_Head):
     reference: Reference | None = None
     risks: RiskCurves | None = None
     arrays: list[Place] = []
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A site could not do its task; ``reason`` is one sentence."""
-
-    site: str
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A site's answer to a request; it has ``info`` if the site could open its data, ``ledger`` if it has one."""
-
-    content: Update | Scores | Failure
-    info: SiteInfo | None = None
-    ledger: LedgerHead | None = None
 
 
 class ContentError(ValueError):

@@ -11,7 +11,7 @@ from fedshift.federation.ledger_heads import LedgerHeads
 from fedshift.federation.message_limits import MessageLimits
 from fedshift.federation.server.coordinator import Callbacks, Coordinator, Request
 from fedshift.federation.server.update_check import Rejected
-from fedshift.mailbox.content import ContentError, Failure, decode_answer
+from fedshift.mailbox.content import ContentError, decode_answer
 from fedshift.mailbox.letter import VALIDATE, Task
 from fedshift.mailbox.party import Party, now
 from fedshift.methods import method_set
@@ -19,7 +19,7 @@ from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
 from fedshift.reporting.trackers import make_trackers
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Scores, Update
+from fedshift.schema.messages import Failure, Scores, Update
 from fedshift.schema.policy import LedgerHead
 
 log = logging.getLogger("fedshift")

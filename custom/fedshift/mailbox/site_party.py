@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from fedshift.federation.message_limits import MessageLimits
     from fedshift.federation.site.outbound import Encryption
     from fedshift.federation.site.site import Site
-    from fedshift.mailbox.content import Answer
-    from fedshift.schema.messages import Broadcast
+    from fedshift.schema.messages import Answer, Broadcast
     from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
@@ -204,7 +203,7 @@ class SiteParty(Stepper):
 
     def _do(self, task: Task, broadcast: Broadcast, *, run: str) -> Answer:
         """The site's answer to a task. A failure is answered with a sentence; its details stay in the site's log."""
-        from fedshift.mailbox.content import Answer, Failure
+        from fedshift.schema.messages import Answer, Failure
 
         name = self.party.name
         try:
@@ -222,7 +221,7 @@ class SiteParty(Stepper):
 
     def _work(self, task: Task, broadcast: Broadcast, *, run: str) -> Answer:
         from fedshift.federation.ledger_heads import SiteLedger
-        from fedshift.mailbox.content import Answer
+        from fedshift.schema.messages import Answer
 
         site = self._site = self._site or self._open_site(run)
         ledger = SiteLedger(self.party.name, self.party.local)

@@ -1,4 +1,4 @@
-"""Writing of files: atomically, and CSV in which no cell is run as a formula, whatever names a site has given."""
+"""Writing files and folders whole, and CSV in which no cell is run as a formula, whatever names a site has given."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from fedshift.schema.errors import ConfigError
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
 _BEGINS = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
@@ -43,6 +48,25 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     partial.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A new folder that gets its name once all is in it; if anything fails, nothing is left.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    staging = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        staging.rename(folder)
+    except OSError as error:
+        said = f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
+        raise ConfigError("file-unwritable", said) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Messages between server and sites: plain dataclasses of NumPy arrays.
 
-``flare/codec.py`` is the only place that converts them to FLARE's DXOs and back.
+Only ``flare/codec.py`` converts them to FLARE's DXOs and back, and only ``mailbox/content.py`` to bytes of letters.
 """
 
 from __future__ import annotations
@@ -137,3 +137,21 @@ class Scores:
     against_local: LocalComparison | None = None
     reference: Reference | None = None
     risks: RiskCurves | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site could not do its task; ``reason`` is one sentence."""
+
+    site: str
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A site's answer to a request; it has ``info`` if the site could open its data, ``ledger`` if it has one."""
+
+    content: Update | Scores | Failure
+    info: SiteInfo | None = None
+    ledger: LedgerHead | None = None

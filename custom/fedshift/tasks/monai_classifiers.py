@@ -15,9 +15,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.strict import nearest
 from fedshift.tasks import trial
-from fedshift.tasks.monai_networks import PREFIX, is_plain, with_tuples
+from fedshift.tasks.monai_networks import PREFIX, check_options, with_tuples
 from fedshift.tasks.stages import Stage
 
 
@@ -133,13 +132,7 @@ def build(
     given = {listed.channels: in_channels, listed.classes: n_classes, "spatial_dims": spatial_dims, **listed.fixed}
     own = {*given, listed.size}
     known = [key for key in _parameters(cls) if key not in own | listed.withheld]
-    for key, value in options.items():
-        if key in own:
-            raise ConfigError("option-fixed", f"network {name}: {key} follows from the task or the name: leave it out")
-        if key not in known:
-            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
-        if not is_plain(value):
-            raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
+    check_options(name, options, known=known, fixed=own)
     chosen = {**DEFAULTS.get(short, {}), **{key: with_tuples(value) for key, value in options.items()}}
     if listed.size is not None:
         given[listed.size] = _size(name, patch, chosen["patch_size"])

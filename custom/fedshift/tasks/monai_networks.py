@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,15 +147,7 @@ def build(
     parameters = inspect.signature(cls.__init__).parameters
     fixed = {"self", *given, allowed.patch}
     known = [key for key in parameters if key not in fixed | allowed.withheld]
-    for key, value in options.items():
-        if key in fixed:
-            raise ConfigError(
-                "option-fixed", f"network {name}: {key} follows from the task: leave it out of network.options"
-            )
-        if key not in known:
-            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
-        if not is_plain(value):
-            raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
+    check_options(name, options, known=known, fixed=fixed)
     if allowed.patch is not None:
         given[allowed.patch] = _fixed(name, allowed, patch)
     plain = {key: with_tuples(value) for key, value in options.items()}
@@ -255,6 +247,19 @@ def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[in
             f"nearest that fits is {' x '.join(map(str, near))}: set data.patch=[{', '.join(map(str, near))}]",
         )
     return tuple(patch)
+
+
+def check_options(
+    name: str, options: Mapping[str, Any], *, known: Sequence[str], fixed: Collection[str | None]
+) -> None:
+    """Refuse options of a network that its task decides (``fixed``), that it has not, or that are no plain data."""
+    for key, value in options.items():
+        if key in fixed:
+            raise ConfigError("option-fixed", f"network {name}: {key} follows from the task or the name: leave it out")
+        if key not in known:
+            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
+        if not is_plain(value):
+            raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
 
 
 def is_plain(value: Any) -> bool:

@@ -20,9 +20,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.strict import nearest
 from fedshift.tasks import trial
-from fedshift.tasks.monai_networks import Segmenter, is_plain, with_tuples
+from fedshift.tasks.monai_networks import Segmenter, check_options, with_tuples
 
 PREFIX = "nnunet."
 MODULE = "dynamic_network_architectures.architectures.unet"
@@ -92,16 +91,7 @@ def complete(short: str, options: Mapping[str, Any], *, dims: int) -> dict[str, 
         ConfigError: an option is unknown or no plain data, or options say different numbers of stages.
     """
     name, allowed = PREFIX + short, ALLOWED[short]
-    known = known_options(short)
-    for key, value in options.items():
-        if key in ("input_channels", "num_classes", "conv_op"):
-            raise ConfigError(
-                "option-fixed", f"network {name}: {key} follows from the task: leave it out of network.options"
-            )
-        if key not in known:
-            raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
-        if not is_plain(value):
-            raise ConfigError("invalid-value", f"network {name}: option {key} must be numbers, words or lists of them")
+    check_options(name, options, known=known_options(short), fixed=("input_channels", "num_classes", "conv_op"))
     stages = _stages(name, options)
     chosen: dict[str, Any] = {
         "n_stages": stages,

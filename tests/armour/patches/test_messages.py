@@ -32,7 +32,7 @@ from nvflare.private.fed.server.server_runner import ServerRunner
 
 from armour.conftest import Lower
 from fedshift.flare import codec
-from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.messages import Answer, Broadcast, Update
 from flare_armour.patches import messages
 from flare_armour.patches.messages import LONGEST_ROW, OTHERS
 
@@ -50,7 +50,7 @@ def there_and_back(payload: Any, topic: str) -> Any:
 
 
 def test_tasks_and_answers_come_through() -> None:
-    answer = codec.encode_answers([codec.Answer(Update("HK", 1, n_samples=8, n_steps=1, weights=WEIGHTS))])
+    answer = codec.encode_answers([Answer(Update("HK", 1, n_samples=8, n_steps=1, weights=WEIGHTS))])
     context = FLContext()
     context.set_prop("__identity_name__", "HK", private=False, sticky=True)
     answer.set_peer_context(context)

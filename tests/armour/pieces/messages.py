@@ -10,7 +10,7 @@ import numpy as np
 from nvflare.apis.shareable import Shareable
 
 from fedshift.flare import codec
-from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.messages import Answer, Broadcast, Update
 from flare_armour.pieces import wire
 from flare_armour.pieces.array_files import LARGE
 from flare_armour.pieces.server_end import ServerEnd
@@ -36,7 +36,7 @@ def update(seed: int = 0) -> Update:
 
 
 def answer(seed: int = 0) -> Shareable:
-    return codec.encode_answers([codec.Answer(update(seed))])
+    return codec.encode_answers([Answer(update(seed))])
 
 
 def read_answer(message: Shareable) -> Update:

@@ -11,6 +11,7 @@ from nvflare.app_common.decomposers import numpy_decomposers
 from nvflare.fuel.utils import fobs
 
 from fedshift.flare import codec
+from fedshift.schema.messages import Answer, Failure
 from flare_armour.pieces.array_files import KEY, NotInFileError, file_of, put_back, take_out
 
 from .messages import answer, read_answer, same, task, update, weights
@@ -49,7 +50,7 @@ def test_the_same_message_gives_the_same_file(tmp_path: Path) -> None:
 
 
 def test_a_small_message_goes_as_it_is(tmp_path: Path) -> None:
-    message = codec.encode_answers([codec.Answer(codec.Failure("HK", 1, "no data"))])
+    message = codec.encode_answers([Answer(Failure("HK", 1, "no data"))])
     assert take_out(message, tmp_path / "file") is None
     assert take_out(Shareable(), tmp_path / "file") is None
     assert file_of(message) is None and not list(tmp_path.iterdir())
@@ -129,7 +130,7 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
 
 def test_an_array_that_is_not_in_one_piece_of_memory_is_sent_as_it_reads(tmp_path: Path) -> None:
     turned = np.asfortranarray(weights()["z.weight"])
-    message = codec.encode_answers([codec.Answer(codec.Update("HK", 1, 8, 2, weights={"w": turned[::-1]}))])
+    message = codec.encode_answers([Answer(codec.Update("HK", 1, 8, 2, weights={"w": turned[::-1]}))])
     take_out(message, tmp_path / "file")
     put_back(message, tmp_path / "file", writable=False)
     assert same(read_answer(message).weights, {"w": np.ascontiguousarray(turned[::-1])})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.flare import codec
+from fedshift.schema.messages import Answer, Failure
 from flare_armour.pieces.array_files import KEY, file_of
 from flare_armour.pieces.shared_disk import SharedDisk
 
@@ -38,7 +39,7 @@ def test_small_messages_and_those_that_cannot_be_written_go_in_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "pieces" / "answer").mkdir(parents=True)
-    full, small = answer(), codec.encode_answers([codec.Answer(codec.Failure("HK", 1, "no data"))])
+    full, small = answer(), codec.encode_answers([Answer(Failure("HK", 1, "no data"))])
     disk = SharedDisk(tmp_path)
     for message in (full, small):
         disk.send(message, "the update")

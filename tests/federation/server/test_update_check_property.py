@@ -24,7 +24,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.methods.base import ArraySpec
-from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.messages import Answer, Broadcast, SiteInfo, Update
 
 OFTEN = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -235,7 +235,7 @@ def over_the_wire(folder: Path) -> tuple[Coordinator, Send]:
 def answer_of(update: Update, site_info: SiteInfo) -> DXO:
     """An answer with the update's parts as they are, good or bad."""
     empty = Update(site_info.site, round=0, n_samples=1, n_steps=0)
-    dxo = from_shareable(codec.encode_answers([codec.Answer(empty, site_info)]))
+    dxo = from_shareable(codec.encode_answers([Answer(empty, site_info)]))
     entry = dxo.data[site_info.site]
     entry.meta |= {name: getattr(update, name) for name in ("round", "n_samples", "n_steps")}
     entry.data["weights"].data = update.weights

@@ -47,7 +47,7 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
-from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.messages import Broadcast, Failure, Scores, Update
 from fedshift.schema.policy import ArrayKind, Policy
 from fedshift.tasks.kinds import build_task
 
@@ -253,7 +253,7 @@ def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
     shareable = FedshiftExecutor().execute(task, asked, kit, Signal())  # type: ignore[arg-type]
     (answer,) = codec.decode_answers(shareable)
     assert answer.info is None, "not even counts"
-    assert isinstance(answer.content, codec.Failure)
+    assert isinstance(answer.content, Failure)
     for named in ("site HK", "fedmix", "'images'", "privacy.allow: statistics, control, loss"):
         assert named in answer.content.reason
     assert answer.content.reason in caplog.text
