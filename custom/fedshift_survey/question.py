@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,16 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
     Args:
         what: a task's name, a ``.yaml`` file of a task or job, or a data set's name. Of a task file only ``dataset``,
             ``sites`` and ``held_out`` are read, and of structures that overlap ``regions`` and what they are made of,
-            so that it need not be complete. A name of both is the task, unless only the data set is prepared on this
-            machine.
+            so that it need not be complete. A name of both is the one that is prepared on this machine; if both are,
+            the one that has all of ``sites`` and ``held_out``.
         sites: only these of the sites that are planned for.
         held_out: these are on the map only.
+
+    Raises:
+        ConfigError: ``unknown-task``, ``unknown-site``, ``no-site``; ``which-data`` if a name is of both a task and
+            another data set.
     """
-    raw, where = _read(what)
+    raw, where = _read(what, named={*(sites or ()), *(held_out or ())})
     raw = raw.get("task", raw)
     dataset = str(raw.get("dataset") or "")
     inside, outside = (_names(raw.get(key) or [], where, key) for key in ("sites", "held_out"))
@@ -68,15 +72,15 @@ def _chosen(
     return list(inside), list(outside)
 
 
-def _read(what: str) -> tuple[dict[str, Any], str]:
-    """A task's or job's settings, and how to name them in errors."""
+def _read(what: str, *, named: Set[str]) -> tuple[dict[str, Any], str]:
+    """A task's or job's settings, and how to name them in errors; ``named`` are sites that the settings should have."""
     if what.endswith(YAML):
         return read_yaml(Path(what)), what
     prepared = prepared_sites(what)
     if what in tasks():
         raw = read_yaml(apps_dir() / f"{what}.yaml")
         # The task `hippocampus` is of simulated sites; who has prepared the data set of that name means these data.
-        if not prepared or raw["dataset"] == what or prepared_sites(raw["dataset"]):
+        if not prepared or raw["dataset"] == what or _is_of_task(what, raw, prepared, named):
             return raw, f"apps/{what}.yaml"
     if prepared:
         return {"dataset": what, "sites": prepared}, f"the prepared data set {what}"
@@ -84,6 +88,20 @@ def _read(what: str) -> tuple[dict[str, Any], str]:
     raise ConfigError(
         "unknown-task", f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file"
     )
+
+
+def _is_of_task(what: str, raw: Mapping[str, Any], prepared: Sequence[str], named: Set[str]) -> bool:
+    """Whether a name of a task and of another data set, which is prepared, means the task."""
+    if not (simulated := prepared_sites(raw["dataset"])):
+        return False
+    in_task, in_data = (bool(named) and named <= set(sites) for sites in (simulated, prepared))
+    if in_task == in_data:
+        raise ConfigError(
+            "which-data",
+            f"{what} is a task, of the data set {raw['dataset']}, and another data set that is prepared here: name "
+            f"sites of the one that you mean, --sites {','.join(simulated)} or --sites {','.join(prepared)}",
+        )
+    return in_task
 
 
 def _regions(raw: dict[str, Any], where: str) -> dict[str, Any]:

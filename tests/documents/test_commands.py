@@ -496,7 +496,8 @@ def for_the_readme(folder: Path, phantom: Path) -> None:
 
 
 def for_nnunet(folder: Path, phantom: Path) -> None:
-    """Two hospitals' data sets in nnU-Net's layout, and their plans."""
+    """Two hospitals' data sets in nnU-Net's layout, and their plans; without what other pages made of that name."""
+    shutil.rmtree(phantom.parent / "hippocampus_simulated", ignore_errors=True)
     for place, number in (("north", "004"), ("south", "011")):
         raw = folder / place / "nnUNet_raw" / f"Dataset{number}_Hippocampus"
         write_described(raw, classes=("Anterior", "Posterior"), cases=6, style="nnunet", seed=int(number))

@@ -69,7 +69,10 @@ def test_a_name_of_a_task_and_a_data_set_is_what_is_prepared(tmp_path: Path, mon
     survey_site(tmp_path, "HOSPITAL", (1,), dataset="hippocampus")
     assert question("hippocampus").sites == ("HOSPITAL",)
     survey_site(tmp_path, "sim_a", (1,), dataset="hippocampus_simulated")
-    assert question("hippocampus").dataset == "hippocampus_simulated"
+    with raises("which-data", naming=("hippocampus_simulated", "--sites sim_a or --sites HOSPITAL")):
+        question("hippocampus")
+    assert question("hippocampus", sites=["sim_a"]).dataset == "hippocampus_simulated"
+    assert question("hippocampus", sites=["HOSPITAL"]).dataset == "hippocampus"
 
 
 def test_whom_a_task_a_file_or_a_data_set_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
