@@ -366,7 +366,8 @@ def _draw(done: Classified, path: Path) -> None:
     from fedshift.inference import saliency_picture
 
     assert done.saliency is not None
-    said = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), and what speaks for it (Grad-CAM)"
+    where = "and what speaks for it" if done.saliency.places.any() else "and no place speaks for it"
+    said = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), {where} (Grad-CAM)"
     saliency_picture.write(path, done.saliency.image, done.saliency.places, [printable(said), NOTE])
 
 
