@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import requests
+from errors import raises
+from requests.auth import AuthBase
+from urllib3.response import HTTPResponse
+
+from fedshift.dicomweb.connection import CarefulSession, checked_address, connect, same_server
+from fedshift.dicomweb.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
+
+
+@pytest.mark.parametrize("url", ["https://pacs.example/dicom-web", "http://127.0.0.1:8042/dicom-web", "http://[::1]/x"])
+def test_encrypted_addresses_and_this_machine_are_taken(url: str) -> None:
+    assert checked_address(f"{url}/") == url
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://pacs.example/dicom-web", "pacs-unencrypted"),
+        ("http://127.0.0.1.example/dicom-web", "pacs-unencrypted"),
+        ("https://user:secret@pacs.example/", "pacs-address"),
+        ("https://pacs.example/?token=secret", "pacs-address"),
+        ("pacs.example/dicom-web", "pacs-address"),
+        ("ftp://pacs.example/", "pacs-address"),
+        ("https://pacs.example:port/", "pacs-address"),
+    ],
+)
+def test_other_addresses_are_refused_without_repeating_credentials(url: str, code: str) -> None:
+    with raises(code) as raised:
+        checked_address(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_without_encryption_only_by_an_option() -> None:
+    assert checked_address("http://pacs.example/x", allow_unencrypted=True) == "http://pacs.example/x"
+
+
+def test_credentials_are_for_one_server() -> None:
+    assert same_server("https://pacs.example/a", "https://pacs.example/b")
+    assert not same_server("https://pacs.example/a", "https://pacs.example:8443/a")
+    assert not same_server("https://pacs.example/a", "http://pacs.example/a")
+
+
+def private(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+def test_credentials_come_from_the_environment_or_a_private_file(tmp_path: Path) -> None:
+    assert from_environment({TOKEN: "secret"}).token == "secret"
+    made = from_file(private(tmp_path / "file", f"# of the PACS\n{USER}=me\n{PASSWORD}=a = b\n"))
+    assert (made.user, made.password) == ("me", "a = b") and "a = b" not in repr(made)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o604])
+def test_a_file_that_others_may_read_is_refused(mode: int, tmp_path: Path) -> None:
+    with raises("credentials-open", naming="file") as raised:
+        from_file(private(tmp_path / "file", f"{TOKEN}=secret", mode))
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "secret", "TOKEN=secret", f"{USER}=me", f"{TOKEN}=secret\n{USER}=me\n{PASSWORD}=secret"]
+)
+def test_another_content_is_refused_without_repeating_it(text: str, tmp_path: Path) -> None:
+    with raises("credentials-form", naming="file") as raised:
+        from_file(private(tmp_path / "file", text))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with raises("credentials-unreadable", naming="nowhere"):
+        from_file(tmp_path / "nowhere")
+    with raises("file-missing", naming="nowhere"):
+        connect("https://pacs.example", Credentials(), ca_file=tmp_path / "nowhere")
+
+
+class Transport(requests.adapters.BaseAdapter):
+    """Answers every request with the same bytes."""
+
+    def __init__(self, body: bytes, kind: str, status: int = 200, **headers: str) -> None:
+        super().__init__()
+        self.body, self.headers, self.status = body, {"Content-Type": kind, **headers}, status
+        self.asked: list[requests.PreparedRequest] = []
+
+    def send(self, request: requests.PreparedRequest, **how: object) -> requests.Response:
+        self.asked.append(request)
+        raw = HTTPResponse(io.BytesIO(self.body), headers=self.headers, status=self.status, preload_content=False)
+        return requests.adapters.HTTPAdapter().build_response(request, raw)
+
+    def close(self) -> None:
+        pass
+
+
+def session(transport: Transport, ca_file: Path | None = None) -> CarefulSession:
+    class Nothing(AuthBase):
+        def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+            return request
+
+    made = CarefulSession(Nothing(), ca_file)
+    made.mount("https://", transport)
+    return made
+
+
+MULTIPART = 'multipart/related; type="application/dicom"; boundary=b1'
+WHOLE = b"--b1\r\nContent-Type: application/dicom\r\n\r\nabc\r\n--b1--\r\n"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("cut", [0, 2, 8, 12, 20])
+def test_an_answer_that_was_cut_short_is_no_answer(cut: int, stream: bool) -> None:
+    """Cut by 2 bytes only the end of a line is missing."""
+    made = session(Transport(WHOLE[: len(WHOLE) - cut], MULTIPART))
+    if cut <= 2:
+        answer = made.get("https://pacs.example/", stream=stream)
+        assert b"".join(answer.iter_content(5)) == WHOLE[: len(WHOLE) - cut]
+        return
+    with pytest.raises(requests.exceptions.ChunkedEncodingError):
+        b"".join(made.get("https://pacs.example/", stream=stream).iter_content(5))
+
+
+def test_wildcards_are_sent_as_they_are_and_redirections_not_followed() -> None:
+    transport = Transport(b"[]", "application/dicom+json")
+    session(transport).get("https://pacs.example/studies?SeriesDescription=t2%2A+a")
+    assert transport.asked[0].url == "https://pacs.example/studies?SeriesDescription=t2*%20a"
+    elsewhere = Transport(b"", "text/plain", 302, Location="http://other.example/")
+    with pytest.raises(requests.TooManyRedirects):
+        session(elsewhere).get("https://pacs.example/")
+    assert len(elsewhere.asked) == 1
+
+
+def test_credentials_of_netrc_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private(tmp_path / ".netrc", "machine pacs.example login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    transport = Transport(b"[]", "application/dicom+json")
+    session(transport).get("https://pacs.example/")
+    assert "Authorization" not in transport.asked[0].headers
+
+
+def test_the_authority_that_is_named_is_the_one_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/elsewhere.pem")
+    made = session(Transport(b"", "text/plain"), tmp_path / "ours.pem")
+    assert made.merge_environment_settings("https://pacs.example", {}, None, None, None)["verify"] == str(
+        tmp_path / "ours.pem"
+    )
