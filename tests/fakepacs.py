@@ -73,7 +73,7 @@ class Client:
     def search_for_series(self, study: str, **how: Any) -> list[dict[str, Any]]:
         return self._found("SeriesInstanceUID", {"StudyInstanceUID": study}, how)
 
-    def search_for_instances(self, study: str, series: str | None, **how: Any) -> list[dict[str, Any]]:
+    def search_for_instances(self, study: str, series: str | None = None, **how: Any) -> list[dict[str, Any]]:
         key = {"StudyInstanceUID": study} | ({} if series is None else {"SeriesInstanceUID": series})
         return self._found("SOPInstanceUID", key, how)
 

@@ -50,14 +50,17 @@ def add_access(parser: Any) -> None:
     )
 
 
-def archive_at(url: str, args: argparse.Namespace, *, credentials: Path | None = None) -> Archive:
-    """The PACS at an address; ``credentials``: a file in place of that of ``--credentials``."""
-    from fedshift.dicomweb import credentials as known
-    from fedshift.dicomweb.connection import connect
+def archive_at(url: str, args: argparse.Namespace, *, file: Path | None = None, anonymous: bool = False) -> Archive:
+    """The PACS at an address, with the credentials of ``file``, else of ``--credentials`` or of the environment.
 
-    file = credentials or args.credentials
-    said = known.from_environment() if file is None else known.from_file(file)
-    return connect(url, said, ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
+    ``anonymous``: without any.
+    """
+    from fedshift.dicomweb.connection import connect
+    from fedshift.dicomweb.credentials import Credentials, from_environment, from_file
+
+    file = file or args.credentials
+    known = Credentials() if anonymous else from_environment() if file is None else from_file(file)
+    return connect(url, known, ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
 
 
 @contextmanager

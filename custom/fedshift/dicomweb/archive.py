@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 AS_STORED = (("application/dicom", "*"),)
 """In which form images are asked for: the one that they are stored in, and not decompressed for the way."""
+SOP_INSTANCE = "00080018"
+"""The key of a file's UID in an answer."""
 PAGE = 1000
 """Answers that are asked for at a time."""
 
@@ -56,8 +58,8 @@ class Archive:
         self._require_study(found, study)
         return [each for each in found if contradicted(wanted, each) is None]
 
-    def instances(self, study: str, series: str | None) -> dict[str, str]:
-        """The UID of each file of a series, or of a study, with its SOP class."""
+    def instances(self, study: str, series: str) -> dict[str, str]:
+        """The UID of each file of a series, with its SOP class."""
 
         def page(offset: int) -> Sequence[Any]:
             return self._client.search_for_instances(study, series, limit=PAGE, offset=offset)
@@ -65,6 +67,19 @@ class Archive:
         found = self._all(page, "SOPInstanceUID", f"did not say which images study {study} has")
         self._require_study(found, study)
         return {str(each.SOPInstanceUID): str(each.get("SOPClassUID", "")) for each in found}
+
+    def has(self, study: str, uid: str) -> bool:
+        """Whether a file of this UID is in a study, which itself need not be there."""
+        import requests
+
+        with self._asking(f"did not say whether study {study} has a result already"):
+            try:
+                found = self._client.search_for_instances(study, search_filters={"SOPInstanceUID": uid})
+            except requests.exceptions.HTTPError as error:
+                if error.response is None or error.response.status_code != 404:
+                    raise
+                return False  # there is no such study
+            return any(uid in each[SOP_INSTANCE]["Value"] for each in found)
 
     def images(self, study: str, series: str, expected: Mapping[str, str]) -> Iterator[Any]:
         """All files of a series, one after the other; of these UIDs and SOP classes, each once, or an error."""
@@ -105,7 +120,7 @@ class Archive:
                 f"{self.address} {what}: it names {len(failed)} of {len(wanted)} as failed (reason {reasons}): see its "
                 "log, and whether it takes such objects",
             )
-        if not wanted <= set(said) and not wanted <= self.instances(study, None).keys():
+        if not all(uid in said or self.has(study, uid) for uid in wanted):
             raise DataError(
                 "pacs-refused", f"{self.address} {what}: it does not have them afterwards: see its log, and repeat this"
             )

@@ -68,7 +68,8 @@ def fetch(
         progress: called with each study before it is fetched.
 
     Returns:
-        What is in the folder, what was left out, and what could not be fetched; also written to the folder.
+        What fulfils the query and is there, what was left out, and what could not be fetched. The folder's own record
+        also has the series of earlier calls.
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
@@ -89,7 +90,7 @@ def fetch(
             work.left_out.append(NotFetched(study=study.uid, reason="it has no DICOM SEG and no RT Structure Set"))
         else:
             work.study(study)
-    record = work.record
+    record = work.record.model_copy(update={"fetched": tuple(work.of_this_call)})
     if not record.fetched and not record.failed:
         reasons = "; ".join(dict.fromkeys(each.reason for each in record.left_out))
         raise DataError("pacs-empty", f"{archive.address} has nothing to fetch with {query} ({reasons})")
@@ -129,6 +130,7 @@ class _Work:
     def __init__(self, archive: Archive, query: Query, folder: Path, there: Mapping[str, FetchedSeries]) -> None:
         self._archive, self._query, self._folder = archive, query, folder
         self._there = dict(there)
+        self.of_this_call: list[FetchedSeries] = []
         self.left_out: list[NotFetched] = []
         self.failed: list[NotFetched] = []
 
@@ -164,6 +166,7 @@ class _Work:
             self.failed.append(NotFetched(study=study.uid, series=uid, reason=str(error)))
             return None
         self._there[uid] = done
+        self.of_this_call.append(done)
         write_record(self.record, self._folder)
         return done
 
