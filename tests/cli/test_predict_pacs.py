@@ -114,7 +114,7 @@ def test_a_series_that_cannot_be_fetched_is_named_and_the_others_are_segmented(
     pacs.change = lambda image, number: None if image.StudyInstanceUID == wrong and number else image
     model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
     assert predict(model, "--from", ADDRESS, *QUERY, "--out", out) == 1
-    assert wrong in capsys.readouterr().out and len(list(out.glob("*_seg.dcm"))) == 1
+    assert wrong in capsys.readouterr().err and len(list(out.glob("*_seg.dcm"))) == 1
 
 
 def test_what_does_not_go_together_is_refused(

@@ -6,12 +6,17 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import highdicom as hd
+import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
+from dicomstudies import write_slices
 from errors import raises
 from fakepacs import write_study
+from inference.conftest import BALL, brightness_model
 from orthanc import PASSWORD, USER, Orthanc, needs_orthanc, running_orthanc
+from scanfiles import volume
 
 from fedshift.cli import main
 from fedshift.data.layouts.studies import pair_studies
@@ -92,3 +97,38 @@ def test_what_is_stored_is_there_and_a_wrong_study_is_refused(pacs: Orthanc, tmp
     with raises("pacs-answer", naming="1.2.3"):
         archive.store("1.2.3", [mask])
     assert read_record(tmp_path) is None
+
+
+def test_a_prediction_and_a_watcher_store_what_others_read_and_store_it_once(
+    pacs: Orthanc, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, image = brightness_model(tmp_path / "model.pt"), volume(**BALL)[0]
+    for seed in ("21", "22"):
+        write_slices(tmp_path / "new" / seed, image, seed=seed, change=of_body_part)
+    pacs.add(tmp_path / "new")
+    before = len(pacs.files("SEG"))
+    ways = ["--from", pacs.dicomweb, "--query", "Modality=MR", "BodyPartExamined=PELVIS", "--to", pacs.dicomweb]
+    formats = ["--format", "seg", "--format", "rtstruct", "--format", "sr"]
+    assert main(["predict", str(model), *ways, *formats, "--out", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    stored = {kind: pacs.files(kind) for kind in ("SEG", "RTSTRUCT", "SR")}
+    assert len(stored["SEG"]) == before + 2 and len(stored["RTSTRUCT"]) == len(stored["SR"]) == 2
+    drawn = {str(pydicom.dcmread(file).SOPInstanceUID): file for file in (tmp_path / "out").glob("*_seg.dcm")}
+    for content in stored["SEG"]:
+        seg = hd.seg.segread(io.BytesIO(content))
+        if (file := drawn.pop(str(seg.SOPInstanceUID), None)) is not None:
+            back, own = (each.get_volume(combine_segments=True) for each in (seg, hd.seg.segread(file)))
+            assert (
+                np.array_equal(back.array, own.array) and back.array.any() and np.array_equal(back.affine, own.affine)
+            )
+    assert not drawn
+    for content in stored["SR"]:
+        (group,) = hd.sr.srread(io.BytesIO(content)).content.get_volumetric_roi_measurement_groups()
+        assert group.get_measurements()[0].value > 1
+    serve = ["serve", str(model), *ways, *formats, "--work", str(tmp_path / "work"), "--once"]
+    assert main(serve) == 0 and main(serve) == 0, capsys.readouterr().err
+    assert "2 done" in capsys.readouterr().out
+    assert {kind: len(pacs.files(kind)) for kind in stored} == {kind: len(files) for kind, files in stored.items()}
+
+
+def of_body_part(image: pydicom.Dataset, number: int) -> None:
+    image.BodyPartExamined = "PELVIS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,7 @@ def print_fetched(record: FetchRecord, folder: Path) -> int:
             )
         )
     for each in record.failed:
-        print(printable(f"  failed: {each.reason}"))
+        print(printable(f"fedshift: {each.reason}"), file=sys.stderr)
     if record.failed:
         print(f"{len(record.failed)} series could not be fetched: repeat the command, which goes on with them")
     return int(bool(record.failed))

@@ -120,9 +120,14 @@ def require_dicom(paths: Sequence[Mapping[str, Path]]) -> None:
 
 
 def stored(done: Segmented, archive: Archive | None) -> Segmented:
-    """A case after its DICOM results are in a PACS; with an error, and without results, if it does not take them."""
+    """A case after its DICOM results are in a PACS; with an error, and without results, if it does not take them.
+
+    Raises:
+        DataError: it cannot be reached, or the credentials are wrong, as they would be for all other cases.
+    """
     if archive is None or done.error is not None:
         return done
+    from fedshift.dicomweb.archive import FATAL
     from fedshift.dicomweb.store import store
 
     files = [path for path in done.written.values() if path.suffix == ".dcm"]
@@ -131,6 +136,8 @@ def stored(done: Segmented, archive: Archive | None) -> Segmented:
     except DataError as error:
         for path in done.written.values():
             path.unlink(missing_ok=True)
+        if error.code in FATAL:
+            raise
         return replace(done, written={}, error=f"{done.image}: {error}")
     if files:
         there = f", {counted.there} were there already" if counted.there else ""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 AS_STORED = (("application/dicom", "*"),)
 """In which form images are asked for: the one that they are stored in, and not decompressed for the way."""
+FATAL = ("pacs-unreachable", "pacs-credentials")
+"""Codes of errors after which asking on is of no use."""
 SOP_INSTANCE = "00080018"
 """The key of a file's UID in an answer."""
 PAGE = 1000

@@ -19,7 +19,7 @@ from fedshift.data.dicom import identify, is_dicom_mask
 from fedshift.data.dicom_objects import NO_SCANS, quiet
 from fedshift.data.named_masks import references
 from fedshift.data.scan_file import ScanError
-from fedshift.dicomweb.archive import Archive
+from fedshift.dicomweb.archive import FATAL, Archive
 from fedshift.dicomweb.query import Query, contradicted
 from fedshift.dicomweb.record import FILE, FetchedSeries, FetchRecord, NotFetched, read_record, write_record
 from fedshift.schema.errors import ConfigError, DataError
@@ -30,8 +30,8 @@ MASKS = ("SEG", "RTSTRUCT")
 """Modalities of DICOM masks."""
 OURS = "fedshift"
 """The manufacturer of what `fedshift predict` writes."""
-FATAL = ("pacs-unreachable", "pacs-credentials")
-"""Codes of errors after which asking on is of no use."""
+NO_IMAGES = (*MASKS, "SR", "PR", "KO", "RTPLAN", "RTDOSE", "RTRECORD", "REG", "FID", "DOC", "ECG")
+"""Modalities of what is no series of images; others are known by the classes of their files."""
 MOST_OF_A_NAME = 40
 
 
@@ -40,7 +40,7 @@ class _LeftOut(Exception):
 
 
 @dataclass
-class _Study:
+class FoundStudy:
     """A study as it was found."""
 
     uid: str
@@ -97,15 +97,15 @@ def fetch(
     return record
 
 
-def find(archive: Archive, query: Query, *, masks: Masks = "none") -> Iterator[_Study]:
+def find(archive: Archive, query: Query, *, masks: Masks = "none") -> Iterator[FoundStudy]:
     """The studies with series that fulfil a query, by what the PACS says of them."""
     for said in archive.studies(query):
         uid = str(said.StudyInstanceUID)
-        scans = [each for each in archive.series(uid, query.series) if str(each.get("Modality", "")) not in MASKS]
+        scans = [each for each in archive.series(uid, query.series) if str(each.get("Modality", "")) not in NO_IMAGES]
         if scans:
             kinds = () if masks == "none" else MASKS
             drawn = [each for kind in kinds for each in archive.series(uid, {"Modality": kind})]
-            yield _Study(uid, said, scans, drawn)
+            yield FoundStudy(uid, said, scans, drawn)
 
 
 def _former(folder: Path, archive: Archive) -> FetchRecord | None:
@@ -144,7 +144,7 @@ class _Work:
             failed=tuple(self.failed),
         )
 
-    def study(self, study: _Study) -> None:
+    def study(self, study: FoundStudy) -> None:
         """Fetch a study's images, then its masks, of which those of other images are left out."""
         scans = [each for said in study.scans if (each := self._series(study, said)) is not None]
         if scans:
@@ -152,7 +152,9 @@ class _Work:
                 self._series(study, said, of=scans)
         write_record(self.record, self._folder)
 
-    def _series(self, study: _Study, said: Any, *, of: Sequence[FetchedSeries] | None = None) -> FetchedSeries | None:
+    def _series(
+        self, study: FoundStudy, said: Any, *, of: Sequence[FetchedSeries] | None = None
+    ) -> FetchedSeries | None:
         """Fetch a series: of images, or masks ``of`` these series of images."""
         uid = str(said.SeriesInstanceUID)
         try:
@@ -170,7 +172,7 @@ class _Work:
         write_record(self.record, self._folder)
         return done
 
-    def _fetched(self, study: _Study, said: Any, uid: str, of: Sequence[FetchedSeries] | None) -> FetchedSeries:
+    def _fetched(self, study: FoundStudy, said: Any, uid: str, of: Sequence[FetchedSeries] | None) -> FetchedSeries:
         expected = self._archive.instances(study.uid, uid)
         if not expected:
             raise _LeftOut("the PACS names no image of it")

@@ -1,0 +1,112 @@
+"""The studies that a watcher has seen, each a file: whether it waits, is done, or has failed and why.
+
+A study still arrives while two looks at the PACS find different images. One that is done or has failed waits again
+when the PACS has other images of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from fedshift.dicomweb.archive import Archive
+from fedshift.dicomweb.fetch import find
+from fedshift.dicomweb.query import Query
+from fedshift.schema.errors import DataError
+from fedshift.schema.files import write_text
+from fedshift.schema.strict import Strict, first_fault
+
+MOST_STARTS = 2
+"""After so many starts that the process did not survive, a study has failed: it could end every further one."""
+
+
+class Entry(Strict):
+    """A study. ``images``: what its images are known by; ``number``: its place in the order of arrival."""
+
+    study: str
+    number: int
+    images: str
+    state: Literal["arriving", "waiting", "done", "failed"] = "arriving"
+    starts: int = 0
+    error: str | None = None
+
+
+class Queue:
+    """Entries in a folder. One process at a time may change it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._entries = {entry.study: entry for entry in map(_read, sorted(folder.glob("*.json")))}
+
+    def see(self, found: Mapping[str, str]) -> None:
+        """Take note of the studies that a look at the PACS has found, and of what their images are known by."""
+        for study, images in found.items():
+            known = self._entries.get(study)
+            if known is None:
+                last = max((entry.number for entry in self._entries.values()), default=0)
+                self._write(Entry(study=study, number=last + 1, images=images))
+            elif known.images != images:
+                self._write(Entry(study=study, number=known.number, images=images))
+            elif known.state == "arriving":
+                self._write(known.model_copy(update={"state": "waiting"}))
+
+    def start(self) -> Entry | None:
+        """The next study that waits, which counts as started; None if none waits."""
+        waiting = (entry for entry in self._entries.values() if entry.state == "waiting")
+        for entry in sorted(waiting, key=lambda entry: entry.number):
+            if entry.starts < MOST_STARTS:
+                return self._write(entry.model_copy(update={"starts": entry.starts + 1}))
+            said = f"the process has ended {MOST_STARTS} times at work on it, as when memory runs out"
+            self.finish(entry, error=f"study {entry.study}: {said}: see its log, and repeat it with --retry")
+        return None
+
+    def finish(self, entry: Entry, *, error: str | None = None) -> None:
+        """A study is done, or has failed."""
+        state = "done" if error is None else "failed"
+        self._write(entry.model_copy(update={"state": state, "error": error, "starts": 0}))
+
+    def put_back(self, entry: Entry) -> None:
+        """A study waits on, for no reason of its own."""
+        self._write(entry.model_copy(update={"starts": 0}))
+
+    def retry(self) -> None:
+        """Have all that failed wait again."""
+        for entry in list(self._entries.values()):
+            if entry.state == "failed":
+                self._write(entry.model_copy(update={"state": "waiting", "error": None}))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many studies are in which state."""
+        return Counter(entry.state for entry in self._entries.values())
+
+    def _write(self, entry: Entry) -> Entry:
+        write_text(self._folder / f"{entry.study}.json", entry.model_dump_json(indent=1))
+        self._entries[entry.study] = entry
+        return entry
+
+
+def _read(path: Path) -> Entry:
+    try:
+        return Entry.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        said = f"{path} is damaged ({first_fault(error)}): remove it, and the study is looked for again"
+        raise DataError("record-damaged", said) from None
+
+
+def look(archive: Archive, query: Query) -> dict[str, str]:
+    """The studies that fulfil a query, and what the images of each are known by."""
+    found = {}
+    for study in find(archive, query):
+        counts = []
+        for said in study.scans:
+            uid, count = str(said.SeriesInstanceUID), said.get("NumberOfSeriesRelatedInstances")
+            counts.append((uid, len(archive.instances(study.uid, uid)) if count is None else int(count)))
+        found[study.uid] = hashlib.sha256(repr(sorted(counts)).encode()).hexdigest()
+    return found
