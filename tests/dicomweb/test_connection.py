@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+import datetime
 import io
+import ipaddress
+import ssl
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from errors import raises
 from requests.auth import AuthBase
 from urllib3.response import HTTPResponse
 
+from fedshift.dicomweb import connection
 from fedshift.dicomweb.connection import CarefulSession, checked_address, connect, same_server
 from fedshift.dicomweb.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
+from fedshift.dicomweb.query import parse_query
 
 
 @pytest.mark.parametrize("url", ["https://pacs.example/dicom-web", "http://127.0.0.1:8042/dicom-web", "http://[::1]/x"])
@@ -149,3 +161,67 @@ def test_the_authority_that_is_named_is_the_one_that_counts(tmp_path: Path, monk
     assert made.merge_environment_settings("https://pacs.example", {}, None, None, None)["verify"] == str(
         tmp_path / "ours.pem"
     )
+
+
+def test_queries_and_credentials_are_in_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ATTEMPTS_MORE", 1)
+    archive = connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret"))
+    with caplog.at_level("DEBUG"), raises("pacs-unreachable", naming="127.0.0.1:9") as raised:
+        archive.studies(parse_query(["PatientName=Doe*"]))
+    said = f"{raised.value} {caplog.text}"
+    assert "secret" not in said and "Doe" not in said
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dicomweb_client.api", None)
+    with raises("not-installed", naming="fedshift[pacs]"):
+        connect("https://pacs.example", Credentials())
+
+
+def own_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine's address that nobody but itself vouches for: with its key, and alone."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = (
+        made.serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+    )
+    made = made.add_extension(names, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
+    pem = made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.pem").write_bytes(secret + pem)
+    (folder / "ca.pem").write_bytes(pem)
+    return folder / "server.pem", folder / "ca.pem"
+
+
+class Nothing(BaseHTTPRequestHandler):
+    """A PACS without images."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/dicom+json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *what: object) -> None:
+        pass
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_that_is_named_is_taken(tmp_path: Path) -> None:
+    with_key, authority = own_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(with_key)
+    with HTTPServer(("127.0.0.1", 0), Nothing) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url, query = f"https://127.0.0.1:{server.server_port}/dicom-web", parse_query(["Modality=MR"])
+        try:
+            with raises("pacs-unreachable", naming="--ca-file"):
+                connect(url, Credentials()).studies(query)
+            assert connect(url, Credentials(), ca_file=authority).studies(query) == []
+        finally:
+            server.shutdown()

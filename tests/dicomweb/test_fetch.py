@@ -129,6 +129,23 @@ def test_a_server_that_passes_over_a_key_does_not_widen_the_query(held: Path, tm
     assert not scans(tmp_path / "silent")
 
 
+def test_of_several_sequences_a_study_has_one_each(held: Path, tmp_path: Path) -> None:
+    out, asked = tmp_path / "out", ["T2=t2*", "ADC=adc"]
+    client = Client(held)
+    wanted = parse_query(["Modality=MR"], asked)
+    record = fetch(archive(client), wanted, out, masks="none")
+    assert {Path(each.folder).name for each in record.fetched} == {"T2", "ADC"} and len(scans(out)) == 6
+    third = pydicom.dcmread(held / "3" / "t2" / "IM0001.dcm").StudyInstanceUID
+    client.held = {
+        k: v for k, v in client.held.items() if (v.StudyInstanceUID, v.get("SeriesDescription")) != (third, "adc")
+    }
+    record = fetch(archive(client), wanted, tmp_path / "lacking", masks="none")
+    assert len(scans(tmp_path / "lacking")) == 4
+    assert [(each.study, "ADC" in each.reason) for each in record.left_out] == [(third, True)]
+    with raises("pacs-empty", naming="2 series for ANY"):
+        fetch(archive(Client(held)), parse_query(["Modality=MR"], ["ANY=*"]), tmp_path / "two", masks="none")
+
+
 def test_nothing_found_is_an_error(held: Path, tmp_path: Path) -> None:
     with raises("pacs-empty", naming=(ADDRESS, "Modality=CT")):
         fetch(archive(Client(held)), parse_query(["Modality=CT"]), tmp_path / "out")

@@ -41,6 +41,12 @@ def test_what_cannot_be_asked_is_refused(word: str, code: str, naming: str) -> N
         parse_query([word])
 
 
+@pytest.mark.parametrize("words", [["T2"], ["=t2*"], ["T2="], ["T2=a", "T2=b"], ["../x=a"]])
+def test_a_sequence_has_a_name_and_a_description(words: list[str]) -> None:
+    with raises("query-value", naming="--sequence"):
+        parse_query(["Modality=MR"], words)
+
+
 def test_nothing_and_twice_the_same_are_refused() -> None:
     with raises("query-value"):
         parse_query([])

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.dicomweb.fetch import fetch
     from fedshift.dicomweb.query import parse_query
 
-    query = parse_query(args.query)
+    query = parse_query(args.query, args.sequence)
     archive = archive_at(args.pacs, args)
     with fetching() as on_study:
         record = fetch(archive, query, args.out, masks=args.masks, progress=on_study)

@@ -31,6 +31,15 @@ def add_query(parser: Any, *, required: bool) -> None:
         help="which series, by DICOM's keywords: StudyDate=20240101-20240630 Modality=MR 'SeriesDescription=t2*'",
     )
 
+    parser.add_argument(
+        "--sequence",
+        action="append",
+        default=[],
+        metavar="NAME=DESCRIPTION",
+        help="of a model or task with several sequences: which series each is, by its SeriesDescription, such as "
+        "'T2=t2_tse*'; a study must have one of each",
+    )
+
 
 def add_access(parser: Any) -> None:
     """Add the options that `archive_at` reads."""

@@ -49,8 +49,9 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError(
                 "images-missing", "which images? name files or folders, or a PACS with --from and --query"
             )
-        if args.query:
-            raise ConfigError("options-clash", "--query asks a PACS: name it with --from, or leave out --query")
+        if args.query or args.sequence:
+            said = "--query and --sequence ask a PACS: name it with --from, or leave them out"
+            raise ConfigError("options-clash", said)
     elif args.images:
         raise ConfigError("options-clash", f"{args.images[0]} and --from both say which images: give one of the two")
     elif not args.query:
@@ -71,7 +72,7 @@ def fetched(args: argparse.Namespace) -> tuple[list[Path], int]:
     from fedshift.dicomweb.fetch import fetch
     from fedshift.dicomweb.query import parse_query
 
-    query, folder = parse_query(args.query), args.out / FOLDER
+    query, folder = parse_query(args.query, args.sequence), args.out / FOLDER
     archive = archive_at(args.source, args)
     with fetching() as on_study:
         record = fetch(archive, query, folder, masks="none", progress=on_study)

@@ -65,9 +65,9 @@ def add_arguments(parser: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Watch until it is ended; with ``--once`` the exit code is 1 if a study has failed."""
     from fedshift.dicomweb.query import parse_query
-    from fedshift.dicomweb.queue import Queue
+    from fedshift.dicomweb.queue import STATES, Queue
 
-    query = parse_query(args.query)
+    query = parse_query(args.query, args.sequence)
     archive = archive_at(args.source, args)
     predict_pacs.destination(args)
     _check_model(args)
@@ -76,8 +76,12 @@ def run(args: argparse.Namespace) -> int:
         queue = Queue(args.work / QUEUE)
         if args.retry:
             queue.retry()
+        said = ""
         while True:
             failed = _look(queue, archive, query, args)
+            former, said = said, ", ".join(f"{queue.counts[state]} {state}" for state in STATES)
+            if said != former:
+                print(said, flush=True)
             if args.once:
                 return int(failed)
             time.sleep(args.every)
@@ -134,8 +138,6 @@ def _look(queue: Queue, archive: Archive, query: Query, args: argparse.Namespace
         failed |= said is not None
         if said == "":
             break
-    counts = queue.counts
-    print(", ".join(f"{counts[state]} {state}" for state in ("arriving", "waiting", "done", "failed")), flush=True)
     return failed
 
 

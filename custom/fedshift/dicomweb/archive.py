@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedshift.data.dicom_objects import UNREADABLE, quiet
-from fedshift.dicomweb.query import OF_SERIES, OF_STUDY, Query, contradicted
+from fedshift.dicomweb.query import Query, contradicted
 from fedshift.schema.errors import DataError, FedshiftError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Archive:
 
         def page(offset: int) -> Sequence[Any]:
             return self._client.search_for_studies(
-                search_filters=filters, fields=list(OF_STUDY), limit=PAGE, offset=offset
+                search_filters=filters, fields=list(filters), limit=PAGE, offset=offset
             )
 
         found = self._all(page, "StudyInstanceUID", "did not say which studies it has")
@@ -53,7 +53,7 @@ class Archive:
 
         def page(offset: int) -> Sequence[Any]:
             return self._client.search_for_series(
-                study, search_filters=dict(wanted), fields=list(OF_SERIES), limit=PAGE, offset=offset
+                study, search_filters=dict(wanted), fields=list(wanted), limit=PAGE, offset=offset
             )
 
         found = self._all(page, "SeriesInstanceUID", f"did not say which series study {study} has")

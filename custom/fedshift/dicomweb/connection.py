@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ def connect(
         ) from None
     if ca_file is not None and not ca_file.is_file():
         raise ConfigError("file-missing", f"{ca_file} does not exist: name the certificate (.pem) of your authority")
+    for library in ("urllib3", "dicomweb_client"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)  # their lines hold queries, which may name patients
     session = CarefulSession(_Authorisation(credentials), ca_file)
     client = DICOMwebClient(address, session=session, permissive_uid=True)
     client.set_http_retry_params(retry=False)  # it would repeat storing too, with a body that it has used up

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,8 +87,9 @@ def fetch(
     work = _Work(archive, query, folder, {} if former is None else {each.series: each for each in former.fetched})
     for study in studies:
         progress(study.uid)
-        if masks == "required" and not study.masks:
-            work.left_out.append(NotFetched(study=study.uid, reason="it has no DICOM SEG and no RT Structure Set"))
+        lacks = _lacks(study, query, masks)
+        if lacks is not None:
+            work.left_out.append(NotFetched(study=study.uid, reason=lacks))
         else:
             work.study(study)
     record = work.record.model_copy(update={"fetched": tuple(work.of_this_call)})
@@ -102,10 +104,28 @@ def find(archive: Archive, query: Query, *, masks: Masks = "none") -> Iterator[F
     for said in archive.studies(query):
         uid = str(said.StudyInstanceUID)
         scans = [each for each in archive.series(uid, query.series) if str(each.get("Modality", "")) not in NO_IMAGES]
+        if query.sequences:  # the others of the study are no sequence of a case
+            scans = [each for each in scans if _sequence_of(query, each) is not None] or scans
         if scans:
             kinds = () if masks == "none" else MASKS
             drawn = [each for kind in kinds for each in archive.series(uid, {"Modality": kind})]
             yield FoundStudy(uid, said, scans, drawn)
+
+
+def _lacks(study: FoundStudy, query: Query, masks: Masks) -> str | None:
+    """Why a study cannot be used as a whole; None if it can."""
+    if masks == "required" and not study.masks:
+        return "it has no DICOM SEG and no RT Structure Set"
+    if query.sequences:
+        counts = Counter(_sequence_of(query, said) for said in study.scans)
+        for name, text in query.sequences.items():
+            if counts[name] != 1:
+                return f"it has {counts[name] or 'no'} series for {name} ({text}), of which it must have one"
+    return None
+
+
+def _sequence_of(query: Query, said: Any) -> str | None:
+    return query.sequence_of(str(said.get("SeriesDescription", "") or ""))
 
 
 def _former(folder: Path, archive: Archive) -> FetchRecord | None:
@@ -225,6 +245,8 @@ class _Work:
         former = self._there.get(uid)
         if former is not None:
             return former.folder.partition("/")[2]
+        if (sequence := _sequence_of(self._query, image)) is not None:
+            return sequence
         text = str(image.get("SeriesDescription", "") or image.get("Modality", ""))
         name = re.sub(r"[^\w+-]+", "_", text).strip("_")[:MOST_OF_A_NAME] or "series"
         taken = {each.folder for each in self._there.values()}

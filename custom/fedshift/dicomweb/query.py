@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedshift.schema.errors import ConfigError
@@ -35,6 +35,8 @@ class Query:
 
     study: Mapping[str, str]
     series: Mapping[str, str]
+    sequences: Mapping[str, str] = field(default_factory=dict)
+    """Name of a sequence -> what its series are described as, of which a study must have one each; empty for any."""
 
     @property
     def asked_of_studies(self) -> dict[str, str]:
@@ -43,12 +45,18 @@ class Query:
         known = {} if modality is None or "ModalitiesInStudy" in self.study else {"ModalitiesInStudy": modality}
         return {**self.study, **known}
 
+    def sequence_of(self, description: str) -> str | None:
+        """The sequence that a series is, by its description; None if it is none, or if any will do."""
+        return next((name for name, text in self.sequences.items() if _fits(text, description)), None)
+
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in {**self.study, **self.series}.items())
 
 
-def parse_query(words: Iterable[str]) -> Query:
+def parse_query(words: Iterable[str], sequences: Iterable[str] = ()) -> Query:
     """The query that a command line has, a ``KEYWORD=VALUE`` for each word.
+
+    ``sequences``: ``NAME=DESCRIPTION`` of each that a study must have, with wildcards.
 
     Raises:
         ConfigError: a keyword that cannot be asked for, twice one, or a value that it cannot have.
@@ -68,7 +76,22 @@ def parse_query(words: Iterable[str]) -> Query:
     if not known:
         raise ConfigError("query-value", "--query asks for nothing: give keys, such as StudyDate=20240101-20240630")
     study = {key: value for key, value in known.items() if key in OF_STUDY}
-    return Query(study, {key: value for key, value in known.items() if key in OF_SERIES})
+    series = {key: value for key, value in known.items() if key in OF_SERIES}
+    return Query(study, series, _sequences(sequences))
+
+
+def _sequences(words: Iterable[str]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if not re.fullmatch(r"\w[\w+-]*", name) or not text.strip() or name in named:
+            raise ConfigError(
+                "query-value",
+                f"--sequence {word!r}: write a name, once for each sequence, and the description of its series, "
+                "such as 'T2=t2_tse*'",
+            )
+        named[name] = text.strip()
+    return named
 
 
 def _check(key: str, value: str) -> None:
@@ -116,5 +139,10 @@ def _fulfils(key: str, wanted: str, value: Any) -> bool:
         return any(text and (first or "0") <= text <= ((last or "9") if dash else first) for text in texts)
     if key == "SeriesNumber":
         return any(text.isdecimal() and int(text) == int(wanted) for text in texts)
+    return any(_fits(wanted, text) for text in texts)
+
+
+def _fits(wanted: str, text: str) -> bool:
+    """Whether a text is as wildcards have it. Servers differ in whether capitals count; here they do not."""
     pattern = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in wanted)
-    return any(re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL) for text in texts)
+    return re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL) is not None

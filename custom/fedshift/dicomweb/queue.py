@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
@@ -21,6 +21,8 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.strict import Strict, first_fault
 
+State = Literal["arriving", "waiting", "done", "failed"]
+STATES: tuple[State, ...] = get_args(State)
 MOST_STARTS = 2
 """After so many starts that the process did not survive, a study has failed: it could end every further one."""
 
@@ -31,7 +33,7 @@ class Entry(Strict):
     study: str
     number: int
     images: str
-    state: Literal["arriving", "waiting", "done", "failed"] = "arriving"
+    state: State = "arriving"
     starts: int = 0
     error: str | None = None
 
