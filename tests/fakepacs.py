@@ -31,6 +31,10 @@ class Client:
     def __init__(self, folder: Path | None = None, *, ignores: Sequence[str] = (), at_a_time: int = 3) -> None:
         self.held: dict[str, Dataset] = {}
         self.ignores, self.at_a_time = tuple(ignores), at_a_time
+        self.counts = True
+        """Whether it says how many files a study has."""
+        self.looked_into: list[str] = []
+        """The studies whose series were asked for."""
         self.change: Callable[[Dataset, int], Dataset | None] = lambda image, number: image
         self.sent: list[str] = []
         """The series that were fetched."""
@@ -53,6 +57,11 @@ class Client:
                 for name in SERVED:
                     if name in image:
                         said[name] = image[name]
+                if level == "StudyInstanceUID" and self.counts:
+                    study = image.StudyInstanceUID
+                    said.NumberOfStudyRelatedInstances = sum(
+                        each.StudyInstanceUID == study for each in self.held.values()
+                    )
                 found.setdefault(str(image[level].value), said)
         start = how.get("offset", 0)
         return [said.to_json_dict() for said in list(found.values())[start : start + self.at_a_time]]
@@ -71,6 +80,7 @@ class Client:
         return self._found("StudyInstanceUID", {}, how)
 
     def search_for_series(self, study: str, **how: Any) -> list[dict[str, Any]]:
+        self.looked_into.append(study)
         return self._found("SeriesInstanceUID", {"StudyInstanceUID": study}, how)
 
     def search_for_instances(self, study: str, series: str | None = None, **how: Any) -> list[dict[str, Any]]:

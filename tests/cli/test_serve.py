@@ -64,7 +64,9 @@ class Watcher:
         return {entry["study"]: entry["state"] for entry in entries}
 
 
-def test_each_study_is_done_once_and_again_when_its_images_change(pacs: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [True, False])
+def test_each_study_is_done_once_and_again_when_its_images_change(counts: bool, pacs: Client, tmp_path: Path) -> None:
+    pacs.counts = counts
     watcher, first = Watcher(tmp_path), add_study(pacs, tmp_path, "1")
     assert watcher.look() == 0 and watcher.states == {first: "arriving"} and not pacs.stored
     second = add_study(pacs, tmp_path, "2")
@@ -74,6 +76,9 @@ def test_each_study_is_done_once_and_again_when_its_images_change(pacs: Client, 
     for study in (first, second):
         assert list((watcher.folder / "studies" / study).glob("*_seg.dcm"))
         assert not (watcher.folder / "studies" / study / "fetched").exists()
+    pacs.looked_into.clear()
+    watcher.look()
+    assert bool(pacs.looked_into) != counts, "what is settled is not looked into, if it is known to be"
     more = pydicom.dcmread(tmp_path / "pacs" / "1" / "IM0001.dcm")
     more.SOPInstanceUID = more.file_meta.MediaStorageSOPInstanceUID = f"{more.SOPInstanceUID}"[:-1]
     more.SeriesInstanceUID = f"{more.SeriesInstanceUID}"[:-1]

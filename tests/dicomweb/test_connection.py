@@ -225,3 +225,45 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_that_is_named_
             assert connect(url, Credentials(), ca_file=authority).studies(query) == []
         finally:
             server.shutdown()
+
+
+UID = '[{"0020000D": {"vr": "UI", "Value": ["../up"]}}]'
+OTHER = '[{"0020000D": {"vr": "UI", "Value": ["1.2.4"]}, "0020000E": {"vr": "UI", "Value": ["1.2.5"]}}]'
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "code", "naming"),
+    [
+        ("<html>secret</html>", "text/html", 200, "pacs-answer", "1.2.3"),
+        ('{"error": "secret"}', "application/json", 200, "pacs-answer", "1.2.3"),
+        (UID, "application/dicom+json", 200, "pacs-answer", "1.2.3"),
+        (OTHER, "application/dicom+json", 200, "pacs-answer", "1.2.3"),
+        ("<html>secret</html>", "text/html", 500, "pacs-answer", "500"),
+        ("secret", "text/plain", 403, "pacs-credentials", "403"),
+    ],
+)
+def test_another_answer_than_a_list_of_series_is_a_sentence(
+    body: str, kind: str, status: int, code: str, naming: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body.encode(), kind, status))
+    with raises(code, naming=("pacs.example", naming)) as raised:
+        connect("https://pacs.example", Credentials()).series("1.2.3", {"Modality": "MR"})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code"),
+    [
+        (WHOLE, MULTIPART, "pacs-answer"),
+        (WHOLE[:-12], MULTIPART, "pacs-unreachable"),
+        (b"<html>secret</html>", "text/html", "pacs-answer"),
+        (b"secret", "application/dicom", "pacs-answer"),
+    ],
+)
+def test_another_answer_than_images_is_a_sentence(
+    body: bytes, kind: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body, kind))
+    with raises(code, naming="1.2.3") as raised:
+        list(connect("https://pacs.example", Credentials()).images("1.2.3", "1.2.4", {"1.2.5": ""}))
+    assert "secret" not in str(raised.value)

@@ -125,10 +125,8 @@ def _alone(work: Path) -> Iterator[None]:
 
 def _look(queue: Queue, archive: Archive, query: Query, args: argparse.Namespace) -> bool:
     """Look once and work on all that waits; whether a study has failed, or the PACS did not answer."""
-    from fedshift.dicomweb.queue import look
-
     try:
-        queue.see(look(archive, query))
+        queue.look(archive, query)
     except FedshiftError as error:
         print(f"fedshift: {printable(str(error))}", file=sys.stderr, flush=True)
         return True

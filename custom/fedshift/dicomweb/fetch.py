@@ -99,9 +99,16 @@ def fetch(
     return record
 
 
-def find(archive: Archive, query: Query, *, masks: Masks = "none") -> Iterator[FoundStudy]:
-    """The studies with series that fulfil a query, by what the PACS says of them."""
+def find(
+    archive: Archive, query: Query, *, masks: Masks = "none", skip: Callable[[Any], bool] = lambda said: False
+) -> Iterator[FoundStudy]:
+    """The studies with series that fulfil a query, by what the PACS says of them.
+
+    ``skip``: whether a study, by what the PACS says of it, is not to be looked into.
+    """
     for said in archive.studies(query):
+        if skip(said):
+            continue
         uid = str(said.StudyInstanceUID)
         scans = [each for each in archive.series(uid, query.series) if str(each.get("Modality", "")) not in NO_IMAGES]
         if query.sequences:  # the others of the study are no sequence of a case

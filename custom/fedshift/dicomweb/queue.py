@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -27,12 +27,20 @@ MOST_STARTS = 2
 """After so many starts that the process did not survive, a study has failed: it could end every further one."""
 
 
+class Seen(NamedTuple):
+    """What a look found of a study: what its images are known by, and how many files it has, if the PACS says so."""
+
+    images: str
+    files: int | None
+
+
 class Entry(Strict):
-    """A study. ``images``: what its images are known by; ``number``: its place in the order of arrival."""
+    """A study. ``images`` and ``files``: as of `Seen`, by the last look; ``number``: its place in the order."""
 
     study: str
     number: int
     images: str
+    files: int | None
     state: State = "arriving"
     starts: int = 0
     error: str | None = None
@@ -46,17 +54,23 @@ class Queue:
         self._folder = folder
         self._entries = {entry.study: entry for entry in map(_read, sorted(folder.glob("*.json")))}
 
-    def see(self, found: Mapping[str, str]) -> None:
-        """Take note of the studies that a look at the PACS has found, and of what their images are known by."""
-        for study, images in found.items():
+    def look(self, archive: Archive, query: Query) -> None:
+        """Look for the studies that fulfil a query, and take note of what has changed."""
+        for study, seen in _look(archive, query, self._is_settled):
             known = self._entries.get(study)
-            if known is None:
+            if known is None or known.images != seen.images:
                 last = max((entry.number for entry in self._entries.values()), default=0)
-                self._write(Entry(study=study, number=last + 1, images=images))
-            elif known.images != images:
-                self._write(Entry(study=study, number=known.number, images=images))
+                number = last + 1 if known is None else known.number
+                self._write(Entry(study=study, number=number, images=seen.images, files=seen.files))
             elif known.state == "arriving":
-                self._write(known.model_copy(update={"state": "waiting"}))
+                self._write(known.model_copy(update={"state": "waiting", "files": seen.files}))
+            elif known.files != seen.files:  # results have come to it
+                self._write(known.model_copy(update={"files": seen.files}))
+
+    def _is_settled(self, said: Any) -> bool:
+        """Whether a study need not be looked into: it was worked on, and has as many files as it had then."""
+        known = self._entries.get(str(said.StudyInstanceUID))
+        return known is not None and known.state in ("done", "failed") and known.files == _files(said) is not None
 
     def start(self) -> Entry | None:
         """The next study that waits, which counts as started; None if none waits."""
@@ -102,13 +116,17 @@ def _read(path: Path) -> Entry:
         raise DataError("record-damaged", said) from None
 
 
-def look(archive: Archive, query: Query) -> dict[str, str]:
-    """The studies that fulfil a query, and what the images of each are known by."""
-    found = {}
-    for study in find(archive, query):
+def _look(archive: Archive, query: Query, skip: Callable[[Any], bool]) -> Iterator[tuple[str, Seen]]:
+    """The studies that fulfil a query, but for those that need not be looked into."""
+    for study in find(archive, query, skip=skip):
         counts = []
         for said in study.scans:
             uid, count = str(said.SeriesInstanceUID), said.get("NumberOfSeriesRelatedInstances")
             counts.append((uid, len(archive.instances(study.uid, uid)) if count is None else int(count)))
-        found[study.uid] = hashlib.sha256(repr(sorted(counts)).encode()).hexdigest()
-    return found
+        images = hashlib.sha256(repr(sorted(counts)).encode()).hexdigest()
+        yield study.uid, Seen(images, _files(study.said))
+
+
+def _files(said: Any) -> int | None:
+    count = said.get("NumberOfStudyRelatedInstances")
+    return None if count is None else int(count)
