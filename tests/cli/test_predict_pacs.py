@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import write_slices
-from fakepacs import ADDRESS, Client, archive
+from fakepacs import ADDRESS, Client, archive, write_study
 from inference.conftest import BALL, brightness_model, write_ball
 from pydicom.dataset import Dataset
 from scanfiles import volume
 
 from cli.conftest import Refused
 from fedshift.cli import main, predict_pacs
+from fedshift.data.scan_folders import scans_in
+from fedshift.inference.masks import mask_path
+from fedshift.inference.sequences import find_cases, in_case_folders
 from fedshift.schema.errors import DataError
 
 QUERY = ("--query", "Modality=MR", "SeriesDescription=t2*")
@@ -115,6 +119,22 @@ def test_a_series_that_cannot_be_fetched_is_named_and_the_others_are_segmented(
     model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
     assert predict(model, "--from", ADDRESS, *QUERY, "--out", out) == 1
     assert wrong in capsys.readouterr().err and len(list(out.glob("*_seg.dcm"))) == 1
+
+
+def test_a_case_of_several_sequences_is_called_as_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in ("1", "2"):
+        write_study(tmp_path / "pacs" / seed, seed)
+    client = Client(tmp_path / "pacs")
+    monkeypatch.setattr(predict_pacs, "archive_at", lambda url, args, **how: archive(client))
+    asked = {"query": ["Modality=MR"], "sequence": ["T2=t2*", "ADC=adc"], "source": ADDRESS, "out": tmp_path / "out"}
+    args = argparse.Namespace(**asked)
+    folders, code = predict_pacs.fetched(args)
+    names = ("T2", "ADC")
+    cases = predict_pacs.named_by_study(find_cases(scans_in(in_case_folders(folders, names)), names), args)
+    assert code == 0 and len(cases) == 2
+    for case in cases:
+        assert [file.name for file in case.files] == ["T2", "ADC"] and case.is_dicom
+        assert mask_path(case.named, tmp_path) == tmp_path / f"{case.image.parent.name}_mask.nii.gz"
 
 
 def test_what_does_not_go_together_is_refused(

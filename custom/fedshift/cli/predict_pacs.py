@@ -58,8 +58,8 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError("options-clash", "--from takes every image that a PACS has: say which with --query")
     if args.source is None and args.target is None:
         given = {"--credentials": args.credentials, "--ca-file": args.ca_file, "--to-credentials": args.to_credentials}
-        for option, value in given.items():
-            if value is not None:
+        for option, value in {**given, "--allow-unencrypted": args.allow_unencrypted}.items():
+            if value:
                 raise ConfigError(
                     "no-effect", f"{option} is for a PACS, and neither --from nor --to is there: leave it out"
                 )
