@@ -226,6 +226,35 @@ def test_the_report_has_volumes_codes_and_warnings(tmp_path: Path) -> None:
     assert said.count("research use, not for diagnosis; fedshift fedfa on hippocampus") == 2
 
 
+def write_all(folder: Path, path: Path, mask: np.ndarray, of: Origin) -> dict[str, list[str]]:
+    """Every UID in a SEG, a structure set and a report of a mask, in order."""
+    folder.mkdir()
+    scan, about = read_scan(path), {"source": open_source(path), "origin": of, "classes": CLASSES}
+    seg = write_segmentation(mask, scan, folder / "seg.dcm", **about)
+    write_structure_set(mask, scan, folder / "rt.dcm", **about)
+    write_report(folder / "sr.dcm", segmentation=seg, volumes=dict.fromkeys(CLASSES, 1.0), **about)
+    return {
+        file.name: [str(one.value) for one in pydicom.dcmread(file).iterall() if one.VR == "UI"]
+        for file in sorted(folder.iterdir())
+    }
+
+
+def test_the_same_images_model_and_mask_give_the_same_uids_and_any_other_gives_others(tmp_path: Path) -> None:
+    path = SERIES["axial"](tmp_path)
+    mask = uneven(read_scan(path))
+    first = write_all(tmp_path / "1", path, mask, origin())
+    assert write_all(tmp_path / "2", path, mask, origin()) == first
+    smaller = mask.copy()
+    smaller[tuple(np.argwhere(mask == 1)[0])] = 0
+    codes = {name: origin().codes["Anterior"] for name in CLASSES}
+    others = [(mask, origin(model="fedcba9876543210")), (smaller, origin()), (mask, origin(codes=codes))]
+    objects = {name: pydicom.dcmread(tmp_path / "1" / name).SOPInstanceUID for name in first}
+    for number, (drawn, of) in enumerate(others, start=3):
+        other = write_all(tmp_path / str(number), path, drawn, of)
+        assert all(objects[name] not in uids for name, uids in other.items())
+    assert len(set(objects.values())) == 3
+
+
 def test_a_source_that_no_result_can_refer_to_is_refused_without_a_value_of_its_tags(tmp_path: Path) -> None:
     def spoil(made: pydicom.Dataset, number: int) -> None:
         made.PatientSex, made.PatientName = "secret", "Müller^Jörg^secret"

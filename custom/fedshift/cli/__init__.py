@@ -27,6 +27,7 @@ COMMANDS = (
     ("evaluate", "evaluate:add_arguments", "score a segmentation model on scans with masks"),
     ("adapt", "adapt:add_arguments", "adapt a model to the scans of one hospital, if there is evidence that it helps"),
     ("predict", "predict:add_arguments", "masks of scans, or classes of pictures, with a trained model"),
+    ("serve", "serve:add_arguments", "masks for each new study of a PACS, stored there"),
     (
         "card",
         "report:add_card",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.cli import own_labels, own_scans, phantom
+from fedshift.cli import fetch, own_labels, own_scans, phantom
 from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.cli.prepared import (
@@ -57,6 +57,7 @@ def add_arguments(parser: Any) -> None:
                 help=text.partition("\n")[0].strip('"'),
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
+    fetch.add_parser(commands)
     look = commands.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")

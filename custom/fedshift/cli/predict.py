@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedshift
+from fedshift.cli import predict_pacs
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.guarantee import add_guarantee, show
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
@@ -24,6 +25,7 @@ from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
     from fedshift.data.depth import Depth
+    from fedshift.dicomweb.archive import Archive
     from fedshift.inference.classify import Classified, Input, Thresholds
     from fedshift.inference.model import Model
     from fedshift.inference.monai_bundle import Bundle
@@ -51,7 +53,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "images",
         type=Path,
-        nargs="+",
+        nargs="*",
         metavar="IMAGE",
         help="NIfTI, NRRD or MetaImage files, enhanced DICOM images, or folders with such files or DICOM series "
         "(FOLDER/UID: one of several); PNG, JPEG, TIFF or BMP for a model of pictures",
@@ -79,6 +81,7 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="also a picture of every scan with the mask's outline; of pictures, what speaks for their class",
     )
+    predict_pacs.add_pacs(parser)
     add_guarantee(
         parser,
         "also inner and outer outlines of each structure, or sets of classes, that on average miss no more than this "
@@ -96,13 +99,14 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference.model import Choice, Model, open_model
     from fedshift.inference.monai_bundle import describe_bundle, open_bundle
 
+    predict_pacs.check(args)
     bundle = args.model.is_dir()
     if bundle and choice(args) != Choice():
         said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
         raise ConfigError("no-effect", f"{args.model} {said}")
     model = open_bundle(args.model, device=args.device) if bundle else open_model(args.model)
-    images, table = list(dict.fromkeys(args.images)), args.out / TABLE
-    for image in images:
+    table = args.out / TABLE
+    for image in args.images:
         require_text(image)
     if table.exists() and not args.force:
         said = f"{table} already exists: name another folder with --out, or replace it with --force"
@@ -112,11 +116,18 @@ def run(args: argparse.Namespace) -> int:
     promise = _promise(model, args)
     about = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE, **model.about}
     about |= {} if promise is None else promise.about
+    archive = predict_pacs.destination(args)
+    classifies = isinstance(model, Model) and not model.is_segmentation
+    if (args.source or args.target) and (classifies or model.of_pictures):
+        said = f"{args.model} does not segment scans, of whose results alone DICOM is stored"
+        raise ConfigError("no-effect", f"{said}: leave out --from and --to, and get images with 'fedshift data fetch'")
+    images, incomplete = predict_pacs.fetched(args) if args.source else (list(dict.fromkeys(args.images)), 0)
     if isinstance(model, Model) and not model.is_segmentation:
         inputs, depth = _inputs(model, images, args)
         return _write_rows(_classify(model, inputs, depth, args, about, promise), args.out, n=len(inputs), about=about)
-    cases = _cases(model, images, args)
-    return _write_rows(_segment(model, cases, args, promise), args.out, n=len(cases), about=about)
+    cases = predict_pacs.named_by_study(_cases(model, images, args), args)
+    failed = _write_rows(_segment(model, cases, args, promise, archive), args.out, n=len(cases), about=about)
+    return max(failed, incomplete)
 
 
 def _promise(model: Model | Bundle, args: argparse.Namespace) -> Promised | None:
@@ -169,8 +180,13 @@ def find_scans(
 
 
 def _segment(
-    model: Model | Bundle, cases: Sequence[ScanCase], args: argparse.Namespace, promise: Promised | None
+    model: Model | Bundle,
+    cases: Sequence[ScanCase],
+    args: argparse.Namespace,
+    promise: Promised | None,
+    archive: Archive | None,
 ) -> Iterator[Row]:
+    """``archive``: where DICOM results are stored too."""
     from fedshift.inference import dicom_source, masks, segment
     from fedshift.inference import promise as promises
     from fedshift.inference.model import Model
@@ -191,10 +207,12 @@ def _segment(
         try:
             origin = dicom_source.origin(model, _codes(args.codes))
         except ConfigError as error:
-            if args.format or args.codes:
+            if args.format or args.codes or archive is not None:
                 raise
             print(f"masks only: {error}")
             paths = paths_for(formats=["mask"])
+    if archive is not None:
+        predict_pacs.require_dicom(paths)
     segmenter: segment.Segmenter
     if isinstance(model, Model):
         chosen = choice(args) if promise is None else promises.of_statistics(model, choice(args))
@@ -213,6 +231,7 @@ def _segment(
             print(printable(f"{done.image}: {done.total}, {written or 'nothing written'}"))
         for remark in done.remarks:
             print(f"  warning: {remark}")
+        done = predict_pacs.stored(done, archive)
         yield _row(done, segmenter), _entry(done, segmenter.statistics)
 
 

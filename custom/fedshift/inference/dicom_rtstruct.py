@@ -7,7 +7,7 @@ mask again. Written with pydicom alone (PS3.3, A.19).
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from fedshift.data.contours import outlines
 from fedshift.data.dicom_objects import STRUCTURE_SET
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import EMPTY, Origin, Source, check_written, making
+from fedshift.inference.dicom_source import EMPTY, Origin, Source, check_written, digest_of, making, uids_of
 from fedshift.inference.geometry import stored_grid
 from fedshift.runtime.regions import voxels_of
 from fedshift.schema.codes import ClassCodes, Code
@@ -42,6 +42,7 @@ def write_structure_set(
         DataError: the source lacks what a structure set needs, or filling its contours gives another mask; there is no
             file then.
     """
+    uid = uids_of(source, origin, "rtstruct", digest_of(mask), *classes, regions)
     with making(path, "RT Structure Set"):
         grid = stored_grid(mask, scan)[1]
         masks = {
@@ -49,13 +50,15 @@ def write_structure_set(
             for number, name in enumerate(classes, start=1)
             if (inside := voxels_of(grid, number, regions=regions)).any()
         }
-        _structure_set(masks, source, origin).save_as(path, enforce_file_format=True)
+        _structure_set(masks, source, origin, uid).save_as(path, enforce_file_format=True)
     check_written(path, mask, scan, regions=regions)
 
 
-def _structure_set(classes: Mapping[tuple[int, str], np.ndarray], source: Source, origin: Origin) -> Any:
+def _structure_set(
+    classes: Mapping[tuple[int, str], np.ndarray], source: Source, origin: Origin, uid: Callable[[str], str]
+) -> Any:
     import pydicom
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import ExplicitVRLittleEndian
 
     now, first = datetime.datetime.now(), source.first
     made = pydicom.Dataset()
@@ -64,9 +67,9 @@ def _structure_set(classes: Mapping[tuple[int, str], np.ndarray], source: Source
     for name in (*EMPTY, "SpecificCharacterSet", "StudyDescription", "PositionReferenceIndicator"):
         if name in first:
             made[name] = first[name]
-    made.SOPClassUID, made.SOPInstanceUID = STRUCTURE_SET, generate_uid()
+    made.SOPClassUID, made.SOPInstanceUID = STRUCTURE_SET, uid("object")
     made.InstanceCreationDate, made.InstanceCreationTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
-    made.StudyInstanceUID, made.SeriesInstanceUID = first.StudyInstanceUID, generate_uid()
+    made.StudyInstanceUID, made.SeriesInstanceUID = first.StudyInstanceUID, uid("series")
     made.FrameOfReferenceUID = first.FrameOfReferenceUID
     if "PositionReferenceIndicator" not in made:
         made.PositionReferenceIndicator = ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import Origin, Source, check_written, making
+from fedshift.inference.dicom_source import Origin, Source, check_written, digest_of, making, uids_of
 from fedshift.inference.geometry import stored_grid
 from fedshift.runtime.regions import voxels_of
 from fedshift.schema.codes import ClassCodes, Code
@@ -51,6 +51,7 @@ def write_segmentation(
     _, grid = stored_grid(mask, scan)
     acquired = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if scan.stored[2] in ends)
     between_slices = float(scan.spacing[acquired])  # whichever axis they lie along in RAS
+    uid = uids_of(source, origin, "seg", digest_of(mask), *classes, regions)
     with making(path, "DICOM SEG"):
         algorithm = hd.AlgorithmIdentificationSequence(
             name=origin.algorithm,
@@ -59,7 +60,8 @@ def write_segmentation(
             source="fedshift",
         )
         segments = [
-            _segment(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
+            _segment(number, name, origin.codes[name], algorithm, uid(f"segment {number}"))
+            for number, name in enumerate(classes, start=1)
         ]
         measured = source.group("PixelMeasuresSequence")
         measures = hd.PixelMeasuresSequence(
@@ -72,9 +74,9 @@ def write_segmentation(
             pixel_array=_segment_masks(grid, len(classes)) if regions else grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
-            series_instance_uid=hd.UID(),
+            series_instance_uid=hd.UID(uid("series")),
             series_number=source.series_number,
-            sop_instance_uid=hd.UID(),
+            sop_instance_uid=hd.UID(uid("object")),
             instance_number=1,
             manufacturer="fedshift",
             manufacturer_model_name="fedshift",
@@ -86,6 +88,8 @@ def write_segmentation(
             content_description=origin.description,
             series_description=origin.description,
         )
+        for item in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+            item.DimensionOrganizationUID = uid("dimensions")
         if source.is_enhanced:
             _refer_to_files(made, source)
         made.save_as(path)
@@ -113,7 +117,7 @@ def _refer_to_files(made: Any, source: Source) -> None:
         image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame
 
 
-def _segment(number: int, name: str, codes: ClassCodes, algorithm: Any) -> Any:
+def _segment(number: int, name: str, codes: ClassCodes, algorithm: Any, uid: str) -> Any:
     import highdicom as hd
 
     segment = hd.seg.SegmentDescription(
@@ -123,7 +127,7 @@ def _segment(number: int, name: str, codes: ClassCodes, algorithm: Any) -> Any:
         segmented_property_type=concept(codes.type),
         algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=algorithm,
-        tracking_uid=hd.UID(),
+        tracking_uid=hd.UID(uid),
         tracking_id=name,
     )
     if codes.modifier is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,23 @@ class Source:
         cosines = np.array(self.group("PlaneOrientationSequence", number).ImageOrientationPatient, float)
         between_rows, between_columns = map(float, self.group("PixelMeasuresSequence", number).PixelSpacing)
         return np.array(position, float), cosines[:3] * between_columns, cosines[3:] * between_rows
+
+
+def uids_of(source: Source, origin: Origin, *content: object) -> Callable[[str], str]:
+    """A function that gives the UID of what is named, of a result with this content.
+
+    The same slices, model and content give the same UIDs, whoever asks and however often, so that an archive knows a
+    result that it has.
+    """
+    from pydicom.uid import generate_uid
+
+    digest = hashlib.sha256(repr([origin, *source.references, *content]).encode()).hexdigest()
+    return lambda name: str(generate_uid(entropy_srcs=[digest, name]))
+
+
+def digest_of(mask: np.ndarray) -> str:
+    """What a mask's voxels are known by."""
+    return hashlib.sha256(repr((mask.shape, mask.dtype.str)).encode() + mask.tobytes()).hexdigest()
 
 
 @contextmanager

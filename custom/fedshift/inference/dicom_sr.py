@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.inference.dicom_seg import concept
-from fedshift.inference.dicom_source import NOTE, Origin, Source, making
+from fedshift.inference.dicom_source import NOTE, Origin, Source, making, uids_of
 
 
 def write_report(
@@ -38,11 +38,12 @@ def write_report(
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
+    uid = uids_of(source, origin, "sr", str(segmentation.SOPInstanceUID), *volumes.items(), *remarks)
     with making(path, "DICOM SR"):
         device = hd.sr.ObserverContext(
             observer_type=codes.DCM.Device,
             observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
-                uid=hd.UID(),
+                uid=hd.UID(uid("device")),
                 name=origin.algorithm,
                 manufacturer_name="fedshift",
                 model_name="fedshift",
@@ -93,9 +94,9 @@ def write_report(
         made = hd.sr.Comprehensive3DSR(
             evidence=[segmentation, *source.objects],
             content=report,
-            series_instance_uid=hd.UID(),
+            series_instance_uid=hd.UID(uid("series")),
             series_number=source.series_number,
-            sop_instance_uid=hd.UID(),
+            sop_instance_uid=hd.UID(uid("object")),
             instance_number=1,
             manufacturer="fedshift",
             manufacturer_model_name="fedshift",

@@ -1,0 +1,146 @@
+"""``fedshift predict`` from a PACS and to one: images are fetched before, and results stored after each case."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.cli.pacs_access import add_access, add_query, archive_at, fetching, print_fetched
+from fedshift.schema.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fedshift.dicomweb.archive import Archive
+    from fedshift.inference.segment import Segmented
+    from fedshift.inference.sequences import ScanCase
+
+FOLDER = "fetched"
+"""In ``--out``: the images of a PACS."""
+
+
+def add_pacs(parser: Any) -> None:
+    parser.add_argument(
+        "--from", dest="source", metavar="URL", help="fetch the images of --query from this PACS, in place of IMAGE"
+    )
+    add_query(parser, required=False)
+    add_destination(parser, required=False)
+
+
+def add_destination(parser: Any, *, required: bool) -> None:
+    """``--to``, and the options on how to reach a PACS."""
+    parser.add_argument(
+        "--to", dest="target", required=required, metavar="URL", help="store the DICOM results in this PACS too"
+    )
+    parser.add_argument(
+        "--to-credentials",
+        type=Path,
+        metavar="FILE",
+        help="as --credentials, for --to where that is another server than --from",
+    )
+    add_access(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together (`ConfigError`)."""
+    if args.source is None:
+        if not args.images:
+            raise ConfigError(
+                "images-missing", "which images? name files or folders, or a PACS with --from and --query"
+            )
+        if args.query or args.sequence:
+            said = "--query and --sequence ask a PACS: name it with --from, or leave them out"
+            raise ConfigError("options-clash", said)
+    elif args.images:
+        raise ConfigError("options-clash", f"{args.images[0]} and --from both say which images: give one of the two")
+    elif not args.query:
+        raise ConfigError("options-clash", "--from takes every image that a PACS has: say which with --query")
+    if args.source is None and args.target is None:
+        given = {"--credentials": args.credentials, "--ca-file": args.ca_file, "--to-credentials": args.to_credentials}
+        for option, value in {**given, "--allow-unencrypted": args.allow_unencrypted}.items():
+            if value:
+                raise ConfigError(
+                    "no-effect", f"{option} is for a PACS, and neither --from nor --to is there: leave it out"
+                )
+    if args.to_credentials is not None and args.target is None:
+        raise ConfigError("no-effect", "--to-credentials is for --to, which is not there: leave it out")
+
+
+def fetched(args: argparse.Namespace) -> tuple[list[Path], int]:
+    """The folders of the series that ``--from`` and ``--query`` name, fetched, and 1 if some could not be."""
+    from fedshift.dicomweb.fetch import fetch
+    from fedshift.dicomweb.query import parse_query
+
+    query, folder = parse_query(args.query, args.sequence), args.out / FOLDER
+    archive = archive_at(args.source, args)
+    with fetching() as on_study:
+        record = fetch(archive, query, folder, masks="none", progress=on_study)
+    code = print_fetched(record, folder)
+    if not record.fetched:
+        raise DataError("pacs-answer", f"{args.source} gave no series whole: see above, and repeat this")
+    return [folder / each.folder for each in record.fetched], code
+
+
+def named_by_study(cases: Sequence[ScanCase], args: argparse.Namespace) -> list[ScanCase]:
+    """Cases whose results are called by study and series: series of several patients have one name."""
+    if args.source is None:
+        return list(cases)
+    folder = (args.out / FOLDER).resolve()
+    named = []
+    for case in cases:
+        path = case.named.resolve().relative_to(folder)
+        named.append(replace(case, named=Path("_".join(path.parts).removesuffix(".dcm"))))
+    return named
+
+
+def destination(args: argparse.Namespace) -> Archive | None:
+    """The PACS that results go to; None without ``--to``.
+
+    Raises:
+        ConfigError: its address or the credentials cannot be used.
+    """
+    from fedshift.dicomweb.connection import same_server
+
+    if args.target is None:
+        return None
+    other = args.source is not None and not same_server(args.source, args.target)
+    return archive_at(
+        args.target,
+        args,
+        file=args.to_credentials,
+        anonymous=other and args.to_credentials is None,  # what one server knows a user by is not for another
+    )
+
+
+def require_dicom(paths: Sequence[Mapping[str, Path]]) -> None:
+    """Refuse results without DICOM where they are to be stored (`ConfigError`)."""
+    if not any(path.suffix == ".dcm" for results in paths for path in results.values()):
+        said = "--to stores DICOM, and nothing of it is written"
+        raise ConfigError("no-effect", f"{said}: leave out --to, or name DICOM images and --format seg")
+
+
+def stored(done: Segmented, archive: Archive | None) -> Segmented:
+    """A case after its DICOM results are in a PACS; with an error, and without results, if it does not take them.
+
+    Raises:
+        DataError: it cannot be reached, or the credentials are wrong, as they would be for all other cases.
+    """
+    if archive is None or done.error is not None:
+        return done
+    from fedshift.dicomweb.archive import FATAL
+    from fedshift.dicomweb.store import store
+
+    files = [path for path in done.written.values() if path.suffix == ".dcm"]
+    try:
+        counted = store(archive, files)
+    except DataError as error:
+        for path in done.written.values():
+            path.unlink(missing_ok=True)
+        if error.code in FATAL:
+            raise
+        return replace(done, written={}, error=f"{done.image}: {error}")
+    if files:
+        there = f", {counted.there} were there already" if counted.there else ""
+        print(f"  stored in {archive.address}: {counted.new}{there}")
+    return done
