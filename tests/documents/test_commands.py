@@ -108,6 +108,7 @@ RUN: dict[str, list[str]] = {
 
 PARSED: dict[str, str] = {
     r"fedshift data prepare nnunet .*--preprocessed ": "tests/inference/test_nnunet_export.py runs it, with nnU-Net",
+    r"fedshift leave-one-out .* --flare$": "tests/flare/test_leave_one_out.py runs it; of three sites it takes minutes",
     r"make ": "a fresh environment; these are the tests themselves, and what each target runs is tested",
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
