@@ -185,5 +185,7 @@ def _about_data_here() -> Iterator[Remark]:
 def _about_job(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:
     from fedshift.cli.checks.job import JOB_LIMIT, about_job, about_job_memory
 
-    yield from within("job", partial(about_job, kit, job))
-    yield from within("job memory", partial(about_job_memory, kit, job), limit=JOB_LIMIT)
+    found = list(within("job", partial(about_job, kit, job)))
+    yield from found
+    if not any_error(found):
+        yield from within("job memory", partial(about_job_memory, kit, job), limit=JOB_LIMIT)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 PATIENCE = 3.0
 """Seconds for the server to answer."""
 LISTEN = 1.0
-"""Seconds in which a server refuses a certificate; with TLS 1.3 that comes after the handshake."""
+"""Seconds in which a server answers once it has shown its certificate."""
+REFUSAL = 0.5
+"""Seconds in which it refuses this party's, which with TLS 1.3 comes after the handshake."""
 OUT_OF_TIME = {9: "is not valid yet", 10: "has expired"}
 """OpenSSL's codes for a certificate whose time has not come or is over."""
 APART = 60
@@ -135,16 +137,16 @@ def _answer(level: Level, text: str) -> Answer:
 
 def _head(secured: ssl.SSLSocket, kit: Kit) -> bytes:
     """The beginning of what the server says to a question that asks for nothing; empty if it waits for more."""
-    secured.settimeout(LISTEN)
     try:
-        if kit.scheme == "http":
-            secured.sendall(
-                f"GET / HTTP/1.1\r\nHost: {kit.host}\r\nConnection: close\r\n\r\n".encode("ascii", "replace")
-            )
+        secured.settimeout(REFUSAL)
+        with suppress(TimeoutError):
+            return secured.recv(4096)
+        if kit.scheme != "http":
+            return b""
+        secured.settimeout(LISTEN)
+        secured.sendall(f"GET / HTTP/1.1\r\nHost: {kit.host}\r\nConnection: close\r\n\r\n".encode("ascii", "replace"))
         return secured.recv(4096)
-    except TimeoutError:
-        return b""
-    except ConnectionError:  # it has hung up
+    except (TimeoutError, ConnectionError, ssl.SSLEOFError):  # it waits for more, or has hung up
         return b""
 
 
