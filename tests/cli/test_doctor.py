@@ -148,6 +148,12 @@ def test_a_check_that_fails_is_a_line_of_the_report() -> None:
         raise PermissionError(13, "Permission denied", "here")
         yield
 
+    def lack() -> Iterator[Remark]:
+        raise ImportError("libcudart.so: no such file")
+        yield
+
+    (remark,) = within("GPU", lack)
+    assert remark.level == "error" and "libcudart.so" in remark.text
     assert list(within("job", refuse)) == [Remark("error", "job", "the sentence")]
     (remark,) = within("disk", fail)
     assert remark.level == "note" and "here" in remark.text

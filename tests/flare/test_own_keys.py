@@ -18,12 +18,13 @@ import yaml
 from conftest import small_image_job
 
 from fedshift.cli.checks.server import ask_server
+from fedshift.federation.encryption.kit_keys import KitIdentity, ProjectRoot
 from fedshift.flare.export import write_job
 from fedshift.flare.kit import open_kit
 from fedshift.schema.results import read_results
 
 from .conftest import image_sites
-from .deployed import OWNER, PROJECT, SERVER, Deployed, org, wait_for
+from .deployed import LEAD, OWNER, PROJECT, SERVER, Deployed, org, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "own-keys.md").read_text(encoding="utf-8")
@@ -159,6 +160,13 @@ def test_the_private_key_stays_at_the_site(typists: Typists) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_signed_with_the_key_counts_at_other_sites(typists: Typists) -> None:
+    """As masks and mailboxes do."""
+    signature, certificate = KitIdentity(typists.kit / "startup").sign(b"content")
+    ProjectRoot(typists.federation.kits / "A" / "startup").check(SITE, b"content", signature, certificate)
+
+
+@pytest.mark.slow
 def test_doctor_finds_nothing_wrong_and_knows_the_servers_clock(typists: Typists) -> None:
     told = " ".join(typists.doctor.split())
     assert f"localhost:{typists.federation.port} answers, with a certificate until" in told
@@ -222,3 +230,14 @@ def test_a_person_with_all_rights_cannot_ask_for_a_certificate(typists: Typists)
     (typists.site / "owner.yml").write_text(yaml.safe_dump(asked), encoding="utf-8")
     said = typists.type("nvflare cert request -p owner.yml", typists.site, code=4)
     assert "lead, member, org-admin" in said
+
+
+@pytest.mark.slow
+def test_a_request_is_signed_as_whatever_it_says(typists: Typists) -> None:
+    """Why the page has the coordinator look first."""
+    asked = {"name": PROJECT, "participants": [{"name": LEAD, "type": "admin", "org": "hub", "role": "lead"}]}
+    (typists.site / "lead.yml").write_text(yaml.safe_dump(asked), encoding="utf-8")
+    typists.type("nvflare cert request -p lead.yml", typists.site)
+    typists.send(f"{LEAD}/{LEAD}.request.zip", typists.site, typists.coordinator)
+    said = typists.type(f"{SIGN[-1].replace('HK', LEAD)}", typists.coordinator)
+    assert "cert_type: lead" in said and (typists.site / LEAD / f"{LEAD}.key").is_file()

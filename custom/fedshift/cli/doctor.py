@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedshift.flare.kit import Kit
     from fedshift.schema.job import JobSpec
 
+SERVER_LIMIT = 10.0
+"""Seconds for the server, whose name may have several addresses."""
 IMPORT_LIMIT = 60.0
 """Seconds for what imports PyTorch first, which takes long from a slow disk."""
 
@@ -69,40 +71,44 @@ def _remarks(folder: Path | None, job_folder: Path | None) -> Iterator[Remark]:
     """Every check with a limit to its time, those of the machine first."""
     from fedshift.cli.checks.machine import about_disk, about_gpu, about_memory, about_packages, about_software
 
-    kit, job = None, None
+    kits: list[Kit] = []
+    jobs: list[JobSpec] = []
     yield from within("software", about_software, limit=IMPORT_LIMIT)
     yield from within("packages", about_packages)
     yield from within("GPU", about_gpu, limit=IMPORT_LIMIT)
     yield from within("memory", about_memory)
     if folder is not None:
-        try:
-            kit = _open(folder)
-        except FedshiftError as error:
-            yield Remark("error", "kit", str(error))
-    yield from within("disk", partial(about_disk, *_folders(folder, kit)))
+        yield from within("kit", partial(_open, folder, kits), limit=IMPORT_LIMIT)
+    kit = kits[0] if kits else None
+    yield from within("disk", lambda: about_disk(*_folders(folder, kit)))
     if kit is not None:
         yield from _about_kit(kit)
     elif folder is None:
         yield from within("data", _about_data_here, limit=_data_limit())
     if job_folder is not None:
-        try:
-            job = _read_job(job_folder)
-        except FedshiftError as error:
-            yield Remark("error", "job", str(error))
-    if job is not None:
+        yield from within("job", partial(_read_job, job_folder, jobs), limit=IMPORT_LIMIT)
+    for job in jobs:
         yield from _about_job(kit, job)
 
 
-def _open(folder: Path) -> Kit:
+def _open(folder: Path, kits: list[Kit]) -> Iterator[Remark]:
+    """Add the kit in a folder to ``kits``."""
     from fedshift.flare.kit import open_kit
 
-    return open_kit(folder, console=True)
+    kits.append(open_kit(folder, console=True))
+    yield from ()
 
 
-def _read_job(folder: Path) -> JobSpec:
+def _read_job(folder: Path, jobs: list[JobSpec]) -> Iterator[Remark]:
+    """Add the job in a folder to ``jobs`` if it trains."""
     from fedshift.flare.export import read_job_folder
 
-    return read_job_folder(folder)
+    try:
+        jobs.append(read_job_folder(folder))
+    except FedshiftError as error:
+        if error.code != "wrong-job":
+            raise
+        yield Remark("note", "job", f"memory is not estimated: {error}")
 
 
 def _data_limit() -> float:
@@ -161,7 +167,7 @@ def _about_server(kit: Kit) -> Iterator[Remark]:
 
     yield from within("proxy", partial(about_proxy, kit))
     if key_fault(kit) is None:  # without its key a party is not answered
-        yield from within("server", ask)
+        yield from within("server", ask, limit=SERVER_LIMIT)
     yield from within("clock", partial(about_clock, kit, dates[0] if dates else None))
 
 

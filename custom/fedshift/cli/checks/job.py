@@ -32,7 +32,7 @@ def about_job(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:
 
 
 def about_job_memory(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:
-    """What a job needs beside what is free; without a kit, of a site in this folder's place."""
+    """What a job needs beside what is free; without a kit, at the first of its sites whose data are here."""
     if kit is not None and kit.role == "console":
         return
     try:

@@ -65,6 +65,8 @@ def within(about: str, check: Callable[[], Iterable[Remark]], *, limit: float = 
     for error in failed:
         if isinstance(error, FedshiftError):
             yield Remark("error", about, str(error))
+        elif isinstance(error, ImportError):
+            yield Remark("error", about, f"{error}: install fedshift again, as the runbook says in part 3")
         elif isinstance(error, OSError):
             yield Remark("note", about, f"not checked to the end: {error}")
         else:
