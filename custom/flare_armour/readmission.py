@@ -53,6 +53,8 @@ LACKS_APP = "Client app does not exist"
 """Replies of NVFlare's sites."""
 DEPLOY_TIMEOUT = 20.0
 """Seconds for a site to take a job's folder."""
+CONFIG = "config"
+"""The folder of a job's app with its settings, whatever a kit's script calls it."""
 RUNNER = "nvflare.private.fed.server.job_runner:JobRunner"
 ENGINE = "nvflare.private.fed.server.server_engine:ServerEngine"
 SERVER = "nvflare.private.fed.server.fed_server:FederatedServer"
@@ -144,7 +146,7 @@ class Admission:
         kit = Path(fl_ctx.get_workspace().get_root_dir()).resolve()
         in_kit = Path(manager.uri_root).resolve().is_relative_to(kit)
         for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
-            if (Path(fl_ctx.get_workspace().get_app_config_dir(job.job_id)) / self._resumable).is_file():
+            if (Path(fl_ctx.get_workspace().get_app_dir(job.job_id)) / CONFIG / self._resumable).is_file():
                 log.warning("job %s ran when the server was stopped: it goes on when a site is back", job.job_id)
                 self._left[job.job_id] = job
             elif not in_kit:

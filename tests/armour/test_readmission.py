@@ -111,7 +111,7 @@ class Engine:
     def context(self) -> Any:
         return SimpleNamespace(get_engine=lambda: self, get_workspace=lambda: self)
 
-    def get_app_config_dir(self, job_id: str) -> str:
+    def get_app_dir(self, job_id: str) -> str:
         return str(self._folder / job_id)
 
     def get_root_dir(self) -> str:
@@ -293,8 +293,8 @@ def test_after_the_server_was_stopped_a_job_goes_on_when_a_site_is_back(
     admission: Admission, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine(tmp_path)
-    (tmp_path / "job-1").mkdir()
-    (tmp_path / "job-1" / FILE_NAME).write_text("", encoding="utf-8")
+    (tmp_path / "job-1" / "config").mkdir(parents=True)
+    (tmp_path / "job-1" / "config" / FILE_NAME).write_text("", encoding="utf-8")
     admission.look_back(engine.context())
     engine.starts = [STILL_RUNS, "started"]
     admission.look(engine, engine.context())
@@ -309,8 +309,8 @@ def test_a_job_that_cannot_go_on_after_the_server_was_stopped_is_left(
 ) -> None:
     engine = Engine(tmp_path, restored=how != "not restored")
     if how != "nothing left":
-        (tmp_path / "job-1").mkdir()
-        (tmp_path / "job-1" / FILE_NAME).write_text("", encoding="utf-8")
+        (tmp_path / "job-1" / "config").mkdir(parents=True)
+        (tmp_path / "job-1" / "config" / FILE_NAME).write_text("", encoding="utf-8")
     admission.look_back(engine.context())
     if how == "deleted":
         engine.stored = None

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert
 from reporting.watch.standin import SITES, progress_at
 
 from cli.conftest import Refused
@@ -23,6 +25,25 @@ def written(folder: Path, progress: Progress) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_NAME).write_text(progress.model_dump_json(by_alias=True), encoding="utf-8")
     return folder
+
+
+def test_status_of_a_kit_warns_of_the_end_of_its_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its own stream, so that programs read the one line as before."""
+    startup, now = tmp_path / "startup", datetime.now(UTC)
+    startup.mkdir()
+    (startup / "fed_server.json").touch()
+    written(tmp_path / "ID", progress_at(3))
+    private, public = generate_keys()
+    for days, warned in ((20, True), (100, False)):
+        span = {"not_valid_before": now - timedelta(days=9), "not_valid_after": now + timedelta(days=days)}
+        certificate = generate_cert(Identity("fl.example.org"), Identity("root"), private, public, **span)
+        (startup / "server.crt").write_bytes(serialize_cert(certificate))
+        assert main(["status", str(tmp_path)]) == 0
+        told = capsys.readouterr()
+        assert len(told.out.splitlines()) == 1
+        assert ("fl.example.org" in told.err) == warned
 
 
 @pytest.mark.parametrize("place", [".", "server/simulate_job"])

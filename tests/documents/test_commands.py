@@ -68,6 +68,7 @@ RUN: dict[str, list[str]] = {
     r"nvflare simulator .*": [],  # a job of that name that is cut down, see READY
     r"fedshift --version": [],
     r"fedshift (tasks|methods)\b.*": [],
+    r"fedshift doctor": [],
     r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
     r"fedshift data phantom --cases 20": ["--sites", "HK", "--cases", "3", "--matrix", "32"],  # as it was made
     r"fedshift data phantom --cases 6": ["--sites", "BIDMC,HK,UCL", "--matrix", "32"],
@@ -127,6 +128,10 @@ PARSED: dict[str, str] = {
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift watch \S+$": "it goes on until Ctrl-C; tests/cli/test_watch.py runs it",
     r"fedshift site ": "tests/flare/test_runbook.py types it, in real kits",
+    r"fedshift doctor KIT": "tests/cli/test_doctor.py runs it, on kits",
+    r"nvflare (cert|package) |\(umask 077|openssl |sha256sum |python3 -m zipfile|cat request/|touch KIT": "tests/flare/"
+    "test_own_keys.py types it, with real certificates",
+    r"cp (deploy/participant|renewed/)": "tests/flare/test_own_keys.py types it, with real certificates",
     r"fedshift mailbox ": "tests/mailbox/test_page.py types it, in folders that share one directory",
 }
 """Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""

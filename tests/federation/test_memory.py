@@ -21,6 +21,8 @@ from fedshift.federation.memory import (
     choose_workers,
     most_images,
     most_workers,
+    need_at_server,
+    needs_at_site,
     needs_in_process,
     needs_in_simulator,
 )
@@ -136,3 +138,17 @@ def test_a_run_in_one_process_is_refused_before_it_begins_unless_told_otherwise(
     assert main(words) == 2
     assert "GB of memory" in capsys.readouterr().err
     assert main([*words, "--ignore-memory"]) == 0
+
+
+def test_a_party_under_flare_needs_its_own_process_beside_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**10)
+    folder, measured = make_site(tmp_path, "HK"), Measured(activations=MB, network=MB, evaluation=MB)
+    job = small_job("fedavg", sites=["BIDMC", "HK"])
+    (alone,), (here,) = needs_at_site(job, folder, measured), needs_in_process(job, {"HK": folder}, measured)
+    assert alone.process == here.process and alone.image == here.image
+    assert alone.base >= memory.PROCESS and alone.bytes_for(1) > here.bytes_for(1)
+    host, gpu = needs_at_site(job, folder, replace(measured, gpus=(10**9,)))
+    assert gpu.free == 10**9 and gpu.image == alone.image and not host.image
+    assert need_at_server(measured).bytes_for(1) < alone.bytes_for(1), "it trains nothing"

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -75,23 +73,12 @@ def test_a_kit_is_told_from_other_folders(provisioned: dict[str, Path], tmp_path
             open_kit(folder)
 
 
-START, END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 12, 27, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("now", "fault"),
-    [
-        (START, None),
-        (END, None),
-        (START - timedelta(hours=2), "2025-12-31 22:00 UTC"),
-        (END + timedelta(hours=2), "it has expired"),
-    ],
-)
-def test_a_certificate_out_of_time_is_named(now: datetime, fault: str | None, provisioned: dict[str, Path]) -> None:
-    kit = replace(open_kit(provisioned["prostate"] / SITE), valid_from=START, valid_until=END)
-    sentence = kit.out_of_time(now)
-    assert (sentence is None) == (fault is None)
-    assert sentence is None or (fault in sentence and f"of {SITE}, valid from 2026-01-01 to 2026-12-27" in sentence)
+def test_a_consoles_kit_is_opened_where_that_is_meant(provisioned: dict[str, Path]) -> None:
+    of_site = open_kit(provisioned["prostate"] / SITE)
+    of_person = open_kit(provisioned["prostate"] / "admin@hk.example", console=True)
+    assert (of_person.role, of_person.name) == ("console", "admin@hk.example")
+    assert (of_person.host, of_person.port, of_person.scheme) == (of_site.host, of_site.port, of_site.scheme)
+    assert of_person.server == of_site.server == open_kit(provisioned["prostate"] / SERVER).name
 
 
 def test_who_holds_a_store_is_known(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_nothing_is_reckoned_with_the_time_of_day() -> None:
         "fedshift_survey/drift/months.py",
         "fedshift/reporting/watch/snapshot.py",
     }
-    records = {"fedshift/cli/site_check.py", "fedshift/inference/dicom_rtstruct.py", "fedshift_bench/cell_run.py"}
+    records = {"fedshift/inference/dicom_rtstruct.py", "fedshift_bench/cell_run.py"}
+    records |= {"fedshift/cli/checks/kit.py", "fedshift/cli/checks/server.py"}
+    records |= {"fedshift/federation/certificate_dates.py"}
     records |= {"fedshift/reporting/trackers.py", "fedshift/federation/site/privacy/ledger.py"}
     records |= {"fedshift/federation/encryption/kit_keys.py", "flare_armour/disabled_sites.py"}
     records |= {"fedshift/mailbox/party.py"}  # a round lasts over many processes

@@ -35,6 +35,7 @@ COMMANDS = (
     ),
     ("export", "export:add_arguments", "write a model as a MONAI bundle, ONNX or torch.export file"),
     ("site", "site:add_arguments", "set up, check and try out the kit of a site, or of the server"),
+    ("doctor", "doctor:add_arguments", "check a machine, and a kit if there is one: what is wrong, and how to mend it"),
     ("mailbox", "mailbox:add_arguments", "a federation by files in a shared folder: no port, no server process"),
     (
         "methods",

@@ -162,6 +162,7 @@ def _log_to(path: Path) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from fedshift.cli import watch
     from fedshift.mailbox.party import is_locked
 
     party = open_party(args.folder)
@@ -178,6 +179,7 @@ def _status(args: argparse.Namespace) -> int:
         print(json.dumps(content | {"step_in_progress": owner}, indent=1))
     else:
         print(printable(outcome.line) + ("" if owner is None else f"; a step is at work (process {owner})"))
+    watch.warn_of_expiry(party.party.kit)
     return outcome.code
 
 

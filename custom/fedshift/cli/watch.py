@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 import webbrowser
@@ -71,9 +72,20 @@ def say(args: argparse.Namespace) -> int:
     finally:
         source.close()
     if snapshot.progress is None and snapshot.problem:
+        warn_of_expiry(args.run)  # it may be the reason
         raise ConfigError("no-run", snapshot.problem)
     print(line(snapshot))
+    warn_of_expiry(args.run)
     return int(snapshot.failed)
+
+
+def warn_of_expiry(kit: Path) -> None:
+    """Say on the standard error that the certificate in a kit ends soon; nothing of a folder that is no kit."""
+    from fedshift.federation.certificate_dates import expiry_notice
+
+    notice = expiry_notice(kit)
+    if notice is not None:
+        print(printable(f"fedshift: warning: {notice}"), file=sys.stderr)
 
 
 def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:

@@ -17,7 +17,7 @@ PROCESS = 450 * 2**20
 COPIES, SERVERS = 8, 6
 """Of the network's arrays: weights, gradients, optimiser, received, sent, state files; and at the server."""
 SIMULATOR = 450 * 2**20
-"""Bytes of the processes of ``fedshift run`` that train nothing."""
+"""Bytes of the processes of ``fedshift run``, or of a party under FLARE, that train nothing."""
 WORKER = 150 * 2**20
 """Bytes that a forked worker does not share with the others."""
 CONTEXT, WORKER_WITH_GPU = 600 * 2**20, 1500 * 2**20
@@ -90,6 +90,20 @@ def needs_in_process(job: JobSpec, data: Mapping[str, Path], measured: Measured,
         return [Need(SERVERS * measured.network, fixed, together * image, batch, free_memory())]
     gpu = Need(0, CONTEXT + fixed, together * image, batch, measured.gpus[0], "GPU ")
     return [Need(SERVERS * measured.network, WORKER_WITH_GPU + fixed, 0, batch, free_memory()), gpu]
+
+
+def needs_at_site(job: JobSpec, folder: Path, measured: Measured) -> list[Need]:
+    """Of one site under FLARE: the process of its job, beside the site's own."""
+    batch, image, fixed = _parts(job, {"": folder}, measured)
+    if not measured.gpus:
+        return [Need(SIMULATOR + PROCESS, fixed, image, batch, free_memory())]
+    gpu = Need(0, CONTEXT + fixed, image, batch, measured.gpus[0], "GPU ")
+    return [Need(SIMULATOR + PROCESS, WORKER_WITH_GPU + fixed, 0, batch, free_memory()), gpu]
+
+
+def need_at_server(measured: Measured) -> Need:
+    """Of the server under FLARE: the process of a job, beside the server's own."""
+    return Need(SIMULATOR + PROCESS, SERVERS * measured.network, 0, 1, free_memory())
 
 
 def _parts(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> tuple[int, int, int]:

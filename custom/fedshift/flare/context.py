@@ -10,6 +10,9 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 
+CONFIG = "config"
+"""The folder of a job's app with what FLARE and fedshift read."""
+
 
 def client_is_simulated(fl_ctx: FLContext) -> bool:
     """Whether a client is in the simulator, and not in a provisioned federation."""
@@ -23,7 +26,15 @@ def server_is_simulated(fl_ctx: FLContext) -> bool:
 
 def deployed_job(fl_ctx: FLContext) -> JobSpec:
     """The job that FLARE has deployed at this party."""
-    return read_job(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
+    return read_job(config_folder(fl_ctx) / FILE_NAME)
+
+
+def config_folder(fl_ctx: FLContext) -> Path:
+    """Where the job's own files are at this party.
+
+    NVFlare's `get_app_config_dir` names its parent in a kit of ``nvflare package``, whose script gives no name.
+    """
+    return Path(fl_ctx.get_workspace().get_app_dir(fl_ctx.get_job_id())) / CONFIG
 
 
 def run_folder(fl_ctx: FLContext) -> Path:

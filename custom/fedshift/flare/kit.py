@@ -1,32 +1,40 @@
-"""Startup kits from ``nvflare provision``: whose a kit is, whether its key fits, and where its server keeps jobs."""
+"""Startup kits from NVFlare: whose a kit is, whether its key fits, and where its server keeps jobs."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file, verify_cert
 
+from fedshift.federation.certificate_dates import Validity
 from fedshift.federation.run_lock import require_unlocked
 from fedshift.schema.errors import ConfigError
 from flare_armour.locks import owner_of, store_lock
 
-Role = Literal["site", "server"]
+Role = Literal["site", "server", "console"]
 
-STARTUP: dict[Role, str] = {"site": "fed_client.json", "server": "fed_server.json"}
-CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server"}
+STARTUP: dict[Role, str] = {"site": "fed_client.json", "server": "fed_server.json", "console": "fed_admin.json"}
+CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server", "console": "client"}
 STORE = "store"
 """Folder in a server's kit; FLARE's default is one folder for the whole machine."""
 
 
 @dataclass(frozen=True)
 class Kit:
-    """A site's or a server's kit. ``host`` and ``port`` are where the server listens, for sites and consoles."""
+    """The kit of a site, of the server, or of a person's console.
+
+    Attributes:
+        host: where the server listens, for sites and consoles; so is ``port``.
+        scheme: how they speak with it: http, grpc or tcp.
+        server: the name in the server's certificate.
+        certificate: from when until when the party's certificate counts.
+        root: the same of the project's root certificate.
+    """
 
     folder: Path
     role: Role
@@ -35,42 +43,42 @@ class Kit:
     project: str
     host: str
     port: int
-    valid_from: datetime
-    valid_until: datetime
+    scheme: str
+    server: str
+    certificate: Validity
+    root: Validity
 
     @property
     def local(self) -> Path:
         """The owner's folder; provisioning does not overwrite it."""
         return self.folder / "local"
 
-    def out_of_time(self, now: datetime) -> str | None:
-        """Why its certificate is of no use ``now``; None if it is valid."""
-        valid = f"of {self.name}, valid from {self.valid_from:%Y-%m-%d} to {self.valid_until:%Y-%m-%d}"
-        if now < self.valid_from:
-            return f"{valid}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
-        if now > self.valid_until:
-            return f"{valid}: it has expired, ask the project's owner for a new kit"
-        return None
 
-
-def open_kit(folder: Path) -> Kit:
+def open_kit(folder: Path, *, console: bool = False) -> Kit:
     """Read a kit's role, name, project and server.
 
     Raises:
-        ConfigError: not a kit, a console's kit, or one whose certificate is of another project.
+        ConfigError: not a kit, a console's kit unless ``console``, or one whose certificate is of another project.
     """
     startup = folder / "startup"
     if not startup.is_dir() or not (folder / "local").is_dir():
         raise ConfigError("wrong-kit", f"{folder} is no kit: name the folder that holds startup/ and local/")
-    if (startup / "fed_admin.json").is_file():
+    if (startup / STARTUP["console"]).is_file() and not console:
         raise ConfigError("wrong-kit", f"{folder} is the kit of a console: it runs as it is, with startup/fl_admin.sh")
     role = next((role for role, name in STARTUP.items() if (startup / name).is_file()), None)
     if role is None:
         raise ConfigError(
             "damaged-kit", f"{startup} holds neither {' nor '.join(STARTUP.values())}: unpack the kit again"
         )
-    server = read_json(startup / STARTUP[role]).get("servers", [{}])[0]
-    host, _, port = str(server.get("service", {}).get("target", "")).rpartition(":")
+    content = read_json(startup / STARTUP[role])
+    if role == "console":
+        admin = content.get("admin", {})
+        server = {"name": admin.get("project_name"), "identity": admin.get("server_identity")}
+        host, port, scheme = (str(admin.get(key, "")) for key in ("host", "port", "scheme"))
+    else:
+        server = content.get("servers", [{}])[0]
+        host, _, port = str(server.get("service", {}).get("target", "")).rpartition(":")
+        scheme = str(server.get("service", {}).get("scheme", ""))
     if not host or not port.isdigit():
         raise ConfigError("damaged-kit", f"{startup / STARTUP[role]} names no server with a port: unpack the kit again")
     path, root = startup / f"{CERTIFICATE[role]}.crt", startup / "rootCA.pem"
@@ -95,8 +103,10 @@ def open_kit(folder: Path) -> Kit:
         project=server.get("name", ""),
         host=host,
         port=int(port),
-        valid_from=certificate.not_valid_before_utc,
-        valid_until=certificate.not_valid_after_utc,
+        scheme=scheme,
+        server=str(server.get("identity") or server.get("admin_server") or host),
+        certificate=Validity.of(certificate),
+        root=Validity.of(issuer),
     )
 
 
@@ -125,7 +135,7 @@ def console_user(folder: Path) -> str | None:
         ConfigError: the certificate cannot be read.
     """
     startup = folder / "startup"
-    if not (startup / "fed_admin.json").is_file():
+    if not (startup / STARTUP["console"]).is_file():
         return None
     try:
         return str(cert_to_dict(load_crt(startup / "client.crt"))["subject"]["commonName"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.survey_answer import answer
 from fedshift.flare import codec
-from fedshift.flare.context import client_is_simulated, local_folder
+from fedshift.flare.context import client_is_simulated, config_folder, local_folder
 from fedshift.flare.question import QuestionExecutor
 from fedshift.schema.fingerprint import Fingerprint, SurveySpec
 from fedshift.schema.job import FILE_NAME
@@ -31,4 +30,4 @@ class SurveyExecutor(QuestionExecutor):
 
 def spec_of(fl_ctx: FLContext) -> SurveySpec:
     """The survey that FLARE has deployed at this party."""
-    return read_survey_spec(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
+    return read_survey_spec(config_folder(fl_ctx) / FILE_NAME)

@@ -11,6 +11,7 @@ import yaml
 from nvflare.apis.fl_context import FLContext
 
 from fedshift.flare import codec
+from fedshift.flare.context import config_folder
 from fedshift.flare.export import APP, SPEC, write_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import FILE_NAME, read_yaml
@@ -95,7 +96,7 @@ def read_validation_spec(path: Path) -> ValidationSpec:
 
 def deployed(fl_ctx: FLContext) -> tuple[ValidationSpec, Path]:
     """The validation that FLARE has deployed at this party, and the folder of its models."""
-    config = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id()))
+    config = config_folder(fl_ctx)
     return read_validation_spec(config / FILE_NAME), config / MODELS
 
 
