@@ -31,8 +31,8 @@ CAN_FORK = sys.platform == "linux"
 """Elsewhere a process that has loaded libraries is not safe to fork."""
 LOOK = 0.02
 """Seconds between looks at who has ended."""
-START_TIMEOUT = 60.0
-"""Seconds that the fork server may take to import everything."""
+START_TIMEOUT = 600.0
+"""Seconds that the fork server may take to import everything, on a busy machine too; one that has died is noticed."""
 
 
 class ForkServer:
@@ -162,7 +162,10 @@ class Worker:
         Raises:
             OSError: it could not be started.
         """
-        return self._pid.result(START_TIMEOUT)
+        try:
+            return self._pid.result(START_TIMEOUT)
+        except TimeoutError:
+            raise OSError(f"no worker has started within {START_TIMEOUT:.0f} seconds") from None
 
     @property
     def returncode(self) -> int | None:
