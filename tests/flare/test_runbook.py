@@ -289,7 +289,7 @@ def run_through(book: Typist) -> Typist:
     book.type("nvflare job download ID -o results --startup-kit LEAD")
     book.type("cp results/ID/workspace/last_global_model.pt long_last.pt")
     book.until_connected(*SITES, LATER)
-    strict = "federation.min_sites=4 federation.round_timeout=15 federation.grace=4"
+    strict = "federation.min_sites=4 federation.round_timeout=45 federation.grace=4"
     book.type(
         "fedshift job fedavg prostate --protocol quick --sites BIDMC,HK,I2CVB,UCL --production --name four "
         "--weights long_last.pt --set data.matrix=32 schedule.rounds=25",
