@@ -145,7 +145,7 @@ def test_a_site_whose_answer_is_too_large_is_left_out_by_name(attacked: Attacked
 
 def test_rounds_go_on_in_their_time(attacked: Attacked) -> None:
     assert len(attacked.rounds) >= 2
-    assert all(attacked.run.results.rounds[number - 1].seconds < 30 for number in attacked.rounds)
+    assert all(attacked.run.results.rounds[number - 1].seconds < 100 for number in attacked.rounds)
 
 
 def test_the_log_names_the_certificate_for_each_bound_and_is_not_filled(attacked: Attacked) -> None:

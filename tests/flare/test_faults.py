@@ -87,7 +87,7 @@ def test_a_lost_quorum_ends_the_job_with_a_sentence(phantom_home: Path, tmp_path
         "fedavg",
         protocol="quick",
         sites=SITES[:2],
-        options=[*SHORT, "schedule.rounds=2", "federation.min_sites=2", "federation.round_timeout=30"],
+        options=[*SHORT, "schedule.rounds=2", "federation.min_sites=2", "federation.round_timeout=60"],
     )
     folder = make_faulty(job, tmp_path / "job", {"HK.1": "killed"})
     run = run_simulator(folder, tmp_path / "run", home=phantom_home, threads=2)
