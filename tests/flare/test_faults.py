@@ -99,7 +99,7 @@ def test_a_lost_quorum_ends_the_job_with_a_sentence(phantom_home: Path, tmp_path
 
 
 def test_missing_data_are_one_sentence(tmp_path: Path) -> None:
-    write_job(resolve("prostate", "fedavg", sites=SITES[:2]), tmp_path / "job")
+    write_job(resolve("prostate", "fedavg", protocol="quick", sites=SITES[:2], options=SHORT), tmp_path / "job")
     run = run_simulator(tmp_path / "job", tmp_path / "run", home=tmp_path / "nothing", threads=2)
     assert run.code not in (0, None)
     for name in ("site BIDMC", str(tmp_path / "nothing" / "fedshift" / "phantom" / "prostate" / "BIDMC")):
