@@ -145,7 +145,7 @@ ROWS = {
     "gen_afl": Row({"eta": 1, "lambda_min": -0.2}, base={"eta": 100}),
     "groupdro": Row({"eta": 5}),
     "irm": PENALTY,
-    "manifold_mixup": Row({"alpha": 0.3, "layers": [3]}),
+    "manifold_mixup": Row({"alpha": 0.3, "layers": [2]}),
     "mixstyle": Row({"p": 1, "alpha": 2, "layers": [2], "eps": 0.1}),
     "mixup": Row({"alpha": 1}),
     "mmrex": Row({"lambda_min": 0}),
