@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,20 @@ from fedshift.data.locate import DATA
 
 __all__ = ["phantom_home", "short_job", "side_by_side", "sites", "trained"]
 Refused = Callable[..., str]
+NAME = "amazon"
+"""The site whose kit it is."""
+
+
+@pytest.fixture(scope="session")
+def kits(kits_of: Callable[[str], Path]) -> Path:
+    """The kits of a federation, as handed out."""
+    return kits_of("office_caltech")
+
+
+@pytest.fixture
+def kit(kits: Path, tmp_path: Path) -> Path:
+    """A site's kit, which has not been set up."""
+    return Path(shutil.copytree(kits / NAME, tmp_path / "kits" / NAME))
 
 
 @pytest.fixture

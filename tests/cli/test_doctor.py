@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ import pytest
 from conftest import make_image_site, make_site, small_image_job
 from kits import SERVER
 
+from cli.conftest import NAME
 from fedshift import cli
 from fedshift.cli.checks import data as data_checks
 from fedshift.cli.checks import job as job_checks
@@ -33,19 +34,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.kit import Kit, is_root, open_kit
 from fedshift.schema.errors import ConfigError
 
-NAME = "amazon"
 CONSOLE = "coordinator@coordination.example"
-
-
-@pytest.fixture(scope="session")
-def kits(kits_of: Callable[[str], Path]) -> Path:
-    return kits_of("office_caltech")
-
-
-@pytest.fixture
-def kit(kits: Path, tmp_path: Path) -> Path:
-    """A site's kit, which has not been set up."""
-    return Path(shutil.copytree(kits / NAME, tmp_path / "kits" / NAME))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from conftest import make_image_site, small_image_job
 from kits import SERVER
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
-from cli.conftest import Refused
+from cli.conftest import NAME, Refused
 from fedshift import cli
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
@@ -37,18 +37,7 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Answer
 from flare_armour.locks import hold_store
 
-NAME, OTHERS = "amazon", ("caltech", "webcam")
-
-
-@pytest.fixture(scope="session")
-def kits(kits_of: Callable[[str], Path]) -> Path:
-    """The kits of a federation, as handed out."""
-    return kits_of("office_caltech")
-
-
-@pytest.fixture
-def kit(kits: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(kits / NAME, tmp_path / "kits" / NAME))
+OTHERS = ("caltech", "webcam")
 
 
 @pytest.fixture
