@@ -46,7 +46,7 @@ jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
 # Three at a time on two cores: some tests wait for processes that they start.
-test: install lint ## lint, types and the tests of a change: about 14 minutes on two cores
+test: install lint ## lint, types and the tests of a change: a quarter to half an hour on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 # A file of slow tests stays in one process: its tests share a federation that takes a minute to start. Most of the time
