@@ -7,7 +7,7 @@ JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
 WHEELS ?= dist/wheelhouse
 
-.PHONY: help install nnunet demo test test-all coverage lint docs jobs lock audit wheelhouse release clean
+.PHONY: help install nnunet demo test test-real test-all coverage lint docs jobs lock audit wheelhouse release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -46,12 +46,18 @@ jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
 # Three at a time on two cores: some tests wait for processes that they start.
-test: install lint ## lint, types and the tests of a change: a quarter to half an hour on two cores
+test: install lint ## lint, types and the tests of a change: about ten minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
+
+# The slow tests that a change most likely breaks: recorded weights, and a run of each kind.
+REAL = tests/test_weights_unchanged.py tests/test_frozen.py tests/flare/test_same_numbers.py tests/flare/test_deployed.py \
+  tests/mailbox/test_same_numbers.py tests/dicomweb/test_orthanc.py tests/inference/test_nnunet_export.py
+test-real: install nnunet ## recorded weights, the simulator, provisioned sites, a mailbox, a PACS: some minutes
+	$(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder $(REAL)
 
 # A file of slow tests stays in one process: its tests share a federation that takes a minute to start. Most of the time
 # they wait for their processes, so four on two cores are not too many. tests/conftest.py has them in a good order.
-test-all: test nnunet ## what make test runs, then the slow tests: real sites, the runbook, wheels
+test-all: test nnunet ## what make test runs, then all slow tests: half an hour to an hour
 	$(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder
 
 coverage: install ## branch coverage of make test, written to benchmarks/results/tests/after.json

@@ -262,11 +262,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("frozen"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_results_are_those_recorded(name: str, bench: Bench, frozen: dict[str, Any]) -> None:
     assert bench.results(name) == frozen["results"][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages_are_those_recorded(name: str, bench: Bench, frozen: dict[str, Any]) -> None:
     """What they say, in which order, and their bytes on the wire."""

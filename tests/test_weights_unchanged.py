@@ -157,6 +157,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_final_weights_are_those_recorded(name: str, data: Path, tmp_path: Path) -> None:
     hashes = recorded()
@@ -169,6 +170,7 @@ def test_final_weights_are_those_recorded(name: str, data: Path, tmp_path: Path)
     assert in_process(name, data, tmp_path) == hashes[name], f"the final weights of job {name!r} have changed"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in JOBS]

@@ -120,6 +120,7 @@ def test_a_cell_that_diverges_is_estimated_from_its_steps(
     assert Estimator(tmp_path / "cells", device="cpu")(cells[0]).seconds > START
 
 
+@pytest.mark.slow
 def test_the_start_of_a_process_is_measured() -> None:
     assert 0.2 < measure_start() < 200
 

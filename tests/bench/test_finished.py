@@ -57,6 +57,7 @@ def rows(folder: Path) -> dict[str, CellRecord]:
     return {cell.labels["method"]: cell for cell in read_comparison(folder).cells}
 
 
+@pytest.mark.slow
 def test_a_committed_row_is_kept_and_the_other_is_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(home) == 0
     shown = capsys.readouterr().out

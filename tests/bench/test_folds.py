@@ -187,6 +187,7 @@ def test_every_row_and_seed_trains_on_each_fold(tmp_path: Path) -> None:
         choose(cells, [], [], [2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cells_run_here")
 def test_each_case_is_tested_in_one_fold_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for site in "AB":

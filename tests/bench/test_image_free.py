@@ -51,6 +51,7 @@ def test_all_sites_masks_are_known_where_all_train(
     assert record.by_case["best"]["test"]["A"] == pytest.approx([record.scores["best"]["test"]["A"]["dice"]], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_of_a_held_out_site_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, cell = ran(tmp_path, monkeypatch, run="leave_one_out")
     found = dice(record, "held_out")

@@ -78,6 +78,7 @@ def flat(_: Cell) -> Estimate:
     return Estimate(1.0, 2**20)
 
 
+@pytest.mark.slow
 def test_a_command_from_the_spec_to_the_tables(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_command_from_the_spec_to_the_tables(
     assert "Two methods: accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cells_run_here")
 def test_settings_are_trained_side_by_side_and_the_best_on_validation_is_shown(
     home: Path, capsys: pytest.CaptureFixture[str]
@@ -225,6 +227,7 @@ def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen
     assert not is_locked(folder)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
     cells = cells_of(home, axes=ONE, options={"schedule.rounds": 500}, seeds=[0, 1])
     store = Store(home / "cells")
@@ -241,6 +244,7 @@ def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_cell_that_starts_again_does_not_show_how_far_it_had_come(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE)
     store = Store(home / "cells")

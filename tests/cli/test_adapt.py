@@ -37,6 +37,7 @@ def one_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tuning, "RATE", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_training")
 def test_an_adapted_model_is_used_as_any_other_and_says_what_it_is(
     hospital: Hospital, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -68,6 +69,7 @@ def test_an_adapted_model_is_used_as_any_other_and_says_what_it_is(
     assert "It is for that hospital" in (tmp_path / "card.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_kept_has_the_same_weights_and_scores_and_says_why(
     hospital: Hospital, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def balls(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_several_classes_and_sequences_score_as_in_the_results(
     trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_several_classes_and_sequences_score_as_in_the_results(
     assert "left" in said and "right" in said and "no interval" in said
 
 
+@pytest.mark.slow
 def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_called(
     trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

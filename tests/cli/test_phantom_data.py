@@ -65,6 +65,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_making_the_phantom_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["data", "phantom", "--cases", "5", "--out", str(tmp_path / "made")]) == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []

@@ -40,6 +40,7 @@ def predict(*words: object) -> int:
     return main(["predict", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_masks_volumes_and_overlays_of_scans_in_four_formats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

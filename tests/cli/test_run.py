@@ -71,6 +71,7 @@ def test_a_folder_that_is_no_run_is_not_emptied(with_phantom: Path, refused: Ref
     assert (with_phantom / "thesis" / "text").is_file()
 
 
+@pytest.mark.slow
 def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorRun) -> None:
     assert side_by_side.code == 0, side_by_side.output
     for shown in (

@@ -116,6 +116,7 @@ def test_what_is_no_such_download_is_refused(tmp_path: Path) -> None:
         plan_volumes(tmp_path / "in")
 
 
+@pytest.mark.slow
 def test_four_commands_lead_to_masks_of_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = download(tmp_path / "in", "FeTS2022_{:05d}", 8)
     table = partition(tmp_path / "table.csv", names, [1, 2] * 4)

@@ -178,6 +178,7 @@ def test_the_tasks_protocols_are_the_papers(office: Path, tmp_path: Path) -> Non
     assert data.split_rule.startswith("papers")
 
 
+@pytest.mark.slow
 def test_the_papers_counts_on_the_real_pictures(shared_data: Path, tmp_path: Path) -> None:
     if not (shared_data / "office_caltech_10").is_dir():
         pytest.skip("no office_caltech_10 among the real data")

@@ -105,6 +105,7 @@ def test_new_folder_with_new_cases_only(hospital: Path, tmp_path: Path) -> None:
     assert {case: splits(site)[case] for case in before} == before and len(splits(site)) == 8
 
 
+@pytest.mark.slow
 def test_sessions_of_a_subject_stay_together(tmp_path: Path) -> None:
     """Also where a site that has them in two splits is mended, as ``data check`` says."""
     for k in range(8):

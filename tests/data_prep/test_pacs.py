@@ -63,6 +63,7 @@ def test_real_sub_sites(shared_data: Path) -> None:
     assert sum(map(len, found.values())) == 1008
 
 
+@pytest.mark.slow
 def test_real_pictures(shared_data: Path, tmp_path: Path) -> None:
     if not (shared_data / "pacs").is_dir():
         pytest.skip("no pacs among the real data")

@@ -60,6 +60,7 @@ def _bytes(site: Path) -> dict[str, bytes]:
     return {str(p.relative_to(site)): p.read_bytes() for p in sorted(site.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes(root: Path, tmp_path: Path) -> None:
     again = make_phantom(tmp_path / "again", seed=3, sites=["HK"], cases=3, matrices=(64,))
     first = _bytes(root / "prostate" / "HK")
@@ -109,6 +110,7 @@ def test_scans_have_real_geometry_and_a_plausible_gland(site: str, tmp_path: Pat
     assert np.all(np.diff(np.flatnonzero(filled)) == 1)
 
 
+@pytest.mark.slow
 def test_gland_volumes_are_those_of_men() -> None:
     for site in SCANNERS:
         volumes = [drawn(site, k).millilitres for k in range(3)]

@@ -47,6 +47,7 @@ def test_cameras_differ_more_than_their_eyes() -> None:
     assert (between > within).all()
 
 
+@pytest.mark.slow
 def test_a_picture_does_not_depend_on_the_others(home: Path, tmp_path: Path) -> None:
     make_fundus(tmp_path, cases=1, seed=2, sites=["NEW_A"])
     file = Path("fundus") / "NEW_A" / "volumes" / "Eye00.png"

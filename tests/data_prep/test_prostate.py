@@ -229,6 +229,7 @@ def test_default_root(environment: dict[str, str], expected: Path, monkeypatch: 
     assert data.default_root() == expected
 
 
+@pytest.mark.slow
 def test_real_scans(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "prostate_mri"
     if not source.is_dir():

@@ -106,6 +106,7 @@ def test_a_tumour_is_whatever_is_not_zero(tmp_path: Path) -> None:
     assert np.array_equal(mask_of(sites["KFBIO"], "1"), disc(101, size=SIZE)[1])
 
 
+@pytest.mark.slow
 def test_nuclei_are_put_together_and_grouped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sites = written(nuclei.plan_volumes(write_nuclei(tmp_path / "raw")), tmp_path)
     assert {name: len(manifest.cases) for name, (manifest, _) in sites.items()} == dict.fromkeys(nuclei.GROUPS, 3)

@@ -53,6 +53,7 @@ def wide(name: str, wide_of: Callable[[str], Path]) -> Path:
     return wide_of(name)
 
 
+@pytest.mark.slow
 def test_domains_are_divided_and_the_protocol_trains_on_them(
     name: str, wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_kit_is_started_again_after_a_failure_or_flares_restart(
     assert (done.returncode != 0) is again
 
 
+@pytest.mark.slow
 def test_kits_have_the_script_and_the_option_that_starts_them(kits_of: Callable[[str], Path]) -> None:
     folder = kits_of("prostate")
     for name in ("HK", kits.SERVER):

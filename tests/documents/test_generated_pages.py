@@ -29,6 +29,7 @@ def test_a_role_and_a_bound_are_those_of_the_code() -> None:
     assert re.search(r"(?m)^\| site's job \| server's job \| `server_command` \| `get_task`, `submit_update` \|$", page)
 
 
+@pytest.mark.slow
 def test_the_page_on_what_leaves_has_a_table_of_each_method() -> None:
     page = leaves.on_page_markdown(PAGES["what-leaves-a-site.md"])
     assert {"## Every job", "## A survey", *(f"## {name}" for name in available())} <= set(page.splitlines())

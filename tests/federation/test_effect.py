@@ -79,6 +79,7 @@ def test_the_trial_is_repeated_to_the_bit_and_leaves_no_trace() -> None:
     assert effects(job) == effects(job)
 
 
+@pytest.mark.slow
 def test_a_job_and_a_comparison_warn_with_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["job", "fedrdn", "prostate", "--out", str(tmp_path), "--set", *RECIPE]) == 0
     said = capsys.readouterr().out

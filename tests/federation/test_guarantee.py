@@ -50,6 +50,7 @@ def blobs(tmp_path: Path) -> dict[str, Path]:
     return {site: make_volume_site(tmp_path, site, cases=11, val=5, test=4, shape=(6, 16, 16)) for site in ("A", "B")}
 
 
+@pytest.mark.slow
 def test_patches_get_levels_at_each_site_and_the_same_over_flare(blobs: dict[str, Path], tmp_path: Path) -> None:
     job = blob_job(tmp_path, ASKED, "schedule.rounds=2", "schedule.local_steps=2")
     run(job, blobs, tmp_path / "one")

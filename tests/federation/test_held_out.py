@@ -149,6 +149,7 @@ def test_it_is_normalised_with_what_it_measures_of_itself(
     assert arrays["means"].shape == (2, 3), "its pair stays with it"
 
 
+@pytest.mark.slow
 def test_fedbn_estimates_its_statistics_as_a_newcomers(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     own = run(job_without("C", methods="fedbn"), three_image_sites, tmp_path / "own")
     job = job_without("C", methods="fedbn", options=("fedbn.unseen=averaged",))
@@ -345,6 +346,7 @@ def test_the_table_has_a_part_for_them(
     assert "│ C" not in shown[0] and shown[1].count("│ C") == 1
 
 
+@pytest.mark.slow
 def test_with_the_fold_all_test_cases_train_and_only_the_held_out_site_is_tested(
     three_sites: dict[str, Path], tmp_path: Path
 ) -> None:

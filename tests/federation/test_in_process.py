@@ -61,6 +61,7 @@ def first(sites: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
     first: Path, sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_the_initial_weights_are_scored_if_the_job_asks_for_it(
     assert f"initial weights: {100 * mean:.1f} %" in console.export_text()
 
 
+@pytest.mark.slow
 def test_test_scores_of_rounds_are_recorded_and_select_nothing(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ def test_one_site_is_local_training(tmp_path: Path) -> None:
     assert same(federated, {k: torch.from_numpy(v) for k, v in again.weights.items()})
 
 
+@pytest.mark.slow
 def test_weights_by_samples_matter_when_sites_differ_in_size(three_sites: dict[str, Path], tmp_path: Path) -> None:
     def run(data: Mapping[str, Path], option: str) -> dict[str, torch.Tensor]:
         return final_weights(

@@ -53,6 +53,7 @@ def run(folder: Path, sites: dict[str, Path], methods: str, data: str, *options:
     return done.results, read_model_file(folder / "run" / LAST)["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("methods", "data"), [("fedavg", IN_3D), ("fedfa", IN_3D), ("fedavg", IN_2D)])
 def test_a_federation_learns_two_classes_and_gives_the_same_bits_again(
     tmp_path: Path, sites: dict[str, Path], methods: str, data: str

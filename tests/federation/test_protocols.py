@@ -76,6 +76,7 @@ def test_it_is_the_run_that_holds_one_site_out(home: Path) -> None:
     assert read_results(home / "alone").final == read_results(home / "out" / "B").final
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_goes_on_where_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("leave-one-out", "fedbn", "-w whole --set schedule.rounds=3") == 0
     original = Coordinator.open

@@ -102,6 +102,7 @@ def run(kits: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 # --- keys -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_servers_keys_decrypt_nothing(site_keys: Keys, server_keys: Keys) -> None:
     values = np.linspace(-3, 3, 50)
     ciphertext = site_keys.encrypt(values)
@@ -188,6 +189,7 @@ def test_the_encrypted_mean_is_the_mean(weights: str, site_keys: Keys, server_ke
         assert value.dtype == np.float32 and np.abs(value - mean).max() < CLOSE, key
 
 
+@pytest.mark.slow
 def test_what_sites_make_of_the_sums_is_what_the_server_makes_in_clear(run: Run, site_keys: Keys) -> None:
     """Of the first round, in which all sites have trained from the same."""
     sent = next(m for m in run.messages if not m.up and m.round == 2)

@@ -74,6 +74,7 @@ def test_every_answer_brings_where_the_ledger_ends(kit: Path, heads: LedgerHeads
         assert head.number == number and heads.all() == {"HK": head}
 
 
+@pytest.mark.slow
 def test_of_a_ledger_nothing_leaves_but_a_number_and_a_hash(kit: Path, heads: LedgerHeads) -> None:
     answer = measure(kit, "one", heads)
     assert answer.ledger is not None

@@ -28,6 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("production", [False, True])
 def test_the_job_is_that_of_the_command_to_the_byte(production: bool, tmp_path: Path) -> None:
     arguments = ["fedfa+fedrdn", "prostate", "--protocol", "fedfa", "--sites", "BIDMC,HK,UCL", "--seed", "7"]

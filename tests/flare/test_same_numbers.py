@@ -42,6 +42,7 @@ def two_at_a_time(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.
     return run_simulator(short_job, tmp_path_factory.mktemp("two at work"), home=phantom_home, threads=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["side_by_side", pytest.param("two_at_a_time", marks=pytest.mark.slow)])
 def test_the_simulator_gives_the_weights_of_one_process(
     name: str, in_process: Path, request: pytest.FixtureRequest

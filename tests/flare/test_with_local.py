@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import small_image_job
 from methods.wire_page import assert_nothing_else
 
@@ -23,6 +24,7 @@ def content(messages: list[Message]) -> list[tuple[object, ...]]:
     return told
 
 
+@pytest.mark.slow
 def test_the_messages_are_the_same_but_for_the_comparison(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     options = ("schedule.rounds=2", "optimizer.keep=true")
     plain = Federation(small_image_job("fedbn", *options), three_image_sites, tmp_path / "plain")

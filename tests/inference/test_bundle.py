@@ -58,6 +58,7 @@ for bundle in bundles:
 """``monai.bundle run`` in several folders, with MONAI imported once: that takes longer than all the runs."""
 
 
+@pytest.mark.slow
 def test_a_bundle_finds_the_same_masks_without_fedshift(trained: Run, tmp_path: Path) -> None:
     scans, precisions = tmp_path / "scans", ("bf16", "auto")
     write_ball(scans / "a.nii.gz", direction=rotation(9, 0))
@@ -159,6 +160,7 @@ def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp
     assert "Device" not in str(loaded.inlined_graph), "it would stay there when the rest moves to a GPU"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_no_networks_graph_holds_on_to_a_device(name: str) -> None:
     if name in ("monai.SwinUNETR", "monai.UNETR"):
@@ -172,11 +174,13 @@ def test_no_networks_graph_holds_on_to_a_device(name: str) -> None:
     assert "Device" not in str(traced.inlined_graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", METHODS)
 def test_other_formats_give_the_models_logits(methods: str, trained: Run, tmp_path: Path) -> None:
     _same_logits(trained(methods)[0], "HK", torch.rand(5, 3, 32, 32), (5, 2, 32, 32), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", METHODS[:2])
 def test_other_formats_give_a_classifiers_logits(methods: str, tmp_path: Path) -> None:
     sites = {site: make_image_site(tmp_path / "data", site) for site in "ABC"}
@@ -198,6 +202,7 @@ def _same_logits(file: Path, site: str, x: torch.Tensor, shape: tuple[int, ...],
     np.testing.assert_allclose(logits, ready.predictor(x).detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_no_export_holds_a_place_of_this_machine(trained: Run, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="pip install 'fedshift[export]'")
     model = open_model(trained("fedfa+fedrdn")[0])
@@ -230,6 +235,7 @@ def test_a_bundles_inferer_refuses_what_predict_refuses(volume: torch.Tensor, wo
         inferer(volume, None, lambda x: x[:, :2], torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(trained("fedavg")[0])
     monkeypatch.setattr(export, "MAX_LOGIT_DIFFERENCE", -1.0)
@@ -238,6 +244,7 @@ def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["--bundle", "--torch-export", "--onnx"])
 def test_a_full_disk_is_named_and_nothing_stays(
     what: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -283,6 +290,7 @@ def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: 
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_statistics_of_given_scans_become_part_of_an_export(trained: Run, tmp_path: Path) -> None:
     write_ball(tmp_path / "scan.nii.gz")
     words = ["--statistics", "own", "--images", str(tmp_path / "scan.nii.gz")]

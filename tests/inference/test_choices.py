@@ -119,6 +119,7 @@ def test_what_only_trains_does_nothing_in_a_prediction(methods: str, tmp_path: P
     assert ready.notes == (SAME_EVERYWHERE,)
 
 
+@pytest.mark.slow
 def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Path], tmp_path: Path) -> None:
     path, _ = trained("fedbn")
     model = open_model(path)
@@ -155,6 +156,7 @@ def test_an_average_that_newcomers_use_is_used_and_said(trained: Run) -> None:
     assert "average" in ready.notes[0]
 
 
+@pytest.mark.slow
 def test_a_mixture_without_its_site_is_the_global_model_and_says_so(trained: Run) -> None:
     path, _ = trained("partialfed")
     ready = make_ready(open_model(path), Choice(), device="cpu")

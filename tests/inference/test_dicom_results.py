@@ -239,6 +239,7 @@ def write_all(folder: Path, path: Path, mask: np.ndarray, of: Origin) -> dict[st
     }
 
 
+@pytest.mark.slow
 def test_the_same_images_model_and_mask_give_the_same_uids_and_any_other_gives_others(tmp_path: Path) -> None:
     path = SERIES["axial"](tmp_path)
     mask = uneven(read_scan(path))

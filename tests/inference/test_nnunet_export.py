@@ -150,6 +150,7 @@ def _plans(model: Path, folder: Path) -> dict[str, Any]:
     return plans
 
 
+@pytest.mark.slow
 def test_the_folder_is_what_nnunet_makes_itself(trained: Path, tmp_path: Path) -> None:
     plans = _plans(trained, tmp_path)
     (configuration,) = plans["configurations"].values()

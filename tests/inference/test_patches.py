@@ -70,6 +70,7 @@ IN_SPACE = (IN_3D, "fedrdn", "evaluation.largest_component=true")
 IN_SLICES = (IN_2D, "fedavg", *BOTH_WAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [IN_SLICES, IN_SPACE, ON_LANDMARKS], ids=["2D", "3D", "landmarks"])
 def test_predictions_of_a_test_case_score_as_in_the_results(
     tmp_path: Path, of: tuple[str, ...], trained: Callable[..., Trained]
@@ -205,6 +206,7 @@ def _with_voxels_of_1_mm(path: Path, folder: Path) -> list[str]:
     return ["lost", "oblique"]
 
 
+@pytest.mark.slow
 def test_a_network_that_runs_in_channels_last_is_exported_for_any_batch(
     tmp_path: Path, trained: Callable[..., Trained]
 ) -> None:

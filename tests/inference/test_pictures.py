@@ -39,6 +39,7 @@ def predict(model: Path, images: Path, out: Path, *options: str) -> list[dict[st
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_mask_has_the_pictures_size_and_lies_on_it(model: Path, tmp_path: Path) -> None:
     source = write_discs(tmp_path / "new", cases=2, seed=5, suffix=".bmp")
     rows = predict(model, source / "images", tmp_path / "out", "--overlay")

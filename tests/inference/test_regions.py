@@ -47,6 +47,7 @@ def voxels(path: Path) -> np.ndarray:
     return sitk.GetArrayFromImage(sitk.ReadImage(path))
 
 
+@pytest.mark.slow
 def test_predictions_and_evaluate_score_as_the_results(
     tmp_path: Path, trained: tuple[dict[str, Path], Path, Results]
 ) -> None:
@@ -79,6 +80,7 @@ def test_predictions_and_evaluate_score_as_the_results(
     assert main(["report", str(tmp_path / "scores"), "--out", str(tmp_path / "report.html")]) == 0
 
 
+@pytest.mark.slow
 def test_the_report_shows_regions(
     tmp_path: Path, trained: tuple[dict[str, Path], Path, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_the_report_shows_regions(
     assert json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_bundle_writes_the_same_classes_without_fedshift(
     tmp_path: Path, trained: tuple[dict[str, Path], Path, Results]
 ) -> None:

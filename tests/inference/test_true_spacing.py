@@ -81,6 +81,7 @@ def case_to_test(site: Path) -> tuple[str, Path]:
     return case.id, image_files(site, manifest, case.id)[0]
 
 
+@pytest.mark.slow
 def test_a_prediction_is_on_the_grid_of_training(
     tmp_path: Path,
     trained: tuple[dict[str, Path], Path, Results],
@@ -174,6 +175,7 @@ def test_later_scans_are_compared_in_mm_and_a_prepared_site_says_it_itself(
         assert grids.pop() == grid
 
 
+@pytest.mark.slow
 def test_an_export_has_the_word_in_its_configuration(
     tmp_path: Path, trained: tuple[dict[str, Path], Path, Results]
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_bundles_option_is_no_text() -> None:
         segment_files(["a"], None, None, None, None, None, "false")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_models_that_know_no_voxel_size_are_told_to_do_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

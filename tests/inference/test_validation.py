@@ -71,6 +71,7 @@ def own_scores(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["model"], row["case"]): row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_evaluate(
     files: dict[str, Path], carried: tuple[Path, tuple[ModelRef, ...]], sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_no_score_of_a_single_case_and_no_id_is_told(
         SiteValidation.model_validate(content)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_groups_are_told_by_the_sites_own_table(
     carried: tuple[Path, tuple[ModelRef, ...]], sites: dict[str, Path]
@@ -136,6 +138,7 @@ def test_groups_are_told_by_the_sites_own_table(
     assert set(asked.models["old"].strata) == {"sex"} and set(asked.withheld) == {"age"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_what_is_told_does_not_depend_on_what_is_asked(
     carried: tuple[Path, tuple[ModelRef, ...]], sites: dict[str, Path]
@@ -191,6 +194,7 @@ def test_all_cases_tell_nothing_that_the_test_part_hides(
         answer(sites["A"], "A", blob_spec(carried[1], part="all"), carried[0])
 
 
+@pytest.mark.slow
 def test_a_class_that_few_cases_lack_is_not_told_of(carried: tuple[Path, tuple[ModelRef, ...]], tmp_path: Path) -> None:
     """Of twelve cases one lacks both classes: its false positives are one case's, and are not told."""
     site = make_volume_site(tmp_path, "A", cases=14, val=1, test=12, shape=(6, 20, 24), empty=[13])
@@ -227,6 +231,7 @@ def test_models_that_do_not_fit_are_refused_and_the_others_scored(
         begin(blob_spec(refs), tmp_path / "carried")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_site_with_noise_tells_noisy_means_and_its_ledger_has_them(
     carried: tuple[Path, tuple[ModelRef, ...]], sites: dict[str, Path], tmp_path: Path

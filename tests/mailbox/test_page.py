@@ -95,6 +95,7 @@ def test_three_hospitals_train_by_repeated_steps(
         assert_same_model(tmp_path / "one" / file, tmp_path / "by_mailbox" / "coordinator" / "run" / file)
 
 
+@pytest.mark.slow
 def test_no_step_needs_nvflare(tmp_path: Path) -> None:
     """Nor does one that finds nothing to do import torch."""
     code = (

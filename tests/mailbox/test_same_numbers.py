@@ -34,6 +34,7 @@ def scores(results: Results) -> object:
     return rounds, results.selected, final, results.data, results.job  # without cases, which no hospital tells of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "options", "fresh"),
     [
@@ -66,6 +67,7 @@ def test_the_weights_are_those_of_one_process(
         assert scores(read_results(places[0])) == scores(read_results(places[1]))
 
 
+@pytest.mark.slow
 def test_encrypted_updates_have_the_sum_of_one_process(three_sites: Mapping[str, Path], tmp_path: Path) -> None:
     """With CKKS, whose sums are nearly those in clear; the keys are those of the project's builder."""
     project = tmp_path / "project.yml"

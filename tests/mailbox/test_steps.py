@@ -90,6 +90,7 @@ def mischief(hospitals: Hospitals) -> Iterator[str]:
         yield what
 
 
+@pytest.mark.slow
 def test_whatever_the_carrier_does_the_weights_are_the_same(make: Make, tmp_path: Path) -> None:
     """After each thing that it does, every party makes a step, and those who wrote put back what is missing."""
     hospitals = make("fedfa+fedrdn", "schedule.rounds=2")
@@ -103,6 +104,7 @@ class Killed(BaseException):
     """The process has ended here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("federation.encryption=masks", "federation.min_sites=3"), pytest.param((), marks=pytest.mark.slow)]
 )
@@ -146,6 +148,7 @@ def test_a_step_that_is_killed_anywhere_loses_nothing(
     assert_same_as_one_process(hospitals, tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_site_that_is_killed_after_training_gives_one_answer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trains twice, to the same bits, and nothing of the first time had left. After that it never trains again."""
     hospitals = make("fedavg", fresh=True)
@@ -185,6 +188,7 @@ def test_two_steps_at_a_time_are_refused(make: Make, capsys: pytest.CaptureFixtu
 # --- late, absent, refused ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_late_site_is_absent_and_takes_part_again(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """As under FLARE: it is named as absent, its late answer is stale, and the quorum decides."""
     hospitals = make("fedavg", "schedule.rounds=2", "federation.min_sites=2")
@@ -204,6 +208,7 @@ def test_a_late_site_is_absent_and_takes_part_again(make: Make, caplog: pytest.L
     assert results.final is not None and "HK" in results.final.last.sites
 
 
+@pytest.mark.slow
 def test_an_answer_after_its_round_is_stale(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     hospitals = make("fedavg", "schedule.rounds=2", "federation.min_sites=2")
     hospitals.ask_round_1()
@@ -242,6 +247,7 @@ def test_a_failure_says_nothing_of_the_sites_files(make: Make, monkeypatch: pyte
     assert "/secret/place" in (hospitals.folder / "HK_kit" / "local" / "fedshift.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_ledger_charges_once_although_a_step_is_repeated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = "privacy: {statistics: {epsilon: 3}}\n"
     hospitals = make("fedrdn", policies={"HK": policy}, fresh=True)
@@ -269,6 +275,7 @@ def test_a_ledger_that_was_put_back_is_found(make: Make) -> None:
     assert fault.site == "HK" and fault.key == "train" and "ledger" in fault.reason
 
 
+@pytest.mark.slow
 def test_a_disabled_site_has_no_part_until_it_is_enabled(make: Make) -> None:
     hospitals = make("fedavg", "schedule.rounds=3", "federation.min_sites=2")
     kit = hospitals.folder / f"{SERVER}_kit"
@@ -286,6 +293,7 @@ def test_a_disabled_site_has_no_part_until_it_is_enabled(make: Make) -> None:
         enable(kit, "HK")
 
 
+@pytest.mark.slow
 def test_sites_that_could_not_do_it_are_asked_again(make: Make, tmp_path: Path) -> None:
     hospitals = make("fedavg", "federation.min_sites=3")
     settings = hospitals.folder / "HK_kit" / "local" / "fedshift.yaml"
@@ -301,6 +309,7 @@ def test_sites_that_could_not_do_it_are_asked_again(make: Make, tmp_path: Path) 
     assert_same_as_one_process(hospitals, tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_site_whose_folder_is_lost_is_readmitted(make: Make) -> None:
     hospitals = make("fedavg", "schedule.rounds=2", "federation.min_sites=2")
     hospitals.ask_round_1()
@@ -316,6 +325,7 @@ def test_a_site_whose_folder_is_lost_is_readmitted(make: Make) -> None:
     assert all("HK" in record.sites for record in results_of(hospitals).rounds[1:])
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_rounds(make: Make) -> None:
     """Files are as many after ten rounds as after three, but for the record of the rounds."""
     hospitals = make("fedavg", "schedule.rounds=8")

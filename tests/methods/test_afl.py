@@ -178,6 +178,7 @@ def test_a_step_of_lambda_is_exact(case: dict[str, list[float] | float]) -> None
     np.testing.assert_allclose(new, case["exact_new_lambda"], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_worst_sites_images_are_recognised_better(tmp_path: Path) -> None:
     """Site C is small and its contrast is inverted."""
     shifts = {"A": (1.0, 0.0, 96), "B": (0.9, 5.0, 96), "C": (-0.8, 250.0, 48)}

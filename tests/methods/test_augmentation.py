@@ -296,6 +296,7 @@ def accuracy_on_turned(rotation: float, seed: int) -> float:
         return float((net(torch.rot90(tested, 1, (-2, -1))).argmax(1) == labels).float().mean())
 
 
+@pytest.mark.slow
 def test_rotations_in_training_raise_accuracy_on_turned_images() -> None:
     turned, plain = ([accuracy_on_turned(rotation, seed) for seed in range(3)] for rotation in (90, 0))
     assert min(turned) > 0.9 and np.mean(turned) > np.mean(plain) + 0.3

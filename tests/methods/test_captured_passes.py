@@ -40,6 +40,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch, make: MakeGraphs) -> list[Capture
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [*WHOLE, *IN_PARTS, *LAYER_BY_LAYER])
 def test_captured_passes_change_no_bit(
     names: str, data: dict[str, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_a_method_that_cannot_attach_leaves_nothing_of_the_others_in_the_network
     assert net(torch.ones(1)).tolist() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedfa", "harmofl", "scaffold"])
 def test_a_round_leaves_nothing_to_the_search_for_cycles(
     method: str, three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

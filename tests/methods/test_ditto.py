@@ -26,6 +26,7 @@ def personal(folder: Path, site: str, round_: int) -> dict[str, torch.Tensor]:
     return under(ditto.OWN, site_state(folder, site, round_)["methods"]["ditto"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [ADAM, MOMENTUM, ("optimizer.clip_norm=0.5",)], ids=["adam", "momentum", "clip"])
 def test_without_lambda_the_personal_model_is_that_of_a_site_alone(
     options: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path
@@ -90,6 +91,7 @@ def test_a_personal_model_that_diverged_is_not_kept() -> None:
     assert not any(value.any() for value in ctx.state.values()), "the last round's is still there"
 
 
+@pytest.mark.slow
 def test_the_larger_lambda_the_nearer_to_the_global_model(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     far = []
     for lam in (0, 1, 10):

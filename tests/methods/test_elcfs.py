@@ -276,6 +276,7 @@ def test_loss_and_gradient_are_those_of_the_episode(changes: dict[str, Any]) -> 
 SGD = ("optimizer.name=sgd", "optimizer.weight_decay=0", "schedule.rounds=1")
 
 
+@pytest.mark.slow
 def test_without_mixing_inner_step_and_contrast_it_is_fedavg_at_twice_the_rate(
     three_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -290,6 +291,7 @@ def test_without_mixing_inner_step_and_contrast_it_is_fedavg_at_twice_the_rate(
     assert not torch.allclose(on["conv.weight"], expected["conv.weight"], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", ["elcfs.variant=released", "elcfs.contrast=0.5", "elcfs.bounded=false", "elcfs.temperature=0.5"]
 )
@@ -302,6 +304,7 @@ def test_what_classification_does_not_have_changes_masks(options: str, tmp_path:
     assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_model_serves_a_dark_site_that_took_no_part(tmp_path: Path) -> None:
     """What the paper claims: spectra of other sites prepare the model for one that it has never seen."""
     shifts = {"A": (1.0, 0.0), "B": (1.4, -30.0), "C": (0.4, 0.0)}

@@ -196,9 +196,12 @@ def checks() -> Iterator[tuple[str, str, Check]]:
 
 
 def marked() -> Iterator[object]:
-    """Combinations on the slower kind of task are slow tests."""
+    """Slow is all but the training of combinations, and of methods on slices that images have shown already."""
+    on_images = {names for names, kind in CASES if kind == "classification"}
     for names, kind, check in checks():
-        marks = [pytest.mark.slow] if "+" in names and kind == "segmentation" else []
+        slow = "+" in names and kind == "segmentation"
+        slow |= check is not it_trains and ("+" in names or (kind == "segmentation" and names in on_images))
+        marks = [pytest.mark.slow] if slow else []
         yield pytest.param(names, kind, check, id=f"{names}-{kind}-{check.__name__}", marks=marks)
 
 

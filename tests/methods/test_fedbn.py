@@ -104,6 +104,7 @@ def test_the_server_does_what_the_authors_does() -> None:
         np.testing.assert_array_equal(current[key], g[f"fedbn_server_init:{key}"])
 
 
+@pytest.mark.slow
 def test_the_average_is_sent_but_no_trained_site_loads_it(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     withheld, averaged = (
         final_weights(
@@ -164,6 +165,7 @@ def test_running_statistics_do_not_depend_on_how_a_site_is_sorted() -> None:
     torch.testing.assert_close(estimated, every.var().reshape(1), rtol=0.05, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unseen", ["re-estimated", "averaged"])
 def test_a_site_that_never_trained_is_scored_and_named(
     unseen: str, three_image_sites: dict[str, Path], tmp_path: Path

@@ -244,6 +244,7 @@ def test_a_variance_that_rounding_made_negative_is_zero() -> None:
     assert rest["bn.running_var"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_has_contributions_of_every_site(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     run = run_in_process(small_image_job("fedce", "schedule.rounds=3"), three_image_sites, tmp_path)
     half = dict(run.model.halves)["fedce"]
@@ -253,6 +254,7 @@ def test_a_run_has_contributions_of_every_site(three_image_sites: dict[str, Path
     assert half.state["errors"].max() < 3, "errors of later rounds were measured"
 
 
+@pytest.mark.slow
 def test_sites_fine_tune_a_best_model_that_is_not_the_last(
     three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_site_sends_the_losses_before_and_after_training() -> None:
     assert arrays.keys() == client.up(net).keys()
 
 
+@pytest.mark.slow
 def test_a_run_gives_weight_to_the_shifted_site(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_image_job("feddg_ga", "feddg_ga.step=0.5", "schedule.rounds=4")
     run = run_in_process(job, three_image_sites, tmp_path)

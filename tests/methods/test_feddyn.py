@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from conftest import Samples, Sent, make_context, server_context
 
@@ -107,6 +108,7 @@ def test_it_ends_at_the_optimum_of_the_mean_loss_where_fedavg_does_not() -> None
     assert np.abs(average - optimum).max() > 0.1
 
 
+@pytest.mark.slow
 def test_released_tends_to_the_optimum_of_the_loss_over_all_samples() -> None:
     n = (10, 40, 10)
     weighted = [share * a for share, a in zip(n, CURVES, strict=True)]

@@ -92,6 +92,7 @@ def test_one_site_gives_weight_one_and_no_division_by_zero() -> None:
     np.testing.assert_allclose(fedfa.channel_weights(np.zeros(4), eps=1e-6), 1.0)
 
 
+@pytest.mark.slow
 def test_unet_with_all_layers_gives_the_released_networks_output(monkeypatch: pytest.MonkeyPatch) -> None:
     g = golden("unet_fedfa_forward")
     Recorded(monkeypatch, [g[f"noise_{j}_{s}"] for j in range(1, 6) for s in ("mu", "sigma")])

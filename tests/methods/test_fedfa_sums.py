@@ -133,6 +133,7 @@ def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
     assert [(r.site, r.key) for r in coordinator.results.rounds[-1].rejected] == [("HK", "fedfa")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", ["average", "reset", "local"])
 def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
     running: str, three_image_sites: dict[str, Path], tmp_path: Path

@@ -44,6 +44,7 @@ def test_steps_are_the_authors(name: str, optimizer: object) -> None:
         np.testing.assert_allclose(net.weight.detach().numpy()[0], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_without_perturbation_it_is_harmofl_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     content = {}
     for methods, options in {"harmofl": (), "fedharmo": ("fedharmo.alpha=0",), "fedavg+fedharmo": ()}.items():

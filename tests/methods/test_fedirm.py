@@ -95,6 +95,7 @@ def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
     return float((net(x).argmax(1) == y).double().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agreements", [(0.9, 0.8), (0.95, 0.75)])
 def test_it_trusts_the_feature_that_tells_the_same_at_every_site(agreements: tuple[float, float]) -> None:
     assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg uses the feature that is stronger in training"

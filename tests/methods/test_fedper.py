@@ -23,6 +23,7 @@ def test_the_head_is_the_layer_that_gives_the_classes(kind: str, head: set[str])
     assert fedper.Client(fedper.Config()).personal(net) == head
 
 
+@pytest.mark.slow
 def test_a_head_is_one_sites_and_partialfed_trains_the_same(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     options = ("schedule.rounds=3", "optimizer.momentum=0.5", "optimizer.weight_decay=0.1")
     job = small_image_job("fedper", *options)

@@ -159,6 +159,7 @@ def test_the_pass_with_the_trained_model_leaves_the_mode_and_statistics_alone() 
     assert net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
+@pytest.mark.slow
 def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_model(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ def spread(job: JobSpec, data: Mapping[str, Path], folder: Path, monkeypatch: py
     return float(between_sites / np.sqrt(np.square(of_classes - of_classes.mean(0)).sum(-1)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["digits_cnn", "mnist_cnn"])
 def test_sites_embed_a_class_more_alike_than_without(
     network: str, three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def travelled(job: JobSpec, data: Mapping[str, Path], folder: Path) -> list[floa
     return far
 
 
+@pytest.mark.slow
 def test_the_larger_mu_the_nearer_every_site_stays(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     free, held, tight = (
         travelled(
@@ -98,6 +99,7 @@ def test_personal_layers_are_held_near_their_own_value_and_not_the_servers() -> 
     assert client.loss(NOTHING, net.w, zero, ctx).item() == pytest.approx(9.0)
 
 
+@pytest.mark.slow
 def test_the_anchor_is_what_training_begins_with_whatever_others_load_before(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:

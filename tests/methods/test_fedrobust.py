@@ -161,6 +161,7 @@ def accuracy_under_tint(config: fedrobust.Config, seed: int) -> float:
     return min(float((net(x + tint).argmax(1) == y).double().mean()) for tint in tints)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_stands_tints_better_than_fedavg(seed: int) -> None:
     """The model relies less on features that an affine map of channels can change."""

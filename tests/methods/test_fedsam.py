@@ -144,6 +144,7 @@ def losses_around(
         return float(here), float(task.loss(net(x), y))
 
 
+@pytest.mark.slow
 def test_it_finds_a_flatter_minimum_than_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     options = ["network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003"]
     rises = []

@@ -21,6 +21,7 @@ from .made import final_weights
 PLAIN = ("network.name=mnist_cnn", "network.options.size=16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_whole_epochs_are_gradient_descent_on_all_images(weights: str, tmp_path: Path) -> None:
     """36, 36 and 66 training images, divisible into equal batches."""
@@ -89,6 +90,7 @@ def test_a_parameter_that_no_batch_reaches_stays_as_it_was() -> None:
     assert moved == {"used.weight", "used.bias"}
 
 
+@pytest.mark.slow
 def test_images_are_learned(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_image_job(
         "fedsgd", *PLAIN, "schedule.rounds=25", "optimizer.lr=0.3", "data.mean=[0.4]", "data.std=[0.2]"

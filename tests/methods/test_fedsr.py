@@ -109,6 +109,7 @@ def test_the_reference_goes_to_the_embeddings_of_its_class_and_is_kept() -> None
     assert torch.equal(noise_of(other, ctx)["mean"], mean)
 
 
+@pytest.mark.slow
 def test_embeddings_are_shorter_with_the_norm(
     three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

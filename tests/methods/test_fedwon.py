@@ -220,6 +220,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return root / "run" / LAST, server.results
 
 
+@pytest.mark.slow
 def test_it_learns_in_small_batches_from_sites_that_differ(trained: tuple[Path, Any]) -> None:
     final = trained[1].final.last
     assert min(splits["val"]["accuracy"] for splits in final.sites.values()) > 0.8
@@ -228,6 +229,7 @@ def test_it_learns_in_small_batches_from_sites_that_differ(trained: tuple[Path, 
     assert statistics and all(float(value.std()) == 0 for value in statistics.values()), "as they were initialised"
 
 
+@pytest.mark.slow
 def test_a_prediction_and_every_export_are_the_trained_network(trained: tuple[Path, Any], tmp_path: Path) -> None:
     model = open_model(trained[0])
     ready = make_ready(model, Choice(), device="cpu")

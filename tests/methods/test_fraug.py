@@ -504,6 +504,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coordinator, dict
     return run_in_process(shifted_job("fraug", "fraug.variant=released"), data, folder / "run"), data
 
 
+@pytest.mark.slow
 def test_the_shared_generator_learns_the_classes_of_every_site(learned: tuple[Coordinator, dict[str, Path]]) -> None:
     """Of six seeds: about a third of the embeddings at the start (at most .5), all at the end."""
     run, data = learned

@@ -118,6 +118,7 @@ def test_the_standard_is_the_mean_over_all_training_volumes_of_all_sites(
 # --- a federation -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_serialised_and_interrupted_it_gives_the_same_bits(tmp_path: Path, sites: dict[str, Path]) -> None:
     spec = job(tmp_path, "schedule.rounds=2")
     run_in_process(spec, sites, tmp_path / "run")

@@ -51,6 +51,7 @@ def test_it_learns_on_shifted_images(method: str, three_image_sites: dict[str, P
     assert min(splits["test"]["accuracy"] for splits in final.last.sites.values()) > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "images", "rounds", "gain", "parts"),
     [("fedbn", 72, 8, 0.1, ("val", "test")), ("partialfed", 90, 12, 0.15, ("test",))],

@@ -164,6 +164,7 @@ def test_the_commands_make_the_job_again(page: Page, tmp_path: Path, monkeypatch
     assert read_job_folder(folder).dump() == small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4).dump()
 
 
+@pytest.mark.slow
 def test_the_commands_make_the_phantom_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     first = make_phantom(tmp_path / "phantom", seed=3, sites=["BIDMC", "HK"], cases=3, matrices=(32,))

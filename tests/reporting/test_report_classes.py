@@ -38,6 +38,7 @@ def page(root: Path, out: Path, *words: str) -> Page:
     return Page(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_score_of_a_class_comes_with_its_support(root: Path, tmp_path: Path) -> None:
     shown = page(root, tmp_path / "r.html")
     final = read_results(root / "run").final

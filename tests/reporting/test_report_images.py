@@ -55,6 +55,7 @@ def with_images(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return functools.cache(lambda run: made(root / run, folder / f"{run}.html", "--images"))
 
 
+@pytest.mark.slow
 def test_without_being_asked_for_there_are_none(root: Path, tmp_path: Path) -> None:
     html = made(root / "scans", tmp_path / "r.html")
     page = Page(html)
@@ -62,6 +63,7 @@ def test_without_being_asked_for_there_are_none(root: Path, tmp_path: Path) -> N
     assert not {"cases", "intensities", "features"} & page.sections.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["scans", "pictures"])
 def test_cases_histograms_and_features(run: str, with_images: Callable[[str], str]) -> None:
     html = with_images(run)
@@ -128,6 +130,7 @@ def test_personal_parts_come_from_the_sites_and_their_absence_is_said(
     assert "BIDMC, HK and UCL" in page.passages["without_own_parts"]
 
 
+@pytest.mark.slow
 def test_patients_have_no_names(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     shutil.copytree(root / "data", data)

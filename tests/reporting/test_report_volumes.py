@@ -96,6 +96,7 @@ def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, seen: Seen, 
         assert looked.features.shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_the_report_says_how_predictions_are_made(made: Made) -> None:
     assert "mirror true" in made("3d")
     assert "mirror" not in Page(made("2d")).sections["setup"]

@@ -44,6 +44,7 @@ def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, pytest.approx(e.value)) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # MLflow's
 def test_mlflow_gets_what_tensorboard_gets_also_of_a_run_that_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,6 +73,7 @@ def test_mlflow_gets_what_tensorboard_gets_also_of_a_run_that_is_resumed(
     assert len(sent["train_loss/HK"]) == 5 and "test_best/dice/mean" in sent
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_the_points_offline_and_nothing_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

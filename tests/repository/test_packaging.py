@@ -60,6 +60,7 @@ def test_the_command_is_installed_with_the_checkout(tmp_path: Path) -> None:
     assert "prostate" in run(str(command), "tasks", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_one_sentence_for_a_mistake(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedshift.cli", "job", "fedfaa", "prostate"],

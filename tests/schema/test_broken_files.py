@@ -137,6 +137,7 @@ def test_a_pickle_that_would_run_something_runs_nothing(name: str, tmp_path: Pat
     assert not sign.exists()
 
 
+@pytest.mark.slow
 def test_no_line_of_the_package_loads_or_runs_code() -> None:
     """``torch.load`` and ``np.load`` say so each time; only data_prep/pickles.py, which is strict, unpickles."""
     sources = [*(ROOT / "custom").rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]

@@ -223,6 +223,7 @@ def test_a_server_refuses_it_too(tmp_path: Path) -> None:
         Coordinator(JobSpec.parse(raw, where="by hand"), tmp_path)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_unet_in_both_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unet, "UNet", WholeUNet)
     data = {"HK": make_site(tmp_path / "data", "HK", cases=3)}
@@ -255,6 +256,7 @@ def assert_same_models(one: Path, other: Path) -> None:
         np.testing.assert_array_equal(array, exact[1].weights[key], err_msg=key, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("methods", "options"), [("fedfa+fedrdn", (INT8,)), ("fedbn", (BF16,))])
 def test_over_the_wire_all_is_as_in_one_process(
     methods: str, options: tuple[str, ...], three_sites: dict[str, Path], tmp_path: Path

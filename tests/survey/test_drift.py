@@ -57,6 +57,7 @@ def write_scans(folder: Path, names: Sequence[str], *, seed: int, noise: float =
         write(folder / name, image.astype(np.float32), tuple(mm * length for length in SPACING))
 
 
+@pytest.mark.slow
 def test_the_model_file_has_the_sums_and_nothing_else_has_changed(
     run: Path, sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -244,6 +245,7 @@ def test_one_flagged_scan_in_every_month_is_a_change_for_the_monthly_job(
     assert record["since"] == "2026-01" and not any(month["changed"] for month in record["months"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("months", "each"), [(2, 1), (12, 1), (12, 6), (24, 12)])
 def test_runs_of_months_are_seldom_false_alarms(months: int, each: int) -> None:
     drawn = np.random.default_rng(0).binomial(each, FALSE_ALARMS, (1000, months))

@@ -25,6 +25,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fingerprint]:
     return [fingerprint(prepare_discs(tmp_path / "raw" / site, tmp_path, site, seed=k)) for k, site in enumerate("AB")]
 
 
+@pytest.mark.slow
 def test_the_plan_is_a_task_for_pictures(
     sites: list[Fingerprint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

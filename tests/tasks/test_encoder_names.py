@@ -89,6 +89,7 @@ def test_names_of_efficientnets_are_the_published_ones() -> None:
     assert {"_blocks.0._depthwise_conv.weight", "_blocks.15._bn2.bias"} < set(map(lukemelas, keys))
 
 
+@pytest.mark.slow
 def test_a_resnet_is_taken_with_all_its_shortcuts() -> None:
     given = encoder("resnet50")
     assert {"layer1.0.downsample.0.weight", "layer4.2.conv3.weight", "bn1.running_mean"} < set(given)

@@ -186,6 +186,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 @pytest.mark.parametrize("dims", [2, 3])
 def test_memory_of_a_pass_is_not_fetched_anew_for_the_next(dims: int) -> None:
@@ -212,6 +213,7 @@ for line in Path("/proc/self/smaps").read_text().splitlines():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
 )

@@ -315,6 +315,7 @@ def same(a: Path, b: Path) -> bool:
     return all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_file_bit_for_bit_and_says_so(
     home: Path, three_image_sites: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,6 +383,7 @@ def test_a_job_goes_on_from_a_former_model(home: Path, three_image_sites: dict[s
 # --- the commands ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_names_the_file_by_hash_and_no_path(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -458,6 +460,7 @@ def test_a_bundle_gives_the_layers_that_fit_and_the_rest_is_named(
         assert torch.equal(value, own[key] if key.startswith("head.") else theirs[key]), key
 
 
+@pytest.mark.slow
 def test_a_model_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     with raises("weights-unfit"):
         pretrained.take_what_fits(small_net(1), {"other.weight": torch.ones(3)}, where="file.pt")

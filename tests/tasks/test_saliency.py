@@ -39,6 +39,7 @@ def test_it_is_where_the_class_is() -> None:
     assert (grad_cam(Bright(), x, 0) == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "dims"),
     [

@@ -106,6 +106,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- a round that runs out of memory ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", ["fedavg", "fedfa+mixup", "fedproto+fedrdn", "fedsam+pfedavg"])
 def test_a_round_is_begun_anew_to_the_bits_of_a_site_that_had_the_parts_from_the_start(
     methods: str,
@@ -148,6 +149,7 @@ def test_norms_move_once_a_step(two_sites: Mapping[str, Path], tmp_path: Path, l
     assert counters and {int(value) for value in counters} == {sum(r.sites["HK"].steps for r in done.results.rounds)}
 
 
+@pytest.mark.slow
 def test_over_the_wire_too_and_a_restarted_site_remembers(
     pictures: Mapping[str, Path], tmp_path: Path, limit: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +197,7 @@ print(run("second", "schedule.batch_size=16").sites["HK"].parts)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_whose_memory_really_runs_out_goes_on(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
@@ -209,6 +212,7 @@ def test_a_process_whose_memory_really_runs_out_goes_on(tmp_path: Path) -> None:
     assert int(ran.stdout.split()[-1]) > 1
 
 
+@pytest.mark.slow
 def test_dp_sgd_has_the_same_noise_in_smaller_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a second attempt adds up differs by rounding from what the first would have sent."""
     policy = Policy.parse({"dp_sgd": {"epsilon": 8, "delta": 1e-3, "clip": 0.5}}, where="a site's policy")

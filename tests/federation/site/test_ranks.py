@@ -210,6 +210,7 @@ def killing(ranks: Ranks, *, times: int) -> Callable[[], bool]:
     return stop
 
 
+@pytest.mark.slow
 def test_a_round_whose_rank_is_killed_is_repeated_to_the_same_bits(
     ranks: Ranks, pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_round_whose_rank_is_killed_is_repeated_to_the_same_bits(
     assert not ranks.members
 
 
+@pytest.mark.slow
 def test_an_error_at_a_rank_is_the_sites(ranks: Ranks, pictures: Path, tmp_path: Path) -> None:
     trial = Trial(small_image_job("fedavg", *PLAIN), pictures, tmp_path)
     gone = tmp_path / "A"
@@ -235,6 +237,7 @@ def test_an_error_at_a_rank_is_the_sites(ranks: Ranks, pictures: Path, tmp_path:
         site.train(broadcast)
 
 
+@pytest.mark.slow
 def test_ranks_take_their_shares_in_parts_where_memory_is_short(ranks: Ranks, pictures: Path, tmp_path: Path) -> None:
     trial = Trial(small_image_job("fedavg", *PLAIN), pictures, tmp_path)
     whole = arrays(trial("whole", ranks))
@@ -267,6 +270,7 @@ def test_a_stopped_round_leaves_no_process(ranks: Ranks, pictures: Path, tmp_pat
     assert not ranks.members and {child.pid for child in psutil.Process().children()} <= before
 
 
+@pytest.mark.slow
 def test_a_rank_ends_with_a_site_that_is_killed() -> None:
     code = f"import os; from {team.__name__} import _started; print(_started(1, 'cpu').process.pid, flush=True); "
     done = subprocess.run([sys.executable, "-c", f"{code} os.kill(os.getpid(), 9)"], capture_output=True, text=True)
@@ -277,6 +281,7 @@ def test_a_rank_ends_with_a_site_that_is_killed() -> None:
     assert not psutil.pid_exists(int(done.stdout))
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_are_an_error(
     ranks: Ranks, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +324,7 @@ def test_what_cannot_be_shared_is_refused(
     assert "device-unusable" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_in_one_process_records_its_devices_and_ends_them(
     three_image_sites: dict[str, Path], ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

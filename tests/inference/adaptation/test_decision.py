@@ -39,6 +39,7 @@ def quiet(line: str) -> None:
     """Instead of printing progress."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_training")
 def test_fine_tuning_helps_on_shifted_scans_and_patients_not_seen_say_so(hospital: Hospital, tmp_path: Path) -> None:
     shifted = mean_dice(hospital.model, hospital.labelled, tmp_path / "before")
@@ -55,6 +56,7 @@ def test_fine_tuning_helps_on_shifted_scans_and_patients_not_seen_say_so(hospita
     assert np.mean(list(cases.dice(ready, set(cases.subjects)).values())) > before + 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_training")
 def test_masks_of_other_patients_teach_nothing_and_the_model_is_kept(hospital: Hospital, tmp_path: Path) -> None:
     shuffled = tmp_path / "shuffled"
@@ -119,6 +121,7 @@ def test_an_anchor_holds_the_weights_where_they_were(
     assert moved[1] < 0.8 * moved[0]
 
 
+@pytest.mark.slow
 def test_statistics_of_the_scans_help_where_outlines_did_not_agree(hospital: Hospital, tmp_path: Path) -> None:
     shifted = mean_dice(hospital.model, hospital.labelled, tmp_path / "before")
     ready = make_ready(open_model(hospital.model), Choice(), device="cpu")
@@ -132,6 +135,7 @@ def test_statistics_of_the_scans_help_where_outlines_did_not_agree(hospital: Hos
     assert np.mean(list(given.dice(ready, set(given.subjects)).values())) > shifted
 
 
+@pytest.mark.slow
 def test_without_masks_few_scans_or_scans_like_those_of_training_leave_the_model_as_it_is(
     hospital: Hospital, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_network_without_running_statistics_has_none_to_set(trained: Run) -> N
         without_masks(ready, scans, progress=quiet)
 
 
+@pytest.mark.slow
 def test_of_many_scans_no_window_is_at_an_end_where_no_structure_is(hospital: Hospital, tmp_path: Path) -> None:
     """As of twenty scans: too few windows of each to hold an end without looking only there."""
     ready = make_ready(open_model(hospital.model), Choice(), device="cpu")

@@ -142,6 +142,7 @@ def test_a_keyboard_reaches_all_that_scrolls_and_a_server_that_goes_is_told(brow
         page.close()
 
 
+@pytest.mark.slow
 def test_after_a_thousand_snapshots_the_page_is_no_larger(browser: Any, server: WatchServer, source: StandIn) -> None:
     """The page's own code is fed snapshots as fast as it can show them."""
     page = browser.new_page()

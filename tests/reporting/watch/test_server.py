@@ -123,6 +123,7 @@ def test_a_run_is_read_once_for_all_pages() -> None:
     assert b'"round":5' in reader.latest() and source.asked == 2
 
 
+@pytest.mark.slow
 def test_those_who_connect_and_say_nothing_do_not_pile_up() -> None:
     with serving(StandIn(None)) as server:
         before = threading.active_count()
@@ -136,6 +137,7 @@ def test_those_who_connect_and_say_nothing_do_not_pile_up() -> None:
                 one.close()
 
 
+@pytest.mark.slow
 def test_a_week_of_looking_costs_no_memory() -> None:
     """A run of thousands of rounds, watched by two pages; what is sent stays within its limits as well."""
     if coverage.Coverage.current() is not None:

@@ -255,6 +255,7 @@ def discs(count: int, seed: int, side: int) -> tuple[Tensor, Tensor]:
     return (images - mean) / std, labels.long()
 
 
+@pytest.mark.slow
 def test_what_is_learned_holds_better_under_a_coil_that_was_not_seen() -> None:
     """A small network segments discs; the same scans as with a surface coil are another scanner's."""
     images, labels = discs(64, 99, 32)

@@ -62,6 +62,7 @@ def test_targets_say_what_is_unknown(root: Path) -> None:
     assert (subjects[::2] == subjects[1::2]).all() and len(set(subjects)) == 3
 
 
+@pytest.mark.slow
 def test_a_run_scores_each_finding_with_its_support(root: Path, tmp_path: Path) -> None:
     results = run(root, tmp_path, *FINDINGS, "schedule.rounds=3", "evaluation.local=true", privacy={"A": Policy()})
     assert results.job.metric == "auroc" and results.final is not None
@@ -82,6 +83,7 @@ def test_a_run_scores_each_finding_with_its_support(root: Path, tmp_path: Path) 
     assert all(one.p is None for one in against.classes.values()), "subjects have several pictures"
 
 
+@pytest.mark.slow
 def test_messages_carry_what_sites_tell_of_classes(root: Path, tmp_path: Path) -> None:
     job = small_image_job("fedprox", *FINDINGS, "evaluation.local=true", "data.sampling=balanced", "loss=weighted_ce")
     sites = {site: root / "shapes" / site for site in "ABC"}

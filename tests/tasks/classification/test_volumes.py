@@ -72,6 +72,7 @@ def job_of(root: Path, methods: str = "fedavg", *options: str) -> JobSpec:
     return resolve(str(root / "task.yaml"), methods, options=options)
 
 
+@pytest.mark.slow
 def test_a_federated_model_learns_volumes(root: Path) -> None:
     final = read_results(root / "run").final
     assert final is not None

@@ -65,6 +65,7 @@ def test_alexnet_is_fedfas() -> None:
     assert found == facts["state_dict"]
 
 
+@pytest.mark.slow
 def test_alexnet_gives_the_authors_outputs() -> None:
     g = golden("alexnet_forward")
     net = make("alexnet", {}, n_classes=10).double()

@@ -69,6 +69,7 @@ def test_the_distances_of_outlines_are_within_the_picture(tmp_path: Path) -> Non
     assert surface_scores(nothing, first, (9.0, 3.0, 4.0), tolerance=0)[0] == pytest.approx(21 * 5.0)
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_the_pictures_of_two_sites(tmp_path: Path) -> None:
     sites = {site: prepare_discs(tmp_path / site, tmp_path, site, seed=k) for k, site in enumerate("AB")}
     run_in_process(

@@ -82,6 +82,7 @@ def test_scores_are_of_regions(tmp_path: Path) -> None:
     assert missed.one_sided is not None and missed.one_sided["right"].missed == 1 and "both" not in missed.one_sided
 
 
+@pytest.mark.slow
 def test_two_regions_that_exclude_each_other_score_as_two_classes(tmp_path: Path) -> None:
     data = {site: make_volume_site(tmp_path, site, cases=6) for site in "AB"}
     dice = {}
@@ -142,6 +143,7 @@ def test_what_is_predicted_where_voxels_are_ignored_changes_no_score(tmp_path: P
     assert guess["A", "test"].scores["dice"] > 0
 
 
+@pytest.mark.slow
 def test_ignore_with_no_ignored_voxel_has_the_same_bits(tmp_path: Path) -> None:
     data = {site: make_volume_site(tmp_path, site) for site in "AB"}
     weights = []

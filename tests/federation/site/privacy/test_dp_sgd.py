@@ -63,6 +63,7 @@ def answered(job: JobSpec, data: Path, folder: Path, rules: Policy | None) -> tu
 # --- the noise -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_batch_is_a_draw_of_cases_and_a_round_has_the_steps_of_the_job() -> None:
     rule = DpSgd(epsilon=8, delta=1e-3, clip=1)
     plan = make_plan(rule, ScheduleSpec(rounds=5, local_epochs=2, batch_size=8), images=80, subjects=4)
@@ -316,6 +317,7 @@ def test_the_noise_of_usual_epsilons_is_the_accountants(epsilon: float, multipli
     assert plan.multiplier == pytest.approx(multiplier, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_small_epsilon_is_nearly_used_up_and_none_is_too_small_for_a_sentence() -> None:
     schedule = ScheduleSpec(rounds=20, local_steps=20, batch_size=8)
     plan = make_plan(DpSgd(epsilon=0.1, delta=1e-5, clip=1), schedule, images=2000, subjects=200)
