@@ -3,7 +3,7 @@
 ``nnunet_trainer.py plan NUMBER``: fingerprint, plan and preparation, as ``nnUNetv2_plan_and_preprocess`` makes them.
 ``nnunet_trainer.py train DATASET CONFIGURATION EPOCHS STEPS SEED DEVICE MEASURED``: its default trainer for so many
 epochs of so many steps, with patches made in the same process; writes what it took to ``MEASURED``.
-``nnunet_trainer.py predict MODEL IMAGES OUT DEVICE``: masks, with mirror images.
+``nnunet_trainer.py predict MODEL IMAGES OUT DEVICE``: masks, without mirror images.
 
 The environment variables ``nnUNet_raw``, ``nnUNet_preprocessed`` and ``nnUNet_results`` name its folders.
 """
@@ -62,7 +62,7 @@ def predict(model: str, images: str, out: str, device: str) -> None:
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     torch.set_num_threads(1)
-    predictor = nnUNetPredictor(device=torch.device(device), allow_tqdm=False)
+    predictor = nnUNetPredictor(device=torch.device(device), use_mirroring=False, allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(model, (0,))
     Path(out).mkdir(exist_ok=True)
     predictor.predict_from_files_sequential(images, out)

@@ -7,7 +7,8 @@
 all sites in one data set, plans by its own rules, and trains its default trainer on the training cases, for fewer
 epochs. fedshift trains the task's protocol ``nnunet`` with the network, patch and batch of that plan: ``pooled`` on all
 sites' images in one place, and ``fedavg`` where each site takes as many steps in a round as nnU-Net in an epoch. The
-last model of each segments the sites' test cases; scores are MONAI's, by case, and differences to nnU-Net are paired.
+last model of each segments the sites' test cases, without mirror images; scores are MONAI's, by case, and differences
+to nnU-Net are paired.
 All use one thread of the processor (``--device`` for a GPU). What has ended below ``WORK`` is not made again.
 """
 
@@ -36,8 +37,7 @@ from fedshift.schema.results import LAST, read_results
 ROOT = Path(__file__).resolve().parents[1]
 NNUNET = ROOT / ".venv" / "nnunet" / "bin" / "python"
 NUMBER = 501
-ROWS = {"pooled": "all", "fedavg": "fedavg"}
-"""Row -> fedshift's method."""
+ROWS = ("pooled", "fedavg")
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the task's prepared sites")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--configuration", choices=("2d", "3d_fullres"), default="3d_fullres")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -120,15 +120,19 @@ class Yardstick:
             "schedule.precision": "fp32",
             "schedule.threads": 1,
             "evaluation.every": self.args.epochs,
+            "evaluation.mirror": False,
         }
-        name, folder = f"yardstick_{row}", self.work / row
-        words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        measured = self.work / f"{row}.json"
+        folder, measured = self.work / row, self.work / f"{row}.json"
         if not measured.is_file():
-            job = ("fedshift", "job", ROWS[row], self.args.task, "--protocol", "nnunet", "--name", name, "--force")
-            self._run(*job, "--seed", str(self.args.seed), "--out", str(self.work / "jobs"), "--set", *words)
-            run = ("fedshift", "run", str(self.work / "jobs" / name), "--in-process", "--workspace", str(folder))
-            usage = self._run(*run, "--force", "--device", self.args.device)
+            words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+            described = (self.args.task, "--protocol", "nnunet", "--seed", str(self.args.seed), "--set", *words)
+            where = ("--workspace", str(folder), "--force", "--device", self.args.device)
+            if row == "pooled":
+                usage = self._run("fedshift", "pooled", "all", *described, *where)
+            else:
+                self._run("fedshift", "job", row, *described, "--out", str(self.work / "jobs"), "--force")
+                job = self.work / "jobs" / f"{row}_{self.args.task}"
+                usage = self._run("fedshift", "run", str(job), "--in-process", *where)
             rounds = read_results(folder).rounds
             seconds = sum(site.seconds for each in rounds for site in each.sites.values())
             steps = sum(site.steps for each in rounds for site in each.sites.values())

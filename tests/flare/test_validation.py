@@ -14,7 +14,9 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from validations import blob_models, blob_sites, blob_spec, with_strata
 
+from fedshift.data.locate import read_settings
 from fedshift.flare import codec
+from fedshift.flare.dry_run import dry_run_validation
 from fedshift.flare.export import SPEC, read_job_folder
 from fedshift.flare.guard import JOB_FILES, AppFiles
 from fedshift.flare.simulate_question import simulate_question
@@ -114,6 +116,20 @@ def test_a_site_answers_under_its_policy_and_keeps_its_cases(
     settings.write_text(f"data: {{blobs: {sites['A']}}}\nprivacy: {{min_cases: 7}}\n", encoding="utf-8")
     with pytest.raises(codec.WireError, match=r"privacy\.min_cases: 7"):
         codec.decode_told(codec.VALIDATION, SiteValidation, ask(context, monkeypatch))
+
+
+def test_a_dry_run_shows_what_the_site_would_tell_and_leaves_nothing(
+    context: Kit, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    local, job = tmp_path / "kit" / "local", tmp_path / "job"
+    settings = read_settings(local)
+    sent = dry_run_validation(job, "A", sites["A"], tmp_path / "dry", settings=settings, ledger=local)
+    told = answer(sites["A"], "A", read_validation_spec(job / SPEC), models_of(job))
+    shown = {item.name: item.value for item in sent.items}
+    assert shown["A/models/new/scores/dice/mean"] == told.models["new"].scores["dice"].mean
+    assert not list(local.glob("*ledger*"))
+    with raises("other-site", naming="site Z"):
+        dry_run_validation(job, "Z", sites["A"], tmp_path / "other", settings=settings)
 
 
 def test_no_path_of_a_site_is_in_what_it_says(context: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,9 @@ def add_arguments(site: Any) -> None:
     look.add_argument("kit", type=Path, metavar="KIT")
     look.set_defaults(func=_check)
 
-    dry = kinds.add_parser("dry-run", help="train a step on the site's own data, show what would be sent, send nothing")
+    dry = kinds.add_parser(
+        "dry-run", help="do a job's first step on the site's own data, show what would be sent, send nothing"
+    )
     dry.add_argument("kit", type=Path, metavar="KIT")
     dry.add_argument("job", type=Path, metavar="JOB_FOLDER")
     dry.add_argument("--steps", type=int, default=1, metavar="N", help="optimiser steps (default 1)")
@@ -160,15 +162,17 @@ def _dry_run(args: argparse.Namespace) -> int:
     from fedshift.flare.dry_run import dry_run
     from fedshift.flare.export import read_job_folder
     from fedshift.flare.kit import open_kit
+    from fedshift.flare.validation.job import is_validation
 
-    kit, job = open_kit(args.kit), read_job_folder(args.job)
+    kit = open_kit(args.kit)
     if kit.role == "server":
         raise ConfigError("wrong-kit", f"{args.kit} is the server's kit: a dry run is a site's")
     if args.steps < 1:
         raise ConfigError("invalid-value", f"--steps {args.steps} must be at least 1")
-    data = find_site(job.task.dataset, kit.name, local=kit.local, simulator=False)
-    if read_manifest(data).kind == "phantom":
-        print("the data are the phantom: simulated scans, not patients")
+    if is_validation(args.job):
+        return _dry_run_of_validation(args, kit)
+    job = read_job_folder(args.job)
+    data = _data(job.task.dataset, kit)
     with tempfile.TemporaryDirectory(prefix="fedshift-dry-run-") as folder:
         settings = read_settings(kit.local)
         answers = dry_run(job, kit.name, data, Path(folder), settings=settings, steps=args.steps, ledger=kit.local)
@@ -185,6 +189,30 @@ def _dry_run(args: argparse.Namespace) -> int:
         print("from random weights: the job's own are at the server")
     print(f"nothing was sent: this is what site {kit.name} would answer to job {job.name}")
     return 0
+
+
+def _dry_run_of_validation(args: argparse.Namespace, kit: Kit) -> int:
+    """Show the scores that the site would tell."""
+    from fedshift.flare.dry_run import dry_run_validation
+    from fedshift.flare.export import SPEC
+    from fedshift.flare.validation.job import read_validation_spec
+
+    spec = read_validation_spec(args.job / SPEC)
+    data = _data(spec.dataset, kit)
+    with tempfile.TemporaryDirectory(prefix="fedshift-dry-run-") as folder:
+        settings = read_settings(kit.local)
+        sent = dry_run_validation(args.job, kit.name, data, Path(folder), settings=settings, ledger=kit.local)
+    console.print(_table(sent, every=True))
+    print(f"nothing was sent: this is what site {kit.name} would answer to job {spec.validation}")
+    return 0
+
+
+def _data(dataset: str, kit: Kit) -> Path:
+    """The site's prepared folder; says so if it is the phantom."""
+    data = find_site(dataset, kit.name, local=kit.local, simulator=False)
+    if read_manifest(data).kind == "phantom":
+        print("the data are the phantom: simulated scans, not patients")
+    return data
 
 
 def _say_what_masks_hide(job: JobSpec, kit: Kit, policy: Policy | None) -> None:

@@ -1,6 +1,6 @@
 """A job's first steps at one site, on its own data, with nothing sent: what would leave is shown instead.
 
-The answers are encoded as the executor encodes them; the other sites are absent.
+The answers are encoded as the executor encodes them; the other sites are absent. A validation is answered in whole.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
+from fedshift.flare.export import SPEC
+from fedshift.flare.validation.job import models_of, read_validation_spec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Answer, Broadcast, SiteInfo, Update
@@ -100,11 +102,7 @@ def dry_run(
     privacy = settings.privacy
     if privacy is not None and job.federation.encryption is not None:
         privacy = privacy.model_copy(update={"encryption": None})  # the job encrypts; what it runs as here does not
-    account = folder / "ledger"
-    account.mkdir(parents=True)
-    for file in (LEDGER_FILE, HEAD_FILE):
-        if ledger is not None and (ledger / file).is_file():
-            shutil.copy(ledger / file, account)
+    account = _copied_ledger(ledger, folder / "ledger")
     options = SiteOptions(
         folder / "site", device=settings.device, devices=settings.devices, policy=privacy, ledger=account
     )
@@ -120,6 +118,43 @@ def dry_run(
         contents(codec.STATISTICS, Answer(statistics, site.info(), first)),
         contents(codec.TRAIN, Answer(update, site.info(), kept.head())),
     ]
+
+
+def dry_run_validation(
+    job: Path, name: str, data: Path, folder: Path, *, settings: SiteSettings, ledger: Path | None = None
+) -> Sent:
+    """Have a site answer a validation (``fedshift job --evaluate``): the models of the job score its cases.
+
+    Args:
+        job: the job's folder.
+        name: the site.
+        data: its prepared folder.
+        folder: for temporary files; the caller deletes it.
+        settings: the device and the privacy policy are used.
+        ledger: as for `dry_run`.
+
+    Raises:
+        ConfigError: the job does not ask this site.
+        DataError: the data cannot be used.
+        PolicyError: the site's policy forbids that anything is told, or there are too few cases.
+    """
+    spec = read_validation_spec(job / SPEC)
+    if name not in spec.sites:
+        raise ConfigError("other-site", f"job {spec.validation} is for {', '.join(spec.sites)}, not for site {name}")
+    from fedshift.inference.validation import answer
+
+    account = _copied_ledger(ledger, folder / "ledger")
+    told = answer(data, name, spec, models_of(job), settings.privacy, ledger=account, device=settings.device)
+    return Sent(codec.SCORE, tuple(_plain(told.model_dump(mode="json", exclude_none=True), (name,))))
+
+
+def _copied_ledger(ledger: Path | None, copy: Path) -> Path:
+    """A folder with the site's ledger, so that its own is not written."""
+    copy.mkdir(parents=True)
+    for file in (LEDGER_FILE, HEAD_FILE):
+        if ledger is not None and (ledger / file).is_file():
+            shutil.copy(ledger / file, copy)
+    return copy
 
 
 def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: SiteSettings, steps: int) -> Sent:
