@@ -10,10 +10,11 @@ The data are 31 T2-weighted volumes of PROMISE12's training set, which you downl
 
     FEDSHIFT_DATA=ROOT python benchmarks/adaptation.py --work WORK
 
-Models are lean, so that one trains in minutes: patches of 96 pixels, half the features, 16 rounds. ``--full`` takes
-the task's default recipe, and writes another file. Either has the augmentation for hospitals that took no part. Results
-go to ``benchmarks/results/adaptation.json`` one by one, and what is there is not made again; an interrupted run goes on
-where it was. The table beside it is made from this file only.
+Models are lean, so that one trains in minutes: patches of 96 pixels, half the features, 16 rounds. ``--whole`` takes
+the task's network and slices, trained on the other sites' images in one place (the scale ``whole`` of
+``recipes/prostate_unseen_scanner.yaml``), and writes another file. Either has the augmentation for hospitals that took
+no part. Results go to ``benchmarks/results/adaptation.json`` one by one, and what is there is not made again; an
+interrupted run goes on where it was. The table beside it is made from this file only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 import frame
 import numpy as np
-from left_out import SITES, trained_without
+from left_out import SITES, pooled_without, trained_without
 
 from fedshift.data.cases import CaseFiles
 from fedshift.data.layouts.find import gather
@@ -45,6 +46,7 @@ LEAN = (
     *("schedule.rounds=16", "optimizer.lr=0.002", "data.patch=[96,96]", "data.matrix=96"),
     *("data.spacing=[null,1.667,1.667]", "network.options.features=[8,16,32,64,128,8]"),
 )
+WHOLE = ("schedule.rounds=8", "data.matrix=128", "data.spacing=null")
 UNSEEN = (
     *("data.augmentation=scanner", "data.augmentation_only=[rotate,scale,shift,mirror]", "data.mirror=[1]"),
     "data.fold=all",
@@ -64,10 +66,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--sites", nargs="+", default=list(SITES), choices=SITES)
     parser.add_argument("--masks", type=int, nargs="+", default=[0, 1, 3])
-    parser.add_argument("--full", action="store_true", help="the task's default recipe")
+    parser.add_argument("--whole", action="store_true", help="the task's network and slices")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out = args.out or (OUT.with_stem("adaptation_full") if args.full else OUT)
+    out = args.out or (OUT.with_stem("adaptation_whole") if args.whole else OUT)
     if args.work is not None:
         for seed in args.seeds:
             for site in args.sites:
@@ -87,8 +89,11 @@ def missing(out: Path, site: str, seed: int, args: Any) -> Iterator[dict[str, An
     wanted = [pair for pair in wanted if (seed, site, *pair) not in known]
     if not wanted:
         return
-    settings = [*(() if args.full else LEAN), *UNSEEN, "schedule.threads=1"]
-    command, path = trained_without(site, "fedavg", "prostate", seed=seed, settings=settings, work=args.work)
+    settings = [*(WHOLE if args.whole else LEAN), *UNSEEN, "schedule.threads=1"]
+    if args.whole:
+        command, path = pooled_without(site, "prostate", seed=seed, settings=settings, work=args.work)
+    else:
+        command, path = trained_without(site, "fedavg", "prostate", seed=seed, settings=settings, work=args.work)
     model = open_model(path)
     cases = labelled_at(model, site)
     about = {"held_out": site, "seed": seed, "command": command, "round": model.header.round}

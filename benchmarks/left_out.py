@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedshift.schema.protocol_results import LeaveOneOut
 from fedshift.schema.results import BEST, FILE_NAME, read_results
 
 SITES = ("BIDMC", "HK", "RUNMC", "UCL")
@@ -32,3 +33,25 @@ def trained_without(site: str, *words: str, seed: int, settings: Sequence[str], 
         print("$", shlex.join(command), flush=True)
         subprocess.run(command, check=True)
     return shlex.join(job), folder / BEST
+
+
+def pooled_without(site: str, task: str, *, seed: int, settings: Sequence[str], work: Path) -> tuple[str, Path]:
+    """The same of a model of all other sites' images in one place; each site's is trained at once."""
+    folder = work / f"pooled_seed{seed}"
+    command = [
+        "fedshift",
+        "leave-one-out",
+        "all",
+        task,
+        "--sites",
+        ",".join(SITES),
+        "--seed",
+        str(seed),
+        "--set",
+        *settings,
+    ]
+    if not (folder / LeaveOneOut.FILE_NAME).is_file():
+        run = [*command, "--workspace", str(folder)]
+        print("$", shlex.join(run), flush=True)
+        subprocess.run(run, check=True)
+    return shlex.join(command), folder / site / BEST

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_job
+from conftest import make_site, small_job
 from kits import provision_project
 from modelfiles import assert_same_model
 
@@ -16,6 +16,8 @@ from fedshift.federation.encryption.site import decrypt_model
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.run_files import load_state
+from fedshift.flare.export import write_job
+from fedshift.flare.simulate import simulate
 from fedshift.schema.results import BEST, LAST, Results, read_results
 
 from .hospitals import PROJECT, Hospitals
@@ -65,6 +67,22 @@ def test_the_weights_are_those_of_one_process(
             np.testing.assert_array_equal(array, states[1].methods[method][key], err_msg=key, strict=True)
     if job.federation.encryption is None:  # a site's keys are drawn, and their certificates are bytes too
         assert scores(read_results(places[0])) == scores(read_results(places[1]))
+
+
+@pytest.mark.slow
+def test_the_weights_are_those_of_nvflare(kits_of: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its simulator, with a process a site."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    phantom = tmp_path / "share" / "fedshift" / "phantom"
+    data = {site: make_site(phantom, site, gain=gain) for site, gain in (("BIDMC", 1.0), ("HK", 0.5), ("UCL", 1.3))}
+    job = small_job("fedfa+fedrdn")
+    write_job(job, tmp_path / "job")
+    simulated = simulate(job, tmp_path / "job", tmp_path / "simulated", parallel=3, ignore_memory=True)
+    hospitals = Hospitals(job, data, tmp_path / "mailbox", kits_of("prostate"))
+    hospitals.run()
+    for file in (BEST, LAST):
+        assert_same_model(simulated.server / file, hospitals.run_folder / file)
 
 
 @pytest.mark.slow
