@@ -123,12 +123,12 @@ def test_a_watcher_that_ended_goes_on_and_what_ends_it_twice_fails(
 ) -> None:
     watcher, first, second = Watcher(tmp_path), add_study(pacs, tmp_path, "1"), add_study(pacs, tmp_path, "2")
     watcher.look()
-    running = predict.run
+    running = predict.predict
 
-    def stopped(args: object) -> int:
+    def stopped(*args: object, **how: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict, "run", stopped)
+    monkeypatch.setattr(predict, "predict", stopped)
     for _ in range(3):  # however often a service is restarted
         assert watcher.look() == 130
     assert watcher.states == {first: "waiting", second: "waiting"}
@@ -136,14 +136,14 @@ def test_a_watcher_that_ended_goes_on_and_what_ends_it_twice_fails(
     class Killed(BaseException):
         pass
 
-    def killed(args: object) -> int:
+    def killed(*args: object, **how: object) -> int:
         raise Killed
 
-    monkeypatch.setattr(predict, "run", killed)
+    monkeypatch.setattr(predict, "predict", killed)
     for _ in range(2):
         with pytest.raises(Killed):
             watcher.look()
-    monkeypatch.setattr(predict, "run", running)
+    monkeypatch.setattr(predict, "predict", running)
     assert watcher.look() == 0 and watcher.states == {first: "failed", second: "done"}
 
 
@@ -153,10 +153,10 @@ def test_an_error_that_nobody_expected_is_of_its_study_alone(
     watcher, study = Watcher(tmp_path), add_study(pacs, tmp_path, "1")
     watcher.look()
 
-    def broken(args: object) -> int:
+    def broken(*args: object, **how: object) -> int:
         raise TypeError("PatientName^secret")
 
-    monkeypatch.setattr(predict, "run", broken)
+    monkeypatch.setattr(predict, "predict", broken)
     assert watcher.look() == 1 and watcher.states == {study: "failed"}
     assert "secret" not in (watcher.folder / "queue" / f"{study}.json").read_text("utf-8")
 

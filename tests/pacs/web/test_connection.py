@@ -19,10 +19,12 @@ from errors import raises
 from requests.auth import AuthBase
 from urllib3.response import HTTPResponse
 
-from fedshift.dicomweb import connection
-from fedshift.dicomweb.connection import CarefulSession, checked_address, connect, same_server
-from fedshift.dicomweb.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
-from fedshift.dicomweb.query import parse_query
+from fedshift.pacs.addresses import same_server
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
+from fedshift.pacs.query import parse_query
+from fedshift.pacs.web import connection
+from fedshift.pacs.web.connection import CarefulSession, checked_address, connect
 
 
 @pytest.mark.parametrize("url", ["https://pacs.example/dicom-web", "http://127.0.0.1:8042/dicom-web", "http://[::1]/x"])
@@ -167,7 +169,7 @@ def test_queries_and_credentials_are_in_no_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ATTEMPTS_MORE", 1)
-    archive = connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret"))
+    archive = Archive(connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret")))
     with caplog.at_level("DEBUG"), raises("pacs-unreachable", naming="127.0.0.1:9") as raised:
         archive.studies(parse_query(["PatientName=Doe*"]))
     said = f"{raised.value} {caplog.text}"
@@ -221,8 +223,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_that_is_named_
         url, query = f"https://127.0.0.1:{server.server_port}/dicom-web", parse_query(["Modality=MR"])
         try:
             with raises("pacs-unreachable", naming="--ca-file"):
-                connect(url, Credentials()).studies(query)
-            assert connect(url, Credentials(), ca_file=authority).studies(query) == []
+                Archive(connect(url, Credentials())).studies(query)
+            assert Archive(connect(url, Credentials(), ca_file=authority)).studies(query) == []
         finally:
             server.shutdown()
 
@@ -247,7 +249,7 @@ def test_another_answer_than_a_list_of_series_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body.encode(), kind, status))
     with raises(code, naming=("pacs.example", naming)) as raised:
-        connect("https://pacs.example", Credentials()).series("1.2.3", {"Modality": "MR"})
+        Archive(connect("https://pacs.example", Credentials())).series("1.2.3", {"Modality": "MR"})
     assert "secret" not in str(raised.value)
 
 
@@ -265,5 +267,5 @@ def test_another_answer_than_images_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body, kind))
     with raises(code, naming="1.2.3") as raised:
-        list(connect("https://pacs.example", Credentials()).images("1.2.3", "1.2.4", {"1.2.5": ""}))
+        list(Archive(connect("https://pacs.example", Credentials())).images("1.2.3", "1.2.4", {"1.2.5": ""}))
     assert "secret" not in str(raised.value)

@@ -20,10 +20,11 @@ from scanfiles import volume
 
 from fedshift.cli import main
 from fedshift.data.layouts.studies import pair_studies
-from fedshift.dicomweb import credentials
-from fedshift.dicomweb.connection import connect
-from fedshift.dicomweb.credentials import Credentials
-from fedshift.dicomweb.record import FILE, read_record
+from fedshift.pacs import credentials
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.credentials import Credentials
+from fedshift.pacs.record import FILE, read_record
+from fedshift.pacs.web.connection import connect
 
 pytestmark = [pytest.mark.slow, needs_orthanc]
 
@@ -86,7 +87,7 @@ def test_what_a_server_says_of_wrong_credentials_addresses_and_queries_is_a_sent
 
 def test_what_is_stored_is_there_and_a_wrong_study_is_refused(pacs: Orthanc, tmp_path: Path) -> None:
     study, _ = write_study(tmp_path, "9")
-    archive = connect(pacs.dicomweb, Credentials(user=USER, password=PASSWORD))
+    archive = Archive(connect(pacs.dicomweb, Credentials(user=USER, password=PASSWORD)))
     mask = pydicom.dcmread(tmp_path / "seg" / "seg.dcm")
     archive.store(study, [mask])
     assert archive.instances(study, None).keys() == {mask.SOPInstanceUID}
