@@ -50,6 +50,13 @@ class Orthanc:
             answer = requests.post(f"{self.root}/instances", data=file.read_bytes(), auth=(USER, PASSWORD), timeout=30)
             answer.raise_for_status()
 
+    def send(self, study: str) -> None:
+        """Have it send a study to the node FEDSHIFT."""
+        asked = {"Level": "Study", "Query": {"StudyInstanceUID": study}}
+        (found,) = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
+        answer = requests.post(f"{self.root}/modalities/ours/store", data=found, auth=(USER, PASSWORD), timeout=30)
+        answer.raise_for_status()
+
     def files(self, modality: str) -> list[bytes]:
         """The files of all instances of a modality, by its own API."""
         asked = {"Level": "Instance", "Query": {"Modality": modality}}

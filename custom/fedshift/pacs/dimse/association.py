@@ -39,6 +39,10 @@ _REASONS = {
 """Source and reason of a rejection (PS3.8, table 9-21)."""
 
 
+class NoContext(NoAnswer):
+    """A PACS that does not do what it is asked for."""
+
+
 @dataclass(frozen=True)
 class Line:
     """The way to a PACS."""
@@ -52,18 +56,21 @@ class Line:
         self,
         contexts: Sequence[tuple[str, Sequence[str]]],
         *,
+        without: str,
         received: Sequence[str] = (),
         on_store: Callable[[Any], int] | None = None,
     ) -> Iterator[Association]:
         """An association that is released, or aborted if anything fails.
 
         Args:
-            contexts: SOP classes, each with transfer syntaxes of which the PACS chooses one.
+            contexts: SOP classes, each with transfer syntaxes of which the PACS chooses one. It must do the first.
+            without: what is said where it does not.
             received: SOP classes of objects that it may send to us in it (C-GET).
             on_store: called with each such object (pynetdicom's event); gives the status of the answer.
 
         Raises:
-            NoAnswer: there is none.
+            NoContext: the PACS does not do the first of these.
+            NoAnswer: there is no association.
         """
         from pynetdicom import AE, build_role, evt
 
@@ -72,9 +79,14 @@ class Line:
         for sop_class, syntaxes in contexts:
             caller.add_requested_context(sop_class, list(syntaxes))
         roles = [build_role(sop_class, scp_role=True) for sop_class in received]
-        handlers = [] if on_store is None else [(evt.EVT_C_STORE, on_store)]
+        handlers: list[Any] = [(evt.EVT_CONN_OPEN, _send_at_once)]
+        handlers += [] if on_store is None else [(evt.EVT_C_STORE, on_store)]
         association = self._opened(caller, ext_neg=roles, evt_handlers=handlers)
         try:
+            if not any(each.abstract_syntax == contexts[0][0] for each in association.accepted_contexts):
+                raise NoContext(ANSWER, without)
+            if not association.is_established:
+                raise NoAnswer(UNREACHABLE, "it ended the association at once: see its log")
             yield association
         except BaseException:
             association.abort()
@@ -90,7 +102,7 @@ class Line:
                 made: Association = caller.associate(host, port, ae_title=title, tls_args=tls, **how)
             except OSError as error:  # the name of the machine
                 raise NoAnswer(UNREACHABLE, _why_not_there(error)) from None
-            if made.is_established:
+            if made.is_established or made.rejected_contexts:  # of which pynetdicom ends one without any context
                 return made
             if not made.is_rejected:
                 raise NoAnswer(UNREACHABLE, self._why_closed())
@@ -113,8 +125,13 @@ class Line:
                         pass
         except OSError as error:
             return _why_not_there(error)
-        said = "it closed the line before an association was made: see whether this port speaks DICOM"
-        return said + ("" if self.tls else ", and without TLS")
+        said = "it closed the line before an association was made: see whether this port speaks DICOM, and "
+        return said + ("whether it asks for a --certificate" if self.tls else "without TLS")
+
+
+def _send_at_once(event: Any) -> None:
+    """A request is two short messages, of which the second would wait until the first is acknowledged."""
+    event.assoc.dul.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def set_times(node: AE) -> None:
@@ -126,12 +143,6 @@ def set_times(node: AE) -> None:
 def silence() -> None:
     """Keep pynetdicom's log to itself: its lines hold queries, which may name patients."""
     logging.getLogger("pynetdicom").setLevel(logging.CRITICAL)
-
-
-def require_context(association: Association, sop_class: str, why: str) -> None:
-    """See that a PACS does what ``sop_class`` stands for (`NoAnswer`)."""
-    if not any(each.abstract_syntax == sop_class for each in association.accepted_contexts):
-        raise NoAnswer(ANSWER, why)
 
 
 def named(sop_class: str) -> str:

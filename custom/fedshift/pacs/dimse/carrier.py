@@ -11,7 +11,7 @@ from fedshift.data.dicom_objects import CT_IMAGES, MASKS, MULTIFRAME, PET_IMAGES
 from fedshift.pacs.addresses import THIS_MACHINE
 from fedshift.pacs.archive import ANSWER, UNREACHABLE, NoAnswer, Taken
 from fedshift.pacs.dimse.arrivals import Arrivals
-from fedshift.pacs.dimse.association import PLAIN, READ, Line, named, require_context, set_times, silence
+from fedshift.pacs.dimse.association import PLAIN, READ, Line, NoContext, named, set_times, silence
 from fedshift.pacs.dimse.node import Node, client_context, peer_at, server_context
 from fedshift.schema.errors import ConfigError
 
@@ -94,8 +94,8 @@ class Dimse:
         names = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
         try:
             found = self._find("IMAGE", {name: str(made[name].value) for name in names}, ())
-        except _OnlyStores:
-            return False  # its answer to what is stored is all that there is
+        except NoContext:
+            return False  # a node that only stores: its answer to what is stored is all that there is
         return any(str(each.get("SOPInstanceUID", "")) == str(made.SOPInstanceUID) for each in found)
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
@@ -104,45 +104,42 @@ class Dimse:
 
         def get(arrivals: Arrivals) -> None:
             contexts = [(GET, PLAIN[:2]), *_contexts(classes)]
-            with self._line.associated(contexts, received=classes, on_store=arrivals.take) as association:
-                require_context(association, GET, _NO_GET)
+            with self._line.associated(
+                contexts, without=_NO_GET, received=classes, on_store=arrivals.take
+            ) as association:
                 _require_senders(association, classes)
                 self._follow(association, association.send_c_get(asked, GET), arrivals)
 
         def move(arrivals: Arrivals) -> None:
-            with self._receiving(classes, arrivals), self._line.associated([(MOVE, PLAIN[:2])]) as association:
-                require_context(association, MOVE, "it has no C-MOVE for us: see its settings")
+            contexts, without = [(MOVE, PLAIN[:2])], "it has no C-MOVE for us: see its settings"
+            with (
+                self._receiving(classes, arrivals),
+                self._line.associated(contexts, without=without) as association,
+            ):
                 self._follow(association, association.send_c_move(asked, self._line.ours.title, MOVE), arrivals)
 
         return Arrivals(get if self._line.ours.receive_port is None else move).images()
 
     def store(self, study: str, objects: Sequence[Any]) -> Taken:
         taken = Taken()
-        forms: dict[str, list[str]] = {}
-        for made in objects:
-            syntax, known = str(made.file_meta.TransferSyntaxUID), forms.setdefault(str(made.SOPClassUID), [])
-            known += [each for each in (syntax, *(PLAIN[:2] if syntax in PLAIN else ())) if each not in known]
-        with self._line.associated([(sop_class, [form]) for sop_class in forms for form in forms[sop_class]]) as line:
-            for made in objects:
-                uid = str(made.SOPInstanceUID)
-                try:
-                    status = line.send_c_store(made)
-                except ValueError:  # no context
-                    taken.failed[uid] = f"it takes no {named(str(made.SOPClassUID))}"
-                    continue
-                code = _status(status)
-                if code == SUCCESS:
-                    taken.stored.add(uid)
-                elif code & 0xF000 != 0xB000:  # a warning: stored, but changed; the PACS is asked whether it has it
-                    taken.failed[uid] = f"{code:04X}"
+        for sop_class in dict.fromkeys(str(made.SOPClassUID) for made in objects):
+            of_class = [made for made in objects if made.SOPClassUID == sop_class]
+            own = {str(made.file_meta.TransferSyntaxUID): None for made in of_class}
+            forms = list(own | dict.fromkeys(PLAIN[:2] if own.keys() <= set(PLAIN) else ()))
+            without = f"it takes no {named(sop_class)}"
+            try:
+                with self._line.associated([(sop_class, [form]) for form in forms], without=without) as association:
+                    for made in of_class:
+                        _send(association, made, taken)
+            except NoContext as error:
+                taken.failed.update({str(made.SOPInstanceUID): str(error) for made in of_class})
         return taken
 
     def _find(self, level: str, keys: Mapping[str, str], wanted: Iterable[str]) -> list[Any]:
         """The answers, without what is empty in them: a PACS that does not know a key leaves it so."""
         found = []
-        with self._line.associated([(FIND, PLAIN[:2])]) as association:
-            if not association.accepted_contexts:
-                raise _OnlyStores(ANSWER, "it has no C-FIND for us: see its settings")
+        without = "it has no C-FIND for us: see its settings"
+        with self._line.associated([(FIND, PLAIN[:2])], without=without) as association:
             for status, answer in association.send_c_find(_identifier(level, keys, wanted), FIND):
                 code = _status(status)
                 if code not in PENDING:
@@ -192,7 +189,7 @@ class Dimse:
         for sop_class in classes:
             ours.add_supported_context(sop_class, list(READ))
         try:
-            server: Any = ours.start_server(
+            ours.start_server(
                 ("127.0.0.1" if self._line.peer.host in THIS_MACHINE else "", port),
                 block=False,
                 evt_handlers=[(evt.EVT_C_STORE, arrivals.take)],
@@ -204,17 +201,26 @@ class Dimse:
         try:
             yield
         finally:
-            server.shutdown()
-
-
-class _OnlyStores(NoAnswer):
-    """A node that cannot be asked what it has."""
+            ours.shutdown()  # also associations that the PACS leaves open: their threads would outlive the program
 
 
 _NO_GET = (
     "it has no C-GET for us: let it send to this machine (C-MOVE) with --receive-port, for which it must know our AE "
     "title and address"
 )
+
+
+def _send(association: Association, made: Any, taken: Taken) -> None:
+    uid = str(made.SOPInstanceUID)
+    try:
+        code = _status(association.send_c_store(made))
+    except ValueError:  # of the forms that were proposed, its own was not accepted
+        taken.failed[uid] = f"it takes no {named(str(made.file_meta.TransferSyntaxUID))}"
+        return
+    if code == SUCCESS:
+        taken.stored.add(uid)
+    elif code & 0xF000 != 0xB000:  # a warning: stored, but changed; the PACS is asked whether it has it
+        taken.failed[uid] = f"{code:04X}"
 
 
 def _contexts(classes: Sequence[str]) -> list[tuple[str, Sequence[str]]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedshift.pacs.addresses import THIS_MACHINE
 from fedshift.pacs.dimse.association import READ, set_times
-from fedshift.pacs.dimse.carrier import need_pynetdicom
+from fedshift.pacs.dimse.carrier import USUAL, need_pynetdicom
 from fedshift.pacs.dimse.node import Node, check_title, server_context
 from fedshift.pacs.received import Received, header_of
 from fedshift.schema.errors import ConfigError
@@ -63,12 +63,11 @@ def listening(
     set_times(ours)
     ours.require_called_aet, ours.require_calling_aet = True, list(where.accepted)
     ours.add_supported_context(VERIFICATION)
-    for context in AllStoragePresentationContexts:
-        if context.abstract_syntax is not None:
-            ours.add_supported_context(context.abstract_syntax, list(READ))
+    for sop_class in {*USUAL, *(str(each.abstract_syntax) for each in AllStoragePresentationContexts)}:
+        ours.add_supported_context(sop_class, list(READ))
     handlers: Any = [(evt.EVT_C_STORE, _take, [received])]
     try:
-        server: Any = ours.start_server((where.host, where.port), block=False, evt_handlers=handlers, ssl_context=tls)
+        ours.start_server((where.host, where.port), block=False, evt_handlers=handlers, ssl_context=tls)
     except OSError as error:
         raise ConfigError(
             "port-taken",
@@ -78,7 +77,7 @@ def listening(
     try:
         yield
     finally:
-        server.shutdown()
+        ours.shutdown()
 
 
 def _take(event: Any, received: Received) -> int:
