@@ -51,7 +51,7 @@ def add_arguments(parser: Any) -> None:
         choices=("mask", "regions", "seg", "rtstruct", "sr"),
         help="what is written of a scan, once for each: mask (in its own format, NIfTI for DICOM, PNG for pictures), "
         "regions (a mask of each class or region), and of DICOM a DICOM SEG, an RT Structure Set, or a report (SR) on "
-        "the volumes in the SEG; default: mask, and seg of DICOM",
+        "the volumes in the SEG; default: mask, and seg of DICOM. Of a model that classifies: sr, on the classes",
     )
     parser.add_argument(
         "--codes",
@@ -107,7 +107,7 @@ def predict(opened: OpenedModel, args: argparse.Namespace, *, source: Source | N
     if source is not None:
         images, incomplete = predict_pacs.fetched(source, args)
     if opened.classifies:
-        n, rows = predict_classes.rows_of(opened, images, args, about)
+        n, rows = predict_classes.rows_of(opened, images, args, about, fetched=source is not None, archive=target)
     else:
         cases = scan_cases(model, images, args)
         cases = cases if source is None else predict_pacs.named_by_study(cases, args)

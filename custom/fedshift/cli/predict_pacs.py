@@ -82,8 +82,8 @@ def check(args: argparse.Namespace) -> None:
 
 def require_results(opened: OpenedModel) -> None:
     """Refuse a model of whose results no DICOM is made (`ConfigError`)."""
-    if opened.classifies or opened.model.of_pictures:
-        said = f"{opened.model.path} does not segment scans, of whose results alone DICOM is stored"
+    if opened.model.of_pictures:
+        said = f"{opened.model.path} segments pictures, of whose masks no DICOM is made"
         raise ConfigError("no-effect", f"{said}: leave out --from and --to, and get images with 'fedshift data fetch'")
 
 
@@ -115,12 +115,33 @@ def fetched(images: Source, args: argparse.Namespace) -> tuple[list[Path], int]:
 
 def named_by_study(cases: Sequence[ScanCase], args: argparse.Namespace) -> list[ScanCase]:
     """Cases whose results are called by study and series: series of several patients have one name."""
-    folder = (args.out / FOLDER).resolve()
-    named = []
-    for case in cases:
-        path = case.named.resolve().relative_to(folder)
-        named.append(replace(case, named=Path("_".join(path.parts).removesuffix(".dcm"))))
-    return named
+    return [replace(case, named=Path(name_of(case.named, args))) for case in cases]
+
+
+def name_of(path: Path, args: argparse.Namespace) -> str:
+    """What results of an image or series that was fetched are called: by study and series."""
+    return "_".join(path.resolve().relative_to((args.out / FOLDER).resolve()).parts).removesuffix(".dcm")
+
+
+def pictures_in(folders: Sequence[Path]) -> list[Path]:
+    """The images of series, each of which a model of pictures takes by itself.
+
+    Raises:
+        DataError: a series holds slices of scans, or something else than pictures.
+    """
+    from fedshift.data.dicom import identify
+    from fedshift.data.dicom_objects import PICTURES
+
+    files = [file for folder in folders for file in sorted(folder.glob("*.dcm"))]
+    for file in files:
+        said = identify(file)
+        if said is None or said.sop_class not in PICTURES:
+            raise DataError(
+                "kind-of-data",
+                f"{file.parent} holds no pictures such as radiographs, photographs or ultrasound, and the model "
+                "classifies pictures: narrow --query, as with Modality=DX",
+            )
+    return files
 
 
 def destination(args: argparse.Namespace) -> Archive | None:
@@ -155,21 +176,30 @@ def stored(done: Segmented, archive: Archive | None) -> Segmented:
     Raises:
         DataError: it cannot be reached, or the credentials are wrong, as they would be for all other cases.
     """
-    if archive is None or done.error is not None:
-        return done
+    error = None if done.error is not None else store_results(done.image, done.written, archive)
+    return done if error is None else replace(done, written={}, error=error)
+
+
+def store_results(image: Path, written: Mapping[str, Path], archive: Archive | None) -> str | None:
+    """Store what is DICOM of an image's results; why not, and nothing of them is left then, if a PACS does not take it.
+
+    Raises:
+        DataError: as `stored`.
+    """
     from fedshift.pacs.archive import FATAL
     from fedshift.pacs.store import store
 
-    files = [path for path in done.written.values() if path.suffix == ".dcm"]
+    files = [path for path in written.values() if path.suffix == ".dcm"]
+    if archive is None or not files:
+        return None
     try:
         counted = store(archive, files)
     except DataError as error:
-        for path in done.written.values():
+        for path in written.values():
             path.unlink(missing_ok=True)
         if error.code in FATAL:
             raise
-        return replace(done, written={}, error=f"{done.image}: {error}")
-    if files:
-        there = f", {counted.there} were there already" if counted.there else ""
-        print(f"  stored in {archive.address}: {counted.new}{there}")
-    return done
+        return f"{image}: {error}"
+    there = f", {counted.there} were there already" if counted.there else ""
+    print(f"  stored in {archive.address}: {counted.new}{there}")
+    return None

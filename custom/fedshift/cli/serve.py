@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli import predict, predict_pacs
+from fedshift.cli import predict, predict_classes, predict_pacs
 from fedshift.cli.arguments import add_shared, positive
 from fedshift.cli.model_choice import add_choice
 from fedshift.cli.opened_model import OpenedModel, open_for
@@ -42,7 +42,9 @@ DAYS = 7
 
 def add_arguments(parser: Any) -> None:
     parser.description = ABOUT
-    parser.add_argument("model", type=Path, metavar="MODEL", help="as of 'fedshift predict'; it must segment scans")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="as of 'fedshift predict', but for one that segments pictures"
+    )
     whence = parser.add_mutually_exclusive_group(required=True)
     whence.add_argument(
         "--from",
@@ -75,12 +77,12 @@ def add_arguments(parser: Any) -> None:
         action="append",
         default=[],
         choices=("mask", "seg", "rtstruct", "sr"),
-        help="as of 'fedshift predict', once for each (default: mask and seg)",
+        help="as of 'fedshift predict', once for each (default: mask and seg; of a model that classifies, sr)",
     )
     parser.add_argument("--codes", type=Path, metavar="TASK", help="as of 'fedshift predict'")
-    add_shared(parser, "--volume")
+    add_shared(parser, "--volume", "--bits")
     add_choice(parser)
-    parser.set_defaults(func=run, images=[], overlay=False, guarantee=None, bits=None, force=True)
+    parser.set_defaults(func=run, images=[], overlay=False, guarantee=None, force=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -181,6 +183,8 @@ class KeptModel:
         """Refuse, before any study waits, what would be wrong with every one (`ConfigError`)."""
         made = open_for(self._args)
         predict_pacs.require_results(made)
+        if made.classifies:
+            predict_classes.check(made.classifier, self._args)
         made.origin(self._args.codes)
         return made
 
