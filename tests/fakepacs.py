@@ -13,7 +13,8 @@ from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 from scanfiles import volume
 
-from fedshift.dicomweb.archive import Archive
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.web.carrier import Web
 
 ADDRESS = "https://pacs.example/dicom-web"
 SERVED = (
@@ -108,7 +109,7 @@ class Client:
 
 
 def archive(client: Client) -> Archive:
-    return Archive(client, ADDRESS)  # type: ignore[arg-type]
+    return Archive(Web(client, ADDRESS))  # type: ignore[arg-type]
 
 
 def write_study(folder: Path, seed: str, *, date: str = "20260102", mask: bool = True) -> tuple[str, str]:

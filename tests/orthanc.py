@@ -7,8 +7,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import requests
 
 PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
 PROGRAM = shutil.which("Orthanc", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+TITLE = "ORTHANC"
 USER, PASSWORD = "engineer", "not-a-secret-in-a-test"
 needs_orthanc = pytest.mark.skipif(
     PROGRAM is None or not PLUGIN.exists(),
@@ -26,9 +27,18 @@ needs_orthanc = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Orthanc:
-    """A running server. ``root`` is its own API, ``dicomweb`` the standard's."""
+    """A running server. ``root`` is its own API, ``dicomweb`` the standard's, ``dimse`` its address as a node.
+
+    It knows one node, FEDSHIFT, and sends to it at ``receive_port``.
+    """
 
     root: str
+    dimse_port: int = 0
+    receive_port: int = 0
+
+    @property
+    def dimse(self) -> str:
+        return f"dimse://{TITLE}@127.0.0.1:{self.dimse_port}"
 
     @property
     def dicomweb(self) -> str:
@@ -39,6 +49,13 @@ class Orthanc:
         for file in sorted(folder.rglob("*.dcm")):
             answer = requests.post(f"{self.root}/instances", data=file.read_bytes(), auth=(USER, PASSWORD), timeout=30)
             answer.raise_for_status()
+
+    def send(self, study: str) -> None:
+        """Have it send a study to the node FEDSHIFT."""
+        asked = {"Level": "Study", "Query": {"StudyInstanceUID": study}}
+        (found,) = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
+        answer = requests.post(f"{self.root}/modalities/ours/store", data=found, auth=(USER, PASSWORD), timeout=30)
+        answer.raise_for_status()
 
     def files(self, modality: str) -> list[bytes]:
         """The files of all instances of a modality, by its own API."""
@@ -51,13 +68,15 @@ class Orthanc:
 
 
 @contextmanager
-def running_orthanc(folder: Path) -> Iterator[Orthanc]:
-    """An empty PACS whose files are in ``folder``; it ends with the block."""
+def running_orthanc(folder: Path, *, encrypted: Mapping[str, object] | None = None) -> Iterator[Orthanc]:
+    """An empty PACS whose files are in ``folder``; it ends with the block.
+
+    ``encrypted``: the settings by which its node speaks TLS.
+    """
     assert PROGRAM is not None
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, dimse_port, receive_port = free_ports(3)
+    tls = {"DicomTlsEnabled": True, **encrypted} if encrypted else {}
     settings = {
         "Name": "test",
         "StorageDirectory": str(folder / "storage"),
@@ -67,13 +86,20 @@ def running_orthanc(folder: Path) -> Iterator[Orthanc]:
         "RemoteAccessAllowed": False,
         "AuthenticationEnabled": True,
         "RegisteredUsers": {USER: PASSWORD},
-        "DicomServerEnabled": False,
+        "DicomServerEnabled": True,
+        "DicomAet": TITLE,
+        "DicomPort": dimse_port,
+        "DicomCheckCalledAet": True,
+        "DicomAlwaysAllowEcho": False,
+        "DicomAlwaysAllowStore": False,
+        "DicomModalities": {"ours": node("FEDSHIFT", receive_port, tls=bool(tls))},
+        **tls,
         "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
     }
     (folder / "orthanc.json").write_text(json.dumps(settings), encoding="utf-8")
     with (folder / "orthanc.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen([PROGRAM, str(folder / "orthanc.json")], stdout=log, stderr=log)
-        made = Orthanc(f"http://127.0.0.1:{port}")
+        made = Orthanc(f"http://127.0.0.1:{port}", dimse_port, receive_port)
         try:
             _wait_for(made, server, folder / "orthanc.log")
             yield made
@@ -84,6 +110,20 @@ def running_orthanc(folder: Path) -> Iterator[Orthanc]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def node(title: str, port: int, *, tls: bool) -> dict[str, object]:
+    """A node of this machine, as Orthanc's settings name it."""
+    return {"AET": title, "Host": "127.0.0.1", "Port": port, "UseDicomTls": tls}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine at which nothing listens."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def _wait_for(made: Orthanc, server: subprocess.Popen[bytes], log: Path) -> None:

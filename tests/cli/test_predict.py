@@ -20,7 +20,7 @@ from scanfiles import volume, write_dicom
 
 from cli.conftest import Refused
 from fedshift.cli import main
-from fedshift.cli.predict import PARTIAL, PARTIAL_RECORD, RECORD
+from fedshift.cli.predict_table import PARTIAL, PARTIAL_RECORD, RECORD
 from fedshift.data.arrays import open_images
 from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process

@@ -13,7 +13,7 @@ from conftest import SHAPE_CLASSES, findings, make_image_site, small_image_job
 from PIL import Image
 
 from fedshift.cli import main
-from fedshift.cli.predict import RECORD, TABLE
+from fedshift.cli.predict_table import RECORD, TABLE
 from fedshift.data.arrays import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference.classify import thresholds_of

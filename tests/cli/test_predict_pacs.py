@@ -128,7 +128,9 @@ def test_a_case_of_several_sequences_is_called_as_its_study(tmp_path: Path, monk
     monkeypatch.setattr(predict_pacs, "archive_at", lambda url, args, **how: archive(client))
     asked = {"query": ["Modality=MR"], "sequence": ["T2=t2*", "ADC=adc"], "source": ADDRESS, "out": tmp_path / "out"}
     args = argparse.Namespace(**asked)
-    folders, code = predict_pacs.fetched(args)
+    images = predict_pacs.source(args)
+    assert images is not None
+    folders, code = predict_pacs.fetched(images, args)
     names = ("T2", "ADC")
     cases = predict_pacs.named_by_study(find_cases(scans_in(in_case_folders(folders, names)), names), args)
     assert code == 0 and len(cases) == 2
@@ -162,7 +164,7 @@ def test_credentials_of_one_server_are_not_sent_to_another(tmp_path: Path, monke
         asked.append((url, known))
         raise DataError("pacs-unreachable", url)
 
-    monkeypatch.setattr("fedshift.dicomweb.connection.connect", noted)
+    monkeypatch.setattr("fedshift.pacs.web.connection.connect", noted)
     monkeypatch.setenv("FEDSHIFT_PACS_TOKEN", "secret")
     model = brightness_model(tmp_path / "model.pt")
     image, _ = volume(**BALL)

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pydicom
 import pytest
@@ -18,6 +19,7 @@ from scanfiles import volume
 from cli.conftest import Refused
 from fedshift.cli import main, predict, predict_pacs, serve
 from fedshift.federation.run_lock import take
+from fedshift.inference import model, segment
 
 
 def add_study(client: Client, folder: Path, seed: str) -> str:
@@ -123,12 +125,12 @@ def test_a_watcher_that_ended_goes_on_and_what_ends_it_twice_fails(
 ) -> None:
     watcher, first, second = Watcher(tmp_path), add_study(pacs, tmp_path, "1"), add_study(pacs, tmp_path, "2")
     watcher.look()
-    running = predict.run
+    running = predict.predict
 
-    def stopped(args: object) -> int:
+    def stopped(*args: object, **how: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict, "run", stopped)
+    monkeypatch.setattr(predict, "predict", stopped)
     for _ in range(3):  # however often a service is restarted
         assert watcher.look() == 130
     assert watcher.states == {first: "waiting", second: "waiting"}
@@ -136,14 +138,14 @@ def test_a_watcher_that_ended_goes_on_and_what_ends_it_twice_fails(
     class Killed(BaseException):
         pass
 
-    def killed(args: object) -> int:
+    def killed(*args: object, **how: object) -> int:
         raise Killed
 
-    monkeypatch.setattr(predict, "run", killed)
+    monkeypatch.setattr(predict, "predict", killed)
     for _ in range(2):
         with pytest.raises(Killed):
             watcher.look()
-    monkeypatch.setattr(predict, "run", running)
+    monkeypatch.setattr(predict, "predict", running)
     assert watcher.look() == 0 and watcher.states == {first: "failed", second: "done"}
 
 
@@ -153,12 +155,43 @@ def test_an_error_that_nobody_expected_is_of_its_study_alone(
     watcher, study = Watcher(tmp_path), add_study(pacs, tmp_path, "1")
     watcher.look()
 
-    def broken(args: object) -> int:
+    def broken(*args: object, **how: object) -> int:
         raise TypeError("PatientName^secret")
 
-    monkeypatch.setattr(predict, "run", broken)
+    monkeypatch.setattr(predict, "predict", broken)
     assert watcher.look() == 1 and watcher.states == {study: "failed"}
     assert "secret" not in (watcher.folder / "queue" / f"{study}.json").read_text("utf-8")
+
+
+def test_the_model_is_read_once_and_again_when_its_file_changes(
+    pacs: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watcher = Watcher(tmp_path)
+    studies = [add_study(pacs, tmp_path, seed) for seed in ("1", "2", "3", "4")]
+    watcher.look()
+    done, reading, predicting, made_ready = [], model.open_model, predict.predict, segment.make_ready
+    read: list[Path] = []
+    ready: list[object] = []
+
+    def changing(*args: Any, **how: Any) -> int:
+        failed = predicting(*args, **how)
+        done.append(failed)
+        if len(done) == 2:
+            brightness_model(watcher.model, scale=2.0)
+        if len(done) == 3:
+            watcher.model.write_bytes(b"half of it")
+        return failed
+
+    monkeypatch.setattr(predict, "predict", changing)
+    monkeypatch.setattr(model, "open_model", lambda path: read.append(path) or reading(path))
+    monkeypatch.setattr(segment, "make_ready", lambda *args, **how: ready.append(args) or made_ready(*args, **how))
+    assert watcher.look() == 1
+    assert len(read) == 3 and len(ready) == 2 and done == [0, 0, 0], "the last one is no model"
+    assert [watcher.states[study] for study in studies].count("done") == 3 and "waiting" in watcher.states.values()
+    said = capsys.readouterr()
+    assert said.out.count("has changed") == 1 and str(watcher.model) in said.err
+    made = {str(each.DeviceSerialNumber) for each in pacs.held.values() if each.Modality == "SEG"}
+    assert len(made) == 2
 
 
 def test_what_would_be_wrong_with_every_study_is_refused_at_once(
@@ -173,6 +206,14 @@ def test_what_would_be_wrong_with_every_study_is_refused_at_once(
     refused("serve", model, *ways, *work, "--statistics", "own", code="options-clash")
     refused("serve", model, *ways, *work, "--format", "mask", code="no-effect")
     refused("serve", model, "--from", ADDRESS, "--query", "X=1", "--to", ADDRESS, *work, code="query-key")
+    listen = ("--listen", "127.0.0.1:11112", "--to", ADDRESS, "--work", tmp_path / "work")
+    refused("serve", model, *listen, code="options-clash", naming="--accept")
+    refused("serve", model, *listen, "--accept", "A", "--once", code="options-clash", naming="--once")
+    refused("serve", model, *ways, *work, "--accept", "A", code="no-effect", naming="--accept")
+    refused("serve", model, *ways, *work, "--ae-title", "A", code="no-effect", naming="--ae-title")
+    refused("serve", model, "--from", ADDRESS, "--to", ADDRESS, *work, code="options-clash", naming="--query")
+    nowhere = ("--listen", "port", *listen[2:], "--accept", "A")
+    refused("serve", model, *nowhere, code="listen-address", naming="--listen")
     (tmp_path / "work").mkdir(exist_ok=True)
     with take(tmp_path / "work" / serve.LOCK):
         refused("serve", model, *ways, *work, code="run-in-use", naming=str(tmp_path / "work"))

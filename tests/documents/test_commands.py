@@ -116,7 +116,7 @@ PARSED: dict[str, str] = {
     r"python benchmarks/": "a quarter of an hour",
     r"fedshift data (check|prepare own) .*--table ": "tests/data_prep/test_own_labels.py runs it",
     r"fedshift data prepare brats ": "a download; tests/data_prep/test_brats.py runs it on trees made like it",
-    r"fedshift (data fetch|predict prostate\.pt|serve) ": "a PACS; tests/dicomweb/test_orthanc.py runs them",
+    r"fedshift (data fetch|predict prostate\.pt|serve) ": "a PACS; tests/pacs/test_orthanc.py runs them",
     r"fedshift data (check|prepare own) .*\bscans$|fedshift data check scans ": "as it is fetched, likewise",
     r"fedshift drift ": "tests/survey/test_drift.py runs it, on scans by month",
     r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",

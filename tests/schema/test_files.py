@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from bench.made import made
 
-from fedshift.cli import evaluate, predict
+from fedshift.cli import evaluate, predict_table
 from fedshift.inference.scoring import Scored
 from fedshift.schema.files import csv_text, path_of, safe_cell, write_private, write_text
 from fedshift_bench.curves import curves_csv
@@ -99,8 +99,8 @@ def _leaderboard() -> str:
 
 def _predictions(out: Path) -> str:
     row = {"file": Path(f"x;{RUN}.nii.gz"), "class": RUN, "error": f"no;{RUN}"}
-    predict._write_rows(iter([(row, {}), (row | {"error": ""}, {})]), out, n=2, about={})
-    return (out / predict.PARTIAL).read_text(encoding="utf-8")
+    predict_table.write_rows(iter([(row, {}), (row | {"error": ""}, {})]), out, n=2, about={})
+    return (out / predict_table.PARTIAL).read_text(encoding="utf-8")
 
 
 def _scores(out: Path) -> str:

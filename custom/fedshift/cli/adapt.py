@@ -137,7 +137,7 @@ def _with_masks(args: argparse.Namespace, model: Model) -> Outcome:
 
 
 def _without_masks(args: argparse.Namespace, model: Model) -> Outcome:
-    from fedshift.cli.predict import find_scans
+    from fedshift.cli.scan_cases import find_scans
     from fedshift.inference import segment
     from fedshift.inference.adaptation import decision, unlabelled
 

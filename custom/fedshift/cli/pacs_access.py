@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
-    from fedshift.dicomweb.archive import Archive
-    from fedshift.dicomweb.record import FetchRecord
+    from fedshift.pacs.archive import Archive
+    from fedshift.pacs.dimse.node import Node
+    from fedshift.pacs.record import FetchRecord
 
 
 def add_query(parser: Any, *, required: bool) -> None:
@@ -56,8 +58,29 @@ def add_access(parser: Any) -> None:
     parser.add_argument(
         "--allow-unencrypted",
         action="store_true",
-        help="allow an http address of another machine: images of patients then cross the network for all to read",
+        help="allow http or dimse to another machine: images of patients then cross the network for all to read",
     )
+    by_dimse = parser.add_argument_group("a PACS that is asked by DIMSE")
+    by_dimse.add_argument("--ae-title", metavar="NAME", help="what this machine is called there (default: FEDSHIFT)")
+    by_dimse.add_argument(
+        "--receive-port",
+        type=port,
+        metavar="PORT",
+        help="have it send images to this port of this machine (C-MOVE), as one does that has no C-GET",
+    )
+    by_dimse.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="of dimse+tls: this machine's certificate (.pem), with its key"
+    )
+    by_dimse.add_argument(
+        "--certificate-key", type=Path, metavar="FILE", help="the key of --certificate, if it is in another file"
+    )
+
+
+def port(text: str) -> int:
+    """A port of TCP."""
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port, which is a whole number from 1 to 65535")
+    return int(text)
 
 
 def archive_at(url: str, args: argparse.Namespace, *, file: Path | None = None, anonymous: bool = False) -> Archive:
@@ -65,12 +88,39 @@ def archive_at(url: str, args: argparse.Namespace, *, file: Path | None = None, 
 
     ``anonymous``: without any.
     """
-    from fedshift.dicomweb.connection import connect
-    from fedshift.dicomweb.credentials import Credentials, from_environment, from_file
+    from fedshift.pacs.access import Access, open_archive
+    from fedshift.pacs.credentials import Credentials, from_environment, from_file
 
     file = file or args.credentials
     known = Credentials() if anonymous else from_environment() if file is None else from_file(file)
-    return connect(url, known, ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
+    access = Access(known, node_of(args), ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
+    return open_archive(url, access)
+
+
+def node_of(args: argparse.Namespace) -> Node:
+    """What this machine is to DICOM nodes (`ConfigError`: it has no such name)."""
+    from fedshift.pacs.dimse.node import Node
+
+    title = {} if args.ae_title is None else {"title": args.ae_title}
+    return Node(**title, certificate=args.certificate, key=args.certificate_key, receive_port=args.receive_port)
+
+
+def check_access(args: argparse.Namespace, *addresses: str | None) -> None:
+    """Refuse options of a way by which none of these addresses is asked (`ConfigError`)."""
+    by_dimse = {
+        "--ae-title": args.ae_title,
+        "--receive-port": args.receive_port,
+        "--certificate": args.certificate,
+        "--certificate-key": args.certificate_key,
+    }
+    by_web = {"--credentials": args.credentials}
+    schemes = {address.partition(":")[0] for address in addresses if address is not None}
+    for options, ways, known in ((by_dimse, "dimse", "dimse://"), (by_web, "http", "https://")):
+        for option, value in options.items():
+            if value is not None and not any(scheme.startswith(ways) for scheme in schemes):
+                raise ConfigError("no-effect", f"{option} is for a PACS at {known}, and none is there: leave it out")
+    if args.certificate_key is not None and args.certificate is None:
+        raise ConfigError("no-effect", "--certificate-key is of --certificate, which is not there: name both")
 
 
 @contextmanager

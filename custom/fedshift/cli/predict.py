@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import itertools
-import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedshift
-from fedshift.cli import predict_pacs
+from fedshift.cli import predict_classes, predict_pacs
 from fedshift.cli.arguments import add_shared, make_folder
-from fedshift.cli.guarantee import add_guarantee, show
-from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
-from fedshift.schema.codes import parse_codes
+from fedshift.cli.guarantee import add_guarantee
+from fedshift.cli.model_choice import add_choice, choice
+from fedshift.cli.opened_model import OpenedModel, open_for
+from fedshift.cli.predict_pacs import Source
+from fedshift.cli.predict_table import NOTE, TABLE, Row, predicted_before, write_rows
+from fedshift.cli.scan_cases import scan_cases
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.files import CsvWriter, path_of, write_text
-from fedshift.schema.job import read_yaml
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
-    from fedshift.data.depth import Depth
-    from fedshift.dicomweb.archive import Archive
-    from fedshift.inference.classify import Classified, Input, Thresholds
-    from fedshift.inference.model import Model
-    from fedshift.inference.monai_bundle import Bundle
-    from fedshift.inference.promise import Promised
     from fedshift.inference.segment import ClassResult, Segmented
     from fedshift.inference.sequences import ScanCase
-
-TABLE = "predictions.csv"
-PARTIAL = "predictions.partial.csv"
-"""The table of a call that is under way, was interrupted, or failed for some of its images."""
-RECORD, PARTIAL_RECORD = "predictions.json", "predictions.partial.json"
-"""The same for programs; written when the call ends."""
-NOTE = "research use only; not a medical device"
-Row = tuple[Mapping[str, object], Mapping[str, object]]
-"""Of an image: its row in the table, and its entry in the record."""
+    from fedshift.pacs.archive import Archive
 
 
 def add_arguments(parser: Any) -> None:
@@ -68,7 +51,7 @@ def add_arguments(parser: Any) -> None:
         choices=("mask", "regions", "seg", "rtstruct", "sr"),
         help="what is written of a scan, once for each: mask (in its own format, NIfTI for DICOM, PNG for pictures), "
         "regions (a mask of each class or region), and of DICOM a DICOM SEG, an RT Structure Set, or a report (SR) on "
-        "the volumes in the SEG; default: mask, and seg of DICOM",
+        "the volumes in the SEG; default: mask, and seg of DICOM. Of a model that classifies: sr, on the classes",
     )
     parser.add_argument(
         "--codes",
@@ -96,102 +79,52 @@ def add_arguments(parser: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
     from fedshift.data.scans import require_text
-    from fedshift.inference.model import Choice, Model, open_model
-    from fedshift.inference.monai_bundle import describe_bundle, open_bundle
 
     predict_pacs.check(args)
-    bundle = args.model.is_dir()
-    if bundle and choice(args) != Choice():
-        said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
-        raise ConfigError("no-effect", f"{args.model} {said}")
-    model = open_bundle(args.model, device=args.device) if bundle else open_model(args.model)
     table = args.out / TABLE
     for image in args.images:
         require_text(image)
     if table.exists() and not args.force:
         said = f"{table} already exists: name another folder with --out, or replace it with --force"
         raise ConfigError("output-exists", said)
-    for line in describe(model) if isinstance(model, Model) else describe_bundle(model):
-        print(line)
-    promise = _promise(model, args)
+    opened = open_for(args)
+    target = predict_pacs.destination(args)
+    return predict(opened, args, source=predict_pacs.source(args), target=target)
+
+
+def predict(opened: OpenedModel, args: argparse.Namespace, *, source: Source | None, target: Archive | None) -> int:
+    """Predict the images of a command line, or those of ``source``; DICOM results go to ``target`` too.
+
+    Returns:
+        1 if it failed for some of the images.
+    """
+    model = opened.model
     about = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE, **model.about}
-    about |= {} if promise is None else promise.about
-    archive = predict_pacs.destination(args)
-    classifies = isinstance(model, Model) and not model.is_segmentation
-    if (args.source or args.target) and (classifies or model.of_pictures):
-        said = f"{args.model} does not segment scans, of whose results alone DICOM is stored"
-        raise ConfigError("no-effect", f"{said}: leave out --from and --to, and get images with 'fedshift data fetch'")
-    images, incomplete = predict_pacs.fetched(args) if args.source else (list(dict.fromkeys(args.images)), 0)
-    if isinstance(model, Model) and not model.is_segmentation:
-        inputs, depth = _inputs(model, images, args)
-        return _write_rows(_classify(model, inputs, depth, args, about, promise), args.out, n=len(inputs), about=about)
-    cases = predict_pacs.named_by_study(_cases(model, images, args), args)
-    failed = _write_rows(_segment(model, cases, args, promise, archive), args.out, n=len(cases), about=about)
-    return max(failed, incomplete)
-
-
-def _promise(model: Model | Bundle, args: argparse.Namespace) -> Promised | None:
-    """What ``--guarantee`` asks for, which is printed; None without it."""
-    from fedshift.inference import promise
-    from fedshift.inference.model import Model
-
-    if args.guarantee is None:
-        return None
-    if not isinstance(model, Model):
-        said = f"{args.model} is a bundle, which promises nothing: leave out --guarantee"
-        raise ConfigError("no-guarantee", said)
-    made = promise.promised(model, choice(args), args.guarantee)
-    show(made, outlines=model.is_segmentation)
-    return made
-
-
-# --- scans ------------------------------------------------------------------------------------------------
-
-
-def _cases(model: Model | Bundle, images: Sequence[Path], args: argparse.Namespace) -> list[ScanCase]:
-    if args.bits is not None:
-        said = f"{args.model} segments scans, whose values are taken as they are: leave out --bits"
-        raise ConfigError("no-effect", said)
-    return find_scans(model, images, volume=args.volume, true_spacing=args.true_spacing)
-
-
-def find_scans(
-    model: Model | Bundle, images: Sequence[Path], *, volume: int | None, true_spacing: bool
-) -> list[ScanCase]:
-    """The cases in what a command line names; prints what is not read, and which file is which sequence."""
-    from fedshift.data.scan_folders import not_read, pictures_in, scans_in
-    from fedshift.inference.sequences import find_cases, in_case_folders, picture_cases
-
-    for line in () if model.of_pictures else not_read(images):
-        print(printable(line))
-    if model.of_pictures:
-        cases = picture_cases(pictures_in(images), model.sequences)
-        for given, option in ((volume, "--volume"), (true_spacing, "--true-spacing")):
-            if given:
-                raise ConfigError(
-                    "no-effect", f"{model.path} segments pictures, which have no volumes: leave out {option}"
-                )
+    about |= {} if opened.promise is None else opened.promise.about
+    if source is not None or target is not None:
+        predict_pacs.require_results(opened)
+    images, incomplete = list(dict.fromkeys(args.images)), 0
+    if source is not None:
+        images, incomplete = predict_pacs.fetched(source, args)
+    if opened.classifies:
+        n, rows = predict_classes.rows_of(opened, images, args, about, fetched=source is not None, archive=target)
     else:
-        scans = scans_in(in_case_folders(images, model.sequences))
-        cases = find_cases(scans, model.sequences, volume=volume)
-    for line in dict.fromkeys(case.assignment for case in cases if case.assignment):
-        print(printable(line))
-    return cases
+        cases = scan_cases(model, images, args)
+        cases = cases if source is None else predict_pacs.named_by_study(cases, args)
+        n, rows = len(cases), _segment(opened, cases, args, target)
+    return max(write_rows(rows, args.out, n=n, about=about), incomplete)
 
 
 def _segment(
-    model: Model | Bundle,
-    cases: Sequence[ScanCase],
-    args: argparse.Namespace,
-    promise: Promised | None,
-    archive: Archive | None,
+    opened: OpenedModel, cases: Sequence[ScanCase], args: argparse.Namespace, archive: Archive | None
 ) -> Iterator[Row]:
     """``archive``: where DICOM results are stored too."""
-    from fedshift.inference import dicom_source, masks, segment
+    from fedshift.inference import masks, segment
     from fedshift.inference import promise as promises
     from fedshift.inference.model import Model
 
-    replace = {case.image.resolve() for case in cases} if args.force else _predicted_before(args.out)
+    model, promise = opened.model, opened.promise
+    replace = {case.image.resolve() for case in cases} if args.force else predicted_before(args.out)
     covered = {} if promise is None else promise.covered
     paths_for = partial(
         masks.output_paths,
@@ -205,7 +138,7 @@ def _segment(
     paths, origin = paths_for(formats=args.format), None
     if any(results.keys() & set(segment.DICOM) for results in paths):
         try:
-            origin = dicom_source.origin(model, _codes(args.codes))
+            origin = opened.origin(args.codes)
         except ConfigError as error:
             if args.format or args.codes or archive is not None:
                 raise
@@ -216,8 +149,8 @@ def _segment(
     segmenter: segment.Segmenter
     if isinstance(model, Model):
         chosen = choice(args) if promise is None else promises.of_statistics(model, choice(args))
-        ready = segment.ready_for(model, cases, chosen, device=args.device, true_spacing=args.true_spacing)
-        print_statistics(ready)
+        ready_for = partial(segment.ready_for, model, cases, chosen, device=args.device, true_spacing=args.true_spacing)
+        ready = opened.ready(ready_for, of_these_images=chosen.estimate)
         if promise is not None:
             promises.require_statistics(promise, ready)
         segmenter = ready
@@ -272,176 +205,3 @@ def _entry(done: Segmented, statistics: str) -> dict[str, object]:
         "warnings": list(done.remarks),
         "error": done.error,
     }
-
-
-def _codes(file: Path | None) -> Any:
-    """Codes of the classes in place of those of the model's task, if a file is given."""
-    codes = None if file is None else parse_codes(read_yaml(file), where=str(file))
-    if codes is not None and not codes:
-        said = f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)"
-        raise ConfigError("codes-missing", said)
-    return codes
-
-
-# --- pictures ---------------------------------------------------------------------------------------------
-
-
-def _inputs(model: Model, images: Sequence[Path], args: argparse.Namespace) -> tuple[list[Input], Depth | None]:
-    """What is classified, and of pictures how deep the grey ones among them are."""
-    from fedshift.inference import classify
-
-    if model.classifies_volumes:
-        return classify.of_volumes(model, _cases(model, images, args), true_spacing=args.true_spacing), None
-    depth = classify.depth_of(images, args.bits)
-    return classify.of_pictures(model, images, depth), depth
-
-
-def _classify(
-    model: Model,
-    inputs: Sequence[Input],
-    depth: Depth | None,
-    args: argparse.Namespace,
-    about: dict[str, Any],
-    promise: Promised | None,
-) -> Iterator[Row]:
-    """``about`` gets the thresholds that decided, of a model of findings."""
-    from fedshift.inference import classify
-    from fedshift.inference import promise as promises
-
-    images = "volumes" if model.classifies_volumes else "pictures"
-    for given, what, options in (
-        (args.format or args.codes, "of which no mask is written", "--format and --codes"),
-        (args.volume and not model.classifies_volumes, "which have no volumes", "--volume"),
-        (args.true_spacing and not model.classifies_volumes, "which have no voxel size", "--true-spacing"),
-        (args.bits is not None and model.classifies_volumes, "whose values are taken as they are", "--bits"),
-    ):
-        if given:
-            raise ConfigError("no-effect", f"{model.path} classifies {images}, {what}: leave out {options}")
-    chosen = choice(args)
-    thresholds = classify.thresholds_of(model, chosen) if model.task.findings else None
-    chosen = classify.of_statistics(model, chosen, thresholds=model.header.thresholds)
-    chosen = chosen if promise is None else promises.of_statistics(model, chosen)
-    ready = classify.ready_for(model, inputs, chosen, device=args.device)
-    print_statistics(ready)
-    if promise is not None:
-        promises.require_statistics(promise, ready)
-    if thresholds is not None:
-        print(f"thresholds: {thresholds.source}")
-        about["thresholds"] = {"from": thresholds.source, "values": _rounded(thresholds.values)}
-    make_folder(args.out)
-    names: set[str] = set()
-    for done in classify.classify(ready, inputs, saliency=args.overlay):
-        row, entry = _label(done) if thresholds is None else _findings(done, thresholds, model)
-        if promise is not None:
-            said = promise.classes(done.probabilities)
-            row |= {"set": "" if done.error else " | ".join(said)}
-            entry["set"] = None if done.error else said
-            if done.error is None:
-                print(printable(f"  in the set: {', '.join(said) or 'none of them'}"))
-        if done.saliency is not None:
-            path = args.out / _unused(f"{done.name}_saliency", names)
-            entry["written"] = {"saliency": path.name}
-            _draw(done, path)
-        if done.reading is not None:
-            entry["reading"] = done.reading.model_dump(exclude_defaults=True)
-        entry |= {"statistics": ready.statistics, "error": done.error}
-        yield row | {"statistics": ready.statistics, "error": done.error or ""}, entry
-    if depth is not None and depth.said is not None:  # known when all are read
-        print(f"pictures: {depth.said}{' (--bits says otherwise)' if depth.settled_together else ''}")
-
-
-def _label(done: Classified) -> tuple[dict[str, object], dict[str, object]]:
-    """The most likely class of a picture."""
-    row: dict[str, object] = {"file": done.image, "class": "", "probability": ""}
-    entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
-    if done.error is None:
-        entry |= {"class": done.label, "probability": round(done.probability, 4)}
-        row |= {"class": done.label, "probability": f"{done.probability:.4f}"}
-        print(printable(f"{done.image}: {done.label} ({done.probability:.0%})"))
-    return row, entry
-
-
-def _findings(done: Classified, thresholds: Thresholds, model: Model) -> tuple[dict[str, object], dict[str, object]]:
-    """What is said to be in a picture, and the probability of each finding."""
-    classes = model.header.job.task.classes
-    row: dict[str, object] = {"file": done.image, "findings": "", **{f"probability {name}": "" for name in classes}}
-    entry: dict[str, object] = {"file": str(done.image), "findings": None, "probabilities": None}
-    if done.error is None:
-        said = thresholds.decided(done.probabilities)
-        entry |= {"findings": said, "probabilities": _rounded(done.probabilities)}
-        row |= {"findings": " | ".join(said)} | {f"probability {k}": f"{v:.4f}" for k, v in done.probabilities.items()}
-        print(
-            printable(f"{done.image}: {', '.join(f'{k} ({done.probabilities[k]:.0%})' for k in said) or 'no finding'}")
-        )
-    return row, entry
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}
-
-
-def _draw(done: Classified, path: Path) -> None:
-    """The picture with the places that speak for its most likely class."""
-    from fedshift.inference import saliency_picture
-
-    assert done.saliency is not None
-    where = "and what speaks for it" if done.saliency.places.any() else "and no place speaks for it"
-    said = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), {where} (Grad-CAM)"
-    saliency_picture.write(path, done.saliency.image, done.saliency.places, [printable(said), NOTE])
-
-
-def _unused(stem: str, names: set[str]) -> str:
-    """A file name that no earlier picture of this call has."""
-    name = next(n for k in itertools.count(1) if (n := f"{stem}{'' if k == 1 else f'_{k}'}.png") not in names)
-    names.add(name)
-    return name
-
-
-# --- the table and the record -----------------------------------------------------------------------------
-
-
-def _predicted_before(out: Path) -> set[Path]:
-    """Images whose masks an unfinished call wrote into ``out``; repeating that call replaces them."""
-    try:
-        with (out / PARTIAL).open(newline="", encoding="utf-8") as file:
-            return {path_of(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        return set()
-
-
-def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, object]) -> int:
-    """Write each row as it comes into `PARTIAL`, which becomes `TABLE` if there was no error; then the record.
-
-    Returns:
-        1 if there was one; it is printed.
-    """
-    failed, partial_table = 0, out / PARTIAL
-    first = next(rows)  # raises whatever forbids all predictions, before anything is written
-    try:
-        opened = partial_table.open("w", newline="", encoding="utf-8")
-        for name in (TABLE, RECORD, PARTIAL_RECORD):
-            (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        said = f"{partial_table} cannot be written ({error.strerror}): name another folder with --out"
-        raise ConfigError("folder-unwritable", said) from None
-    entries = []
-    with opened as file:
-        columns = list(first[0])
-        writer = CsvWriter(file, columns)
-        for row, entry in itertools.chain([first], rows):
-            entries.append(entry)
-            writer.row(row[column] for column in columns)
-            file.flush()
-            if row["error"]:
-                failed += 1
-                print(f"fedshift: {printable(str(row['error']))}", file=sys.stderr)
-    if failed == n:
-        partial_table.unlink()
-    else:
-        if not failed:
-            partial_table.replace(out / TABLE)
-        write_text(out / (PARTIAL_RECORD if failed else RECORD), json.dumps({**about, "images": entries}, indent=1))
-        print(f"table: {out / (PARTIAL if failed else TABLE)}")
-    if failed:
-        print(f"{failed} of {n} images failed: correct them and repeat the command into the same folder")
-    return int(failed > 0)

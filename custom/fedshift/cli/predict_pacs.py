@@ -6,23 +6,35 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedshift.cli.pacs_access import add_access, add_query, archive_at, fetching, print_fetched
+from fedshift.cli.pacs_access import add_access, add_query, archive_at, check_access, fetching, print_fetched
 from fedshift.schema.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from fedshift.dicomweb.archive import Archive
+    from fedshift.cli.opened_model import OpenedModel
     from fedshift.inference.segment import Segmented
     from fedshift.inference.sequences import ScanCase
+    from fedshift.pacs.archive import Archive
+    from fedshift.pacs.query import Query
 
 FOLDER = "fetched"
 """In ``--out``: the images of a PACS."""
 
 
+class Source(NamedTuple):
+    """Which images are predicted, and where they are."""
+
+    archive: Archive
+    query: Query
+
+
 def add_pacs(parser: Any) -> None:
     parser.add_argument(
-        "--from", dest="source", metavar="URL", help="fetch the images of --query from this PACS, in place of IMAGE"
+        "--from",
+        dest="source",
+        metavar="PACS",
+        help="fetch the images of --query from this PACS (https://…, dimse+tls://… or dimse://…), in place of IMAGE",
     )
     add_query(parser, required=False)
     add_destination(parser, required=False)
@@ -31,7 +43,7 @@ def add_pacs(parser: Any) -> None:
 def add_destination(parser: Any, *, required: bool) -> None:
     """``--to``, and the options on how to reach a PACS."""
     parser.add_argument(
-        "--to", dest="target", required=required, metavar="URL", help="store the DICOM results in this PACS too"
+        "--to", dest="target", required=required, metavar="PACS", help="store the DICOM results in this PACS too"
     )
     parser.add_argument(
         "--to-credentials",
@@ -63,35 +75,73 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(
                     "no-effect", f"{option} is for a PACS, and neither --from nor --to is there: leave it out"
                 )
+    check_access(args, args.source, args.target)
     if args.to_credentials is not None and args.target is None:
         raise ConfigError("no-effect", "--to-credentials is for --to, which is not there: leave it out")
 
 
-def fetched(args: argparse.Namespace) -> tuple[list[Path], int]:
-    """The folders of the series that ``--from`` and ``--query`` name, fetched, and 1 if some could not be."""
-    from fedshift.dicomweb.fetch import fetch
-    from fedshift.dicomweb.query import parse_query
+def require_results(opened: OpenedModel) -> None:
+    """Refuse a model of whose results no DICOM is made (`ConfigError`)."""
+    if opened.model.of_pictures:
+        said = f"{opened.model.path} segments pictures, of whose masks no DICOM is made"
+        raise ConfigError("no-effect", f"{said}: leave out --from and --to, and get images with 'fedshift data fetch'")
 
-    query, folder = parse_query(args.query, args.sequence), args.out / FOLDER
-    archive = archive_at(args.source, args)
+
+def source(args: argparse.Namespace) -> Source | None:
+    """The images that ``--from`` and ``--query`` name; None without ``--from``.
+
+    Raises:
+        ConfigError: the address, the credentials or the query cannot be used.
+    """
+    from fedshift.pacs.query import parse_query
+
+    return (
+        None if args.source is None else Source(archive_at(args.source, args), parse_query(args.query, args.sequence))
+    )
+
+
+def fetched(images: Source, args: argparse.Namespace) -> tuple[list[Path], int]:
+    """The folders of the series, fetched, and 1 if some could not be."""
+    from fedshift.pacs.fetch import fetch
+
+    folder = args.out / FOLDER
     with fetching() as on_study:
-        record = fetch(archive, query, folder, masks="none", progress=on_study)
+        record = fetch(images.archive, images.query, folder, masks="none", progress=on_study)
     code = print_fetched(record, folder)
     if not record.fetched:
-        raise DataError("pacs-answer", f"{args.source} gave no series whole: see above, and repeat this")
+        raise DataError("pacs-answer", f"{images.archive.address} gave no series whole: see above, and repeat this")
     return [folder / each.folder for each in record.fetched], code
 
 
 def named_by_study(cases: Sequence[ScanCase], args: argparse.Namespace) -> list[ScanCase]:
     """Cases whose results are called by study and series: series of several patients have one name."""
-    if args.source is None:
-        return list(cases)
-    folder = (args.out / FOLDER).resolve()
-    named = []
-    for case in cases:
-        path = case.named.resolve().relative_to(folder)
-        named.append(replace(case, named=Path("_".join(path.parts).removesuffix(".dcm"))))
-    return named
+    return [replace(case, named=Path(name_of(case.named, args))) for case in cases]
+
+
+def name_of(path: Path, args: argparse.Namespace) -> str:
+    """What results of an image or series that was fetched are called: by study and series."""
+    return "_".join(path.resolve().relative_to((args.out / FOLDER).resolve()).parts).removesuffix(".dcm")
+
+
+def pictures_in(folders: Sequence[Path]) -> list[Path]:
+    """The images of series, each of which a model of pictures takes by itself.
+
+    Raises:
+        DataError: a series holds slices of scans, or something else than pictures.
+    """
+    from fedshift.data.dicom import identify
+    from fedshift.data.dicom_objects import PICTURES
+
+    files = [file for folder in folders for file in sorted(folder.glob("*.dcm"))]
+    for file in files:
+        said = identify(file)
+        if said is None or said.sop_class not in PICTURES:
+            raise DataError(
+                "kind-of-data",
+                f"{file.parent} holds no pictures such as radiographs, photographs or ultrasound, and the model "
+                "classifies pictures: narrow --query, as with Modality=DX",
+            )
+    return files
 
 
 def destination(args: argparse.Namespace) -> Archive | None:
@@ -100,7 +150,7 @@ def destination(args: argparse.Namespace) -> Archive | None:
     Raises:
         ConfigError: its address or the credentials cannot be used.
     """
-    from fedshift.dicomweb.connection import same_server
+    from fedshift.pacs.addresses import same_server
 
     if args.target is None:
         return None
@@ -126,21 +176,30 @@ def stored(done: Segmented, archive: Archive | None) -> Segmented:
     Raises:
         DataError: it cannot be reached, or the credentials are wrong, as they would be for all other cases.
     """
-    if archive is None or done.error is not None:
-        return done
-    from fedshift.dicomweb.archive import FATAL
-    from fedshift.dicomweb.store import store
+    error = None if done.error is not None else store_results(done.image, done.written, archive)
+    return done if error is None else replace(done, written={}, error=error)
 
-    files = [path for path in done.written.values() if path.suffix == ".dcm"]
+
+def store_results(image: Path, written: Mapping[str, Path], archive: Archive | None) -> str | None:
+    """Store what is DICOM of an image's results; why not, and nothing of them is left then, if a PACS does not take it.
+
+    Raises:
+        DataError: as `stored`.
+    """
+    from fedshift.pacs.archive import FATAL
+    from fedshift.pacs.store import store
+
+    files = [path for path in written.values() if path.suffix == ".dcm"]
+    if archive is None or not files:
+        return None
     try:
         counted = store(archive, files)
     except DataError as error:
-        for path in done.written.values():
+        for path in written.values():
             path.unlink(missing_ok=True)
         if error.code in FATAL:
             raise
-        return replace(done, written={}, error=f"{done.image}: {error}")
-    if files:
-        there = f", {counted.there} were there already" if counted.there else ""
-        print(f"  stored in {archive.address}: {counted.new}{there}")
-    return done
+        return f"{image}: {error}"
+    there = f", {counted.there} were there already" if counted.there else ""
+    print(f"  stored in {archive.address}: {counted.new}{there}")
+    return None

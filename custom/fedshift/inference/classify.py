@@ -16,8 +16,10 @@ from torch import Tensor
 from fedshift.data.case_check import known_spacing
 from fedshift.data.decode import cached_picture, read_picture
 from fedshift.data.depth import DeepPicture, Depth
+from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.scan_file import suffix_of
 from fedshift.data.scans import stem_of
+from fedshift.inference.dicom_source import Source, open_picture, open_source
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
 from fedshift.inference.sequences import ScanCase
 from fedshift.schema.errors import DataError
@@ -139,11 +141,21 @@ class Input:
     name: str
     """Of files that are written of it."""
     read: Callable[[], tuple[Tensor, Reading | None]]
+    source: Callable[[], Source] | None = None
+    """Its DICOM objects, if it is DICOM."""
 
 
 def of_pictures(model: Model, images: Sequence[Path], depth: Depth) -> list[Input]:
     """Pictures, each a case; ``depth`` is that of `depth_of`."""
-    return [Input(image, image.stem, partial(read_input, image, model, depth)) for image in images]
+    return [
+        Input(
+            image,
+            image.stem,
+            partial(read_input, image, model, depth),
+            partial(open_picture, image) if looks_like_dicom(image) else None,
+        )
+        for image in images
+    ]
 
 
 def of_volumes(model: Model, cases: Sequence[ScanCase], *, true_spacing: bool) -> list[Input]:
@@ -163,8 +175,15 @@ def of_volumes(model: Model, cases: Sequence[ScanCase], *, true_spacing: bool) -
             raise DataError("intensities", f"{case.image} {error}") from None
         return x, scans[0].reading
 
-    names = (stem_of(case.named) for case in cases)
-    return [Input(case.image, name, partial(read, case)) for case, name in zip(cases, names, strict=True)]
+    return [
+        Input(
+            case.image,
+            stem_of(case.named),
+            partial(read, case),
+            partial(open_source, case.image, volume=case.volume) if case.is_dicom else None,
+        )
+        for case in cases
+    ]
 
 
 def ready_for(model: Model, inputs: Sequence[Input], choice: Choice, *, device: str = "auto") -> ReadyModel:

@@ -78,24 +78,25 @@ def origin(model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None)
     need_highdicom("writing DICOM")
     if isinstance(model, Model):
         task, weights, simulated = model.header.job.task, model.path, model.header.kind == "phantom"
-        name, program, structures = task.name, f"fedshift {'+'.join(model.header.job.methods)}", task.structures
+        name, program = task.name, f"fedshift {'+'.join(model.header.job.methods)}"
+        structures = task.structures if model.is_segmentation else ()  # classes of pictures have no codes
         parts = task.classes[1:] if task.regions else ()
         codes = codes or task.codes
     else:
         name, weights, simulated = model.name, model.weights, False
         program, structures, parts = f"MONAI bundle {model.version}", tuple(model.classes), ()
-    if not codes:
+    if structures and not codes:
         raise ConfigError(
             "codes-missing",
             f"{weights}: its task has no DICOM codes for {', '.join(structures)}: give them with "
             "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask",
         )
     try:
-        check_codes(codes, structures, parts=parts)
+        check_codes(codes or {}, structures, parts=parts)
     except ValueError as error:
         raise ConfigError("codes-invalid", f"--codes does not fit {weights}: {error}") from None
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
-    return Origin(name, program, fedshift.__version__, sha256, simulated, codes)
+    return Origin(name, program, fedshift.__version__, sha256, simulated, codes or {})
 
 
 @dataclass(frozen=True)
@@ -198,15 +199,7 @@ def open_source(path: Path, *, volume: int | None = None) -> Source:
         objects = tuple(pydicom.dcmread(file, stop_before_pixels=True) for file in files)
         frame = None
         for dataset in objects:
-            for name in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID"):
-                if not dataset.get(name):
-                    said = f"{path} has an object without {name}: export the series again, or take --format mask"
-                    raise DataError("dicom-attributes", said)
-            for name in EMPTY:
-                if name not in dataset:
-                    setattr(dataset, name, "")
-            if dataset.PatientSex not in ("M", "F", "O", ""):
-                dataset.PatientSex = ""
+            _complete(dataset, path)
             if not dataset.get("FrameOfReferenceUID"):
                 frame = frame or pydicom.uid.generate_uid(entropy_srcs=[str(dataset.SeriesInstanceUID)])
                 dataset.FrameOfReferenceUID = frame
@@ -215,6 +208,29 @@ def open_source(path: Path, *, volume: int | None = None) -> Source:
         if not frames:
             return Source(path, objects, tuple((str(dataset.SOPInstanceUID), None) for dataset in objects))
         return _from_frames(path, objects, frames)
+
+
+def open_picture(path: Path) -> Source:
+    """The DICOM object of a picture; raises as `open_source`."""
+    import pydicom
+
+    with quiet():
+        dataset = pydicom.dcmread(path, stop_before_pixels=True)
+        _complete(dataset, path)
+        return Source(path, (dataset,), ((str(dataset.SOPInstanceUID), None),))
+
+
+def _complete(dataset: Any, path: Path) -> None:
+    """Add what the standard requires and may be empty; refuse an object without UIDs."""
+    for name in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID"):
+        if not dataset.get(name):
+            said = f"{path} has an object without {name}: export the series again, or leave DICOM out"
+            raise DataError("dicom-attributes", said)
+    for name in EMPTY:
+        if name not in dataset:
+            setattr(dataset, name, "")
+    if dataset.PatientSex not in ("M", "F", "O", ""):
+        dataset.PatientSex = ""
 
 
 def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Source:

@@ -40,16 +40,7 @@ def write_report(
 
     uid = uids_of(source, origin, "sr", str(segmentation.SOPInstanceUID), *volumes.items(), *remarks)
     with making(path, "DICOM SR"):
-        device = hd.sr.ObserverContext(
-            observer_type=codes.DCM.Device,
-            observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
-                uid=hd.UID(uid("device")),
-                name=origin.algorithm,
-                manufacturer_name="fedshift",
-                model_name="fedshift",
-                serial_number=origin.model,
-            ),
-        )
+        device = device_of(origin, uid("device"))
         algorithm = hd.sr.AlgorithmIdentification(name=origin.algorithm, version=origin.full_version)
         comments = [f"{NOTE}; {origin.algorithm}", *remarks]
         groups = []
@@ -105,3 +96,20 @@ def write_report(
             series_description=origin.description,
         )
         made.save_as(path)
+
+
+def device_of(origin: Origin, uid: str) -> Any:
+    """The program as the observer of a report."""
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    return hd.sr.ObserverContext(
+        observer_type=codes.DCM.Device,
+        observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
+            uid=hd.UID(uid),
+            name=origin.algorithm,
+            manufacturer_name="fedshift",
+            model_name="fedshift",
+            serial_number=origin.model,
+        ),
+    )

@@ -4,7 +4,7 @@ import pytest
 from errors import raises
 from pydicom.dataset import Dataset
 
-from fedshift.dicomweb.query import contradicted, parse_query
+from fedshift.pacs.query import contradicted, parse_query
 
 
 def said(**values: object) -> Dataset:

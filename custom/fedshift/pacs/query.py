@@ -53,10 +53,13 @@ class Query:
         return " ".join(f"{key}={value}" for key, value in {**self.study, **self.series}.items())
 
 
-def parse_query(words: Iterable[str], sequences: Iterable[str] = ()) -> Query:
+def parse_query(words: Iterable[str], sequences: Iterable[str] = (), *, all_if_none: bool = False) -> Query:
     """The query that a command line has, a ``KEYWORD=VALUE`` for each word.
 
-    ``sequences``: ``NAME=DESCRIPTION`` of each that a study must have, with wildcards.
+    Args:
+        words: the keys and values.
+        sequences: ``NAME=DESCRIPTION`` of each that a study must have, with wildcards.
+        all_if_none: whether all is meant where there are no words.
 
     Raises:
         ConfigError: a keyword that cannot be asked for, twice one, or a value that it cannot have.
@@ -73,7 +76,7 @@ def parse_query(words: Iterable[str], sequences: Iterable[str] = ()) -> Query:
             raise ConfigError("query-value", f"--query has {key} twice: give it once, or fetch twice into one folder")
         _check(key, value)
         known[key] = value
-    if not known:
+    if not known and not all_if_none:
         raise ConfigError("query-value", "--query asks for nothing: give keys, such as StudyDate=20240101-20240630")
     study = {key: value for key, value in known.items() if key in OF_STUDY}
     series = {key: value for key, value in known.items() if key in OF_SERIES}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.data.dicom_objects import quiet
-from fedshift.dicomweb.archive import Archive
+from fedshift.pacs.archive import Archive
 
 
 class Stored(NamedTuple):
@@ -35,7 +35,7 @@ def store(archive: Archive, files: Iterable[Path]) -> Stored:
             made = pydicom.dcmread(file)
             of_study.setdefault(str(made.StudyInstanceUID), []).append(made)
     for study, objects in of_study.items():
-        missing = [each for each in objects if not archive.has(study, str(each.SOPInstanceUID))]
+        missing = [each for each in objects if not archive.has(each)]
         if missing:
             archive.store(study, missing)
         new, there = new + len(missing), there + len(objects) - len(missing)

@@ -20,9 +20,9 @@ from fedshift.data.dicom import identify, is_dicom_mask
 from fedshift.data.dicom_objects import NO_SCANS, quiet
 from fedshift.data.named_masks import references
 from fedshift.data.scan_file import ScanError
-from fedshift.dicomweb.archive import FATAL, Archive
-from fedshift.dicomweb.query import Query, contradicted
-from fedshift.dicomweb.record import FILE, FetchedSeries, FetchRecord, NotFetched, read_record, write_record
+from fedshift.pacs.archive import FATAL, Archive
+from fedshift.pacs.query import Query, contradicted
+from fedshift.pacs.record import FILE, FetchedSeries, FetchRecord, NotFetched, read_record, write_record
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.files import written_whole
 

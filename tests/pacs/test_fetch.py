@@ -13,9 +13,9 @@ from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 
 from fedshift.data.layouts.studies import pair_studies
-from fedshift.dicomweb.fetch import fetch
-from fedshift.dicomweb.query import parse_query
-from fedshift.dicomweb.record import FILE, read_record
+from fedshift.pacs.fetch import fetch
+from fedshift.pacs.query import parse_query
+from fedshift.pacs.record import FILE, read_record
 
 T2 = parse_query(["Modality=MR", "SeriesDescription=t2*"])
 

@@ -14,11 +14,11 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase, HTTPBasicAuth
 from urllib3.util import Retry
 
-from fedshift.dicomweb.archive import Archive
-from fedshift.dicomweb.credentials import Credentials
+from fedshift.pacs.addresses import THIS_MACHINE
+from fedshift.pacs.credentials import Credentials
+from fedshift.pacs.web.carrier import Web
 from fedshift.schema.errors import ConfigError
 
-THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 SECONDS_TO_CONNECT, SECONDS_TO_ANSWER = 15, 120
 BUSY = (429, 503, 504)
 """Status of a server that is too busy, or of a proxy that waits for one: asked again, as when the line fails."""
@@ -29,10 +29,8 @@ TAIL = 4096
 """Bytes at the end of an answer among which its last delimiter must be."""
 
 
-def connect(
-    url: str, credentials: Credentials, *, ca_file: Path | None = None, allow_unencrypted: bool = False
-) -> Archive:
-    """A PACS at the address of its DICOMweb service, such as ``https://pacs.hospital.example/dicom-web``.
+def connect(url: str, credentials: Credentials, *, ca_file: Path | None = None, allow_unencrypted: bool = False) -> Web:
+    """The way to the address of a PACS's DICOMweb service, such as ``https://pacs.hospital.example/dicom-web``.
 
     Nothing is sent before something is asked of it.
 
@@ -53,7 +51,7 @@ def connect(
     session = CarefulSession(_Authorisation(credentials), ca_file)
     client = DICOMwebClient(address, session=session, permissive_uid=True)
     client.set_http_retry_params(retry=False)  # it would repeat storing too, with a body that it has used up
-    return Archive(client, address)
+    return Web(client, address)
 
 
 def checked_address(url: str, *, allow_unencrypted: bool = False) -> str:
@@ -84,12 +82,6 @@ def checked_address(url: str, *, allow_unencrypted: bool = False) -> str:
             "is closed to others, --allow-unencrypted",
         )
     return url.rstrip("/")
-
-
-def same_server(one: str, other: str) -> bool:
-    """Whether two addresses are of one server, which may get the same credentials."""
-    first, second = urlsplit(one), urlsplit(other)
-    return (first.scheme, first.hostname, first.port) == (second.scheme, second.hostname, second.port)
 
 
 class CarefulSession(requests.Session):

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from fedshift.dicomweb.archive import Archive
-from fedshift.dicomweb.fetch import find
-from fedshift.dicomweb.query import Query
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.fetch import find
+from fedshift.pacs.query import Query
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.strict import Strict, first_fault
@@ -96,6 +96,11 @@ class Queue:
         for entry in list(self._entries.values()):
             if entry.state == "failed":
                 self._write(entry.model_copy(update={"state": "waiting", "error": None}))
+
+    @property
+    def unsettled(self) -> set[str]:
+        """The studies that are still to be worked on, or may be once more."""
+        return {entry.study for entry in self._entries.values() if entry.state != "done"}
 
     @property
     def counts(self) -> Counter[str]:

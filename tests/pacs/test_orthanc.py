@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import highdicom as hd
@@ -11,19 +15,24 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
+from certificates import own_certificate
 from dicomstudies import write_slices
 from errors import raises
 from fakepacs import write_study
 from inference.conftest import BALL, brightness_model
-from orthanc import PASSWORD, USER, Orthanc, needs_orthanc, running_orthanc
+from orthanc import PASSWORD, TITLE, USER, Orthanc, needs_orthanc, running_orthanc
 from scanfiles import volume
 
 from fedshift.cli import main
 from fedshift.data.layouts.studies import pair_studies
-from fedshift.dicomweb import credentials
-from fedshift.dicomweb.connection import connect
-from fedshift.dicomweb.credentials import Credentials
-from fedshift.dicomweb.record import FILE, read_record
+from fedshift.pacs import credentials
+from fedshift.pacs.access import Access, open_archive
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.credentials import Credentials
+from fedshift.pacs.dimse.node import Node
+from fedshift.pacs.query import parse_query
+from fedshift.pacs.record import FILE, read_record
+from fedshift.pacs.web.connection import connect
 
 pytestmark = [pytest.mark.slow, needs_orthanc]
 
@@ -86,7 +95,7 @@ def test_what_a_server_says_of_wrong_credentials_addresses_and_queries_is_a_sent
 
 def test_what_is_stored_is_there_and_a_wrong_study_is_refused(pacs: Orthanc, tmp_path: Path) -> None:
     study, _ = write_study(tmp_path, "9")
-    archive = connect(pacs.dicomweb, Credentials(user=USER, password=PASSWORD))
+    archive = Archive(connect(pacs.dicomweb, Credentials(user=USER, password=PASSWORD)))
     mask = pydicom.dcmread(tmp_path / "seg" / "seg.dcm")
     archive.store(study, [mask])
     assert archive.instances(study, None).keys() == {mask.SOPInstanceUID}
@@ -128,6 +137,91 @@ def test_a_prediction_and_a_watcher_store_what_others_read_and_store_it_once(
     assert main(serve) == 0 and main(serve) == 0, capsys.readouterr().err
     assert "2 done" in capsys.readouterr().out
     assert {kind: len(pacs.files(kind)) for kind in stored} == {kind: len(files) for kind, files in stored.items()}
+
+
+def test_by_dimse_the_same_comes_and_goes(pacs: Orthanc, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """C-FIND with C-GET, and with C-MOVE; C-STORE of results; and what a PACS that does not know us says."""
+    query = ["--query", "StudyDate=20260101-20260301", "Modality=MR", "SeriesDescription=t2*"]
+    fetched = {}
+    for way, words in {
+        "web": [pacs.dicomweb],
+        "get": [pacs.dimse],
+        "move": [pacs.dimse, "--receive-port", str(pacs.receive_port)],
+    }.items():
+        assert main(["data", "fetch", *words, *query, "--out", str(tmp_path / way)]) == 0, capsys.readouterr().err
+        images = [(file.parent.name, pydicom.dcmread(file)) for file in (tmp_path / way).rglob("*.dcm")]
+        fetched[way] = {(name, str(image.SOPInstanceUID)): image.to_json_dict() for name, image in images}
+    assert fetched["web"] == fetched["get"] == fetched["move"] and len(fetched["get"]) == 10
+    model, image = brightness_model(tmp_path / "model.pt"), volume(**BALL)[0]
+    write_slices(tmp_path / "new", image, seed="31", change=of_shoulder)
+    pacs.add(tmp_path / "new")
+    before = len(pacs.files("SEG"))
+    ways = ["--from", pacs.dimse, "--query", "BodyPartExamined=SHOULDER", "--to", pacs.dimse]
+    for out in ("first", "again"):
+        words = ["predict", str(model), *ways, "--format", "seg", "--format", "sr", "--out", str(tmp_path / out)]
+        assert main(words) == 0, capsys.readouterr().err
+    assert len(pacs.files("SEG")) == before + 1 and "2 were there already" in capsys.readouterr().out
+    assert main(["data", "fetch", pacs.dimse, *query, "--ae-title", "NOBODY", "--out", str(tmp_path / "no")]) == 2
+    assert "NOBODY" in (said := capsys.readouterr().err) and "[pacs-rejected]" in said
+
+
+def test_by_dimse_over_tls_both_sides_show_a_certificate(tmp_path: Path) -> None:
+    with_key, authority = own_certificate(tmp_path)
+    tls = {
+        "DicomTlsCertificate": str(authority),
+        "DicomTlsPrivateKey": str(with_key),
+        "DicomTlsTrustedCertificates": str(authority),
+        "DicomTlsRemoteCertificateRequired": True,
+    }
+    write_study(tmp_path / "images", "1")
+    with running_orthanc(tmp_path / "server", encrypted=tls) as server:
+        server.add(tmp_path / "images")
+        address = server.dimse.replace("dimse:", "dimse+tls:")
+        words = ["data", "fetch", address, "--query", "Modality=MR", "--masks", "none", "--ca-file", str(authority)]
+        ours = ["--certificate", str(with_key)]
+        assert main([*words, *ours, "--out", str(tmp_path / "get")]) == 0
+        there = ["--receive-port", str(server.receive_port)]
+        assert main([*words, *ours, *there, "--out", str(tmp_path / "move")]) == 0
+        assert len(list(tmp_path.glob("get/*/*/*.dcm"))) == len(list(tmp_path.glob("move/*/*/*.dcm"))) == 8
+        with raises("pacs-unreachable", naming="--certificate"):
+            open_archive(address, Access(ca_file=authority)).studies(parse_query(["Modality=MR"]))
+        with raises("pacs-unreachable", naming="--ca-file"):
+            open_archive(address, Access(node=Node(certificate=with_key))).studies(parse_query(["Modality=MR"]))
+
+
+def test_a_node_that_serves_takes_what_a_pacs_sends_and_stores_the_results_there(pacs: Orthanc, tmp_path: Path) -> None:
+    model, image = brightness_model(tmp_path / "model.pt"), volume(**BALL)[0]
+    write_slices(tmp_path / "new", image, seed="41", change=of_shoulder)
+    pacs.add(tmp_path / "new")
+    study = str(pydicom.dcmread(tmp_path / "new" / "IM0001.dcm").StudyInstanceUID)
+    before = len(pacs.files("SEG"))
+    words = ["serve", str(model), "--listen", f"127.0.0.1:{pacs.receive_port}", "--accept", TITLE, "--to", pacs.dimse]
+    words += ["--work", str(tmp_path / "work"), "--every", "1", "--format", "seg"]
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
+        serving = subprocess.Popen([sys.executable, "-m", "fedshift.cli", *words], stdout=log, stderr=log)
+        try:
+            wait_for(lambda: "listens at" in (tmp_path / "log").read_text("utf-8"), serving)
+            pacs.send(study)
+            wait_for(lambda: len(pacs.files("SEG")) == before + 1, serving)
+            wait_for(lambda: "1 done" in (tmp_path / "log").read_text("utf-8"), serving)
+        finally:
+            serving.send_signal(signal.SIGTERM)
+            assert serving.wait(20) == 130, (tmp_path / "log").read_text("utf-8")
+    seg = next(
+        each for file in pacs.files("SEG") if (each := pydicom.dcmread(io.BytesIO(file))).StudyInstanceUID == study
+    )
+    assert seg.Manufacturer == "fedshift"
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.2)
+
+
+def of_shoulder(image: pydicom.Dataset, number: int) -> None:
+    image.BodyPartExamined = "SHOULDER"
 
 
 def of_body_part(image: pydicom.Dataset, number: int) -> None:

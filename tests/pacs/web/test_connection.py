@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import datetime
 import io
-import ipaddress
 import ssl
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,18 +9,17 @@ from threading import Thread
 
 import pytest
 import requests
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from certificates import own_certificate
 from errors import raises
 from requests.auth import AuthBase
 from urllib3.response import HTTPResponse
 
-from fedshift.dicomweb import connection
-from fedshift.dicomweb.connection import CarefulSession, checked_address, connect, same_server
-from fedshift.dicomweb.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
-from fedshift.dicomweb.query import parse_query
+from fedshift.pacs.addresses import same_server
+from fedshift.pacs.archive import Archive
+from fedshift.pacs.credentials import PASSWORD, TOKEN, USER, Credentials, from_environment, from_file
+from fedshift.pacs.query import parse_query
+from fedshift.pacs.web import connection
+from fedshift.pacs.web.connection import CarefulSession, checked_address, connect
 
 
 @pytest.mark.parametrize("url", ["https://pacs.example/dicom-web", "http://127.0.0.1:8042/dicom-web", "http://[::1]/x"])
@@ -167,7 +164,7 @@ def test_queries_and_credentials_are_in_no_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ATTEMPTS_MORE", 1)
-    archive = connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret"))
+    archive = Archive(connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret")))
     with caplog.at_level("DEBUG"), raises("pacs-unreachable", naming="127.0.0.1:9") as raised:
         archive.studies(parse_query(["PatientName=Doe*"]))
     said = f"{raised.value} {caplog.text}"
@@ -178,23 +175,6 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "dicomweb_client.api", None)
     with raises("not-installed", naming="fedshift[pacs]"):
         connect("https://pacs.example", Credentials())
-
-
-def own_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of this machine's address that nobody but itself vouches for: with its key, and alone."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    made = (
-        made.serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
-    )
-    made = made.add_extension(names, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
-    pem = made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "server.pem").write_bytes(secret + pem)
-    (folder / "ca.pem").write_bytes(pem)
-    return folder / "server.pem", folder / "ca.pem"
 
 
 class Nothing(BaseHTTPRequestHandler):
@@ -221,8 +201,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_that_is_named_
         url, query = f"https://127.0.0.1:{server.server_port}/dicom-web", parse_query(["Modality=MR"])
         try:
             with raises("pacs-unreachable", naming="--ca-file"):
-                connect(url, Credentials()).studies(query)
-            assert connect(url, Credentials(), ca_file=authority).studies(query) == []
+                Archive(connect(url, Credentials())).studies(query)
+            assert Archive(connect(url, Credentials(), ca_file=authority)).studies(query) == []
         finally:
             server.shutdown()
 
@@ -247,7 +227,7 @@ def test_another_answer_than_a_list_of_series_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body.encode(), kind, status))
     with raises(code, naming=("pacs.example", naming)) as raised:
-        connect("https://pacs.example", Credentials()).series("1.2.3", {"Modality": "MR"})
+        Archive(connect("https://pacs.example", Credentials())).series("1.2.3", {"Modality": "MR"})
     assert "secret" not in str(raised.value)
 
 
@@ -265,5 +245,5 @@ def test_another_answer_than_images_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(connection, "HTTPAdapter", lambda **how: Transport(body, kind))
     with raises(code, naming="1.2.3") as raised:
-        list(connect("https://pacs.example", Credentials()).images("1.2.3", "1.2.4", {"1.2.5": ""}))
+        list(Archive(connect("https://pacs.example", Credentials())).images("1.2.3", "1.2.4", {"1.2.5": ""}))
     assert "secret" not in str(raised.value)

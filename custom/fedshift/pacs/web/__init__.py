@@ -1,0 +1,1 @@
+"""DICOMweb: QIDO-RS finds, WADO-RS fetches, STOW-RS stores (PS3.18)."""
