@@ -15,6 +15,7 @@ from fedshift.cli import site_check
 from fedshift.cli.display import console
 from fedshift.data.locate import find_site, read_settings
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.launcher import KINDS, launcher_options, parse_launcher
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.policy import Policy
 
@@ -44,6 +45,15 @@ def add_arguments(site: Any) -> None:
     )
     init.add_argument("--evaluation-only", action="store_true", help="the site trains nothing, whatever a job says")
     init.add_argument("--phantom", action="store_true", help="the data are simulated, and that is meant")
+    init.add_argument(
+        "--launcher",
+        choices=KINDS,
+        default="process",
+        help="where the site's processes of jobs run (default process: beside the site's own)",
+    )
+    init.add_argument(
+        "--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the launcher, such as partition=gpu"
+    )
     init.add_argument("--allow-code", action="store_true", help="accept jobs that bring their own code")
     init.add_argument("--allow-root", action="store_true", help="the party runs as root, and that is meant")
     init.add_argument("--force", action="store_true", help="replace settings that differ; the former are kept as .old")
@@ -110,6 +120,9 @@ def _init(args: argparse.Namespace) -> int:
         raise ConfigError(
             "no-data", f"{args.kit} is the kit of site {kit.name}: name its prepared data with --data DIR"
         )
+    launcher = parse_launcher(args.launcher, launcher_options(args.set))
+    if kit.role == "server" and launcher is not None:
+        raise ConfigError("wrong-kit", f"{args.kit} is the server's kit, and --launcher is for a site's: leave it out")
     data: dict[str, Path] = {}
     for folder in args.data:
         manifest = _own_data(kit, folder.absolute(), phantom=args.phantom)
@@ -118,7 +131,9 @@ def _init(args: argparse.Namespace) -> int:
                 "other-data", f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them"
             )
         data[manifest.dataset] = folder.absolute()
-    files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code)
+    files = local_files(
+        kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code, launcher=launcher
+    )
     written = lay(files, kit.local, force=args.force)
     print(f"{kit.local}: {'wrote ' + ', '.join(written) if written else 'is as it should be'}")
     return site_check.report(kit)
