@@ -39,7 +39,12 @@ class Slurm:
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints."""
         done = subprocess.run(
-            command, env={**os.environ, **self.environment}, capture_output=True, encoding="utf-8", timeout=30, check=False
+            command,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=30,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
@@ -56,7 +61,20 @@ class Slurm:
     def fail_node(self) -> None:
         """What a node that crashes is for Slurm; it is used again at once."""
         self.ask("scontrol", "update", f"NodeName={NODE}", "State=DOWN", "Reason=test")
+        self.open_node()
+
+    def close_node(self) -> None:
+        """Jobs wait from now on."""
+        self.ask("scontrol", "update", f"NodeName={NODE}", "State=DRAIN", "Reason=test")
+
+    def open_node(self) -> None:
         self.ask("scontrol", "update", f"NodeName={NODE}", "State=RESUME")
+
+    def job_named(self, start: str) -> str:
+        """Number of the job in the queue whose name begins so."""
+        rows = [line.split() for line in self.ask("squeue", "-h", "--format=%i %j").splitlines()]
+        (number,) = [number for number, name in rows if name.startswith(start)]
+        return number
 
 
 @contextmanager
@@ -108,7 +126,9 @@ class _Starter:
         assert path is not None
         with (self.cluster.folder / "logs" / program).open("wb") as log:
             environment = {**os.environ, **self.cluster.environment}
-            process = subprocess.Popen([path, *options], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [path, *options], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         self.daemons.callback(_end, process)
 
 

@@ -28,7 +28,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
-from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
 from flare_armour.patch import Patch, require

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -72,3 +71,36 @@ def test_what_a_queue_ends_goes_on_where_it_was_and_changes_no_weight(
     run_in_process(run.job, federation.data, tmp_path)
     assert_same_weights(tmp_path / LAST, run.folder / LAST)
     assert not cluster.queue()
+
+
+def test_a_killed_site_leaves_nothing_in_the_queue_and_an_operator_may_cancel(
+    federation: Deployed, cluster: Slurm
+) -> None:
+    cluster.close_node()
+    run = DeployedRun.submit(federation, small_image_job("fedbn", *LONG, "federation.min_sites=2"))
+    wait_for(lambda: len(cluster.queue()) == 2, 120, "two jobs in the queue")
+    federation.kill(FILES)
+    left = set(cluster.queue())
+    federation.start(FILES, environment=cluster.environment)
+    federation.connected(federation.sites)
+    wait_for(lambda: len(cluster.queue()) == 2 and set(cluster.queue()) != left, 120, "another job in the queue")
+    assert f"has left nvfl-{FILES}-" in federation.log(FILES)
+    cluster.open_node()
+    cancelled = cluster.job_named(f"nvfl-{NETWORK}-")
+    federation.reaches(run.job_id, 1)
+    cluster.ask("scancel", cancelled)
+    run.end()
+    assert re.search(rf"Slurm job {cancelled}: CANCELLED by .*not by this site\): given up", federation.log(NETWORK))
+    assert run.trained(2) == {"A", FILES}
+    assert not cluster.queue()
+
+
+def test_aborting_a_job_takes_it_out_of_the_queue(federation: Deployed, cluster: Slurm) -> None:
+    cluster.close_node()
+    run = DeployedRun.submit(federation, small_image_job("fedbn", *LONG))
+    wait_for(lambda: len(cluster.queue()) == 2, 120, "two jobs in the queue")
+    waiting = set(cluster.queue())
+    federation.session.abort_job(run.job_id)
+    wait_for(lambda: not cluster.queue(), 60, "the queue to be empty")
+    wait_for(lambda: {dict(cluster.jobs()).get(number) for number in waiting} == {"CANCELLED"}, 60, "the accounting")
+    cluster.open_node()

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedshift.cli import site_check
 from fedshift.cli.display import console
-from fedshift.data.locate import find_site, read_settings
+from fedshift.data.locate import SITE_FILE, find_site, read_settings
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.launcher import KINDS, launcher_options, parse_launcher
 from fedshift.schema.manifest import FILE_NAME, read_manifest
@@ -62,6 +62,10 @@ def add_arguments(site: Any) -> None:
     look = kinds.add_parser("check", help="say whether a kit is ready to start; nothing is written")
     look.add_argument("kit", type=Path, metavar="KIT")
     look.set_defaults(func=_check)
+
+    objects = kinds.add_parser("manifests", help="write what Kubernetes needs for a site with --launcher k8s, as YAML")
+    objects.add_argument("kit", type=Path, metavar="KIT")
+    objects.set_defaults(func=_manifests)
 
     dry = kinds.add_parser("dry-run", help="train a step on the site's own data, show what would be sent, send nothing")
     dry.add_argument("kit", type=Path, metavar="KIT")
@@ -131,9 +135,7 @@ def _init(args: argparse.Namespace) -> int:
                 "other-data", f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them"
             )
         data[manifest.dataset] = folder.absolute()
-    files = local_files(
-        kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code, launcher=launcher
-    )
+    files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code, launcher=launcher)
     written = lay(files, kit.local, force=args.force)
     print(f"{kit.local}: {'wrote ' + ', '.join(written) if written else 'is as it should be'}")
     return site_check.report(kit)
@@ -166,6 +168,23 @@ def _check(args: argparse.Namespace) -> int:
     from fedshift.flare.kit import open_kit
 
     return site_check.report(open_kit(args.kit))
+
+
+def _manifests(args: argparse.Namespace) -> int:
+    import yaml
+
+    from fedshift.flare.kit import open_kit
+    from fedshift.flare.launchers.kubernetes import manifests
+
+    kit = open_kit(args.kit)
+    launcher = read_settings(kit.local).launcher if kit.role == "site" else None
+    if launcher is None or launcher.k8s is None:
+        raise ConfigError(
+            "wrong-launcher",
+            f"{kit.local / SITE_FILE} names no launcher k8s: run 'fedshift site init' with --launcher k8s",
+        )
+    print(yaml.safe_dump_all(manifests(kit.name, launcher.k8s), sort_keys=False), end="")
+    return 0
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------

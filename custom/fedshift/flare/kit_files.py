@@ -20,10 +20,10 @@ from typing import Any
 from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.private.fed.utils.site_config import project_site_config
 
-from fedshift.data.locate import SITE_FILE
+from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.flare.job_kinds import client_configs, server_configs
 from fedshift.flare.kit import STARTUP, Kit, Role, jobs_folder, read_json, snapshots_folder
-from fedshift.flare.launchers.connection import COMM_CONFIG, comm_config
+from fedshift.flare.launchers.connection import COMM_CONFIG, comm_config, connection_fault
 from fedshift.flare.log_lines import OneEntry
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.launcher import Launcher
@@ -289,6 +289,12 @@ def faults(kit: Kit) -> Iterator[Fault]:
             yield from check(kit, path, read_json(path))
         else:
             yield Fault(f"{path} is missing, so FLARE's default holds: run 'fedshift site init'")
+    if kit.role == "site":
+        with suppress(ConfigError):  # of the settings, which the check of the data tells
+            launcher = read_settings(kit.local).launcher
+            text = connection_fault(kit.folder, launcher)
+            if text is not None:
+                yield Fault(text)
 
 
 def _resource_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:

@@ -50,13 +50,13 @@ class Slurm(Strict):
     """``sbatch`` starts each job's process on a node that sees the kit and the data at the same paths.
 
     ``connection``: How the process talks with the site: ``network``, or ``files`` in the kit where nodes cannot reach
-    the site's machine. ``host``: By which name nodes reach the site's machine; for ``network`` only. ``port``: On which
-    the site then listens, with certificates on both sides. ``partition``, ``account``, ``qos``, ``constraint`` and
-    ``reservation``: As of ``sbatch``. ``time``: The longest that a process may run, in quotes. ``gpus``: Their
-    number (``--gres=gpu:…``); ``constraint`` chooses their type. ``cpus``: Processor cores of a process. ``memory_gb``: Its
-    memory. ``wait_hours``: A process that has waited longer in the queue is given up. ``python``: The Python on the
-    nodes, or a script that starts it in a container; the site's own if none is named. ``setup``: Lines of shell before
-    it, such as ``module load cuda``.
+    the site's machine. ``host``: By which name nodes reach the site's machine; only with connection: network.
+    ``port``: On which the site then listens, with certificates on both sides. ``partition``: Slurm's.
+    ``account``: Slurm's. ``qos``: Slurm's. ``constraint``: Slurm's, such as the type of GPU. ``reservation``: Slurm's.
+    ``time``: The longest that a process may run, in quotes. ``gpus``: Their number (``--gres=gpu:…``).
+    ``cpus``: Processor cores of a process. ``memory_gb``: Its memory. ``wait_hours``: A process that has waited longer
+    in the queue is given up. ``python``: The Python on the nodes, or a script that starts it in a container; the
+    site's own if none is named. ``setup``: Lines of shell before it, such as ``module load cuda``.
     """
 
     connection: Literal["network", "files"] = "network"

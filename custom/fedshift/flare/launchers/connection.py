@@ -20,7 +20,7 @@ COMM_CONFIG = "comm_config.json"
 FILES = "connection"
 """Folder in the kit, of NVFlare's shared-file transport."""
 SITES_ONLY = 1
-"""Of NVFlare's ``backbone_conn_gen``: a party's own process is connected to the server, and those of its jobs are not."""
+"""Of NVFlare's ``backbone_conn_gen``: the site's own process is connected to the server, those of its jobs are not."""
 
 
 def comm_config(kit: Path, launcher: Launcher | None) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ class DockerStarter(ClientProcessJobLauncher):
 
     def start(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         require_no_orders(job_meta)
-        remove = [self._settings.program, "rm", "--force", self._name(job_meta, fl_ctx)]
+        remove = [self._settings.program, "rm", "--force", self._container_name(job_meta, fl_ctx)]
         subprocess.run(remove, capture_output=True, timeout=ANSWER, check=False)
         handle = ContainerHandle(self.launch_job(job_meta, fl_ctx).adapter, remove)
         self._started.append(handle)
@@ -82,7 +82,7 @@ class DockerStarter(ClientProcessJobLauncher):
     def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
         """NVFlare's command for a process, in a container."""
         _python, _, arguments = super().get_command(job_meta, fl_ctx).partition(" ")
-        name = self._name(job_meta, fl_ctx)
+        name = self._container_name(job_meta, fl_ctx)
         return f"{shlex.join(container(self._settings, self._kit, self._folders, name))} {arguments}"
 
     def killed(self, process: Any) -> Kill | None:
@@ -95,7 +95,7 @@ class DockerStarter(ClientProcessJobLauncher):
             handle.terminate()
 
     @staticmethod
-    def _name(job_meta: Mapping[str, Any], fl_ctx: FLContext) -> str:
+    def _container_name(job_meta: Mapping[str, Any], fl_ctx: FLContext) -> str:
         return f"{PREFIX}{fl_ctx.get_identity_name()}-{job_meta[JobConstants.JOB_ID]}"
 
 
