@@ -18,6 +18,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
-from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
 from flare_armour.patch import Patch, require
@@ -45,13 +45,33 @@ PATCH = Patch(
 )
 
 
+@dataclass(frozen=True)
+class Kill:
+    """That a job process was killed, and has not ended by itself.
+
+    Attributes:
+        how: by whom or by what, in a few words, for the log.
+        again: whether it may be started again; not if somebody meant it.
+    """
+
+    how: str
+    again: bool = True
+
+
+def killed_by_signal(process: Any) -> Kill | None:
+    """Of a process of this machine (NVFlare's `ProcessHandle`) that has ended: the signal that it was killed with."""
+    code = process.adapter.poll()
+    return None if code is None or code >= 0 else Kill(_name(code))
+
+
 class PersistentHandle(JobHandleSpec):
     """A job process, or the one that was started after it was killed."""
 
     def __init__(
         self,
-        launch: Callable[[], ProcessHandle],
+        launch: Callable[[], JobHandleSpec],
         *,
+        killed: Callable[[Any], Kill | None] = killed_by_signal,
         restarts: int,
         pause: float,
         dispensable: bool,
@@ -61,6 +81,7 @@ class PersistentHandle(JobHandleSpec):
 
         Args:
             launch: starts it.
+            killed: of what ``launch`` returns, once it has ended: that it was killed, or None.
             restarts: how often it is started again at most.
             pause: seconds before the first restart; each further one waits twice as long.
             dispensable: whether the job continues without the process after the last restart.
@@ -68,7 +89,7 @@ class PersistentHandle(JobHandleSpec):
         """
         super().__init__()
         self._launch, self._restarts, self._pause, self._dispensable = launch, restarts, pause, dispensable
-        self._given_up, self._at_end = False, ended
+        self._killed, self._given_up, self._at_end = killed, False, ended
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._process = launch()
@@ -94,15 +115,15 @@ class PersistentHandle(JobHandleSpec):
     def _wait(self) -> None:
         for number in range(self._restarts + 1):
             self._process.wait()
-            code = self._process.adapter.poll()
-            if code is None or code >= 0 or self._ended.is_set():
+            kill = self._killed(self._process)
+            if kill is None or self._ended.is_set():
                 return
-            if number == self._restarts:
-                log.error("the job process was killed %d times (%s): given up", number + 1, _name(code))
+            if number == self._restarts or not kill.again:
+                log.error("the job process was killed %d times (%s): given up", number + 1, kill.how)
                 self._given_up = True
                 return
             pause = self._pause * 2**number
-            log.warning("the job process was killed (%s): started again in %g s", _name(code), pause)
+            log.warning("the job process was killed (%s): started again in %g s", kill.how, pause)
             if self._ended.wait(pause):
                 return
             with self._lock:
@@ -132,23 +153,33 @@ class _Persistent:
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         if not PATCH.fits():
-            return super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
+            return self.start(job_meta, fl_ctx)
         # NVFlare uses the context for other jobs later on.
         engine, arguments = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(job_meta[JobMetaKey.JOB_ID]))
 
-        def launch() -> ProcessHandle:
+        def launch() -> JobHandleSpec:
             with engine.new_context() as context:
                 context.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
-                return super(_Persistent, self).launch_job(job_meta, context)  # type: ignore[misc]
+                return self.start(job_meta, context)
 
         return PersistentHandle(
             launch,
+            killed=self.killed,
             restarts=self._restarts,
             pause=self._first_pause,
             dispensable=self.dispensable,
             ended=partial(self.ended, folder),
         )
+
+    def start(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Start the process once: as NVFlare does, unless a subclass starts it elsewhere."""
+        handle: JobHandleSpec = super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
+        return handle
+
+    def killed(self, process: Any) -> Kill | None:
+        """Of what `start` returned, once it has ended: that it was killed, or None."""
+        return killed_by_signal(process)
 
     @staticmethod
     def ended(folder: Path) -> None:

@@ -28,11 +28,14 @@ from fedshift.cli.checks import job as job_checks
 from fedshift.cli.checks import machine as machine_checks
 from fedshift.cli.checks import server as server_checks
 from fedshift.cli.checks.kit import about_certificate, about_permissions
+from fedshift.cli.checks.launcher import about_launcher
 from fedshift.cli.checks.remark import Remark, within
 from fedshift.federation.memory import Need
 from fedshift.flare.export import write_job
 from fedshift.flare.kit import Kit, is_root, open_kit
+from fedshift.flare.kit_files import lay, local_files
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.launcher import Kind, parse_launcher
 
 CONSOLE = "coordinator@coordination.example"
 
@@ -361,3 +364,87 @@ def test_memory_is_compared_with_what_a_job_needs(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(job_checks, "_needs", lambda kit, job, free=free: [replace(need, free=free)])
         (remark,) = job_checks.about_job_memory(None, job)
         assert remark.level == level and mend in remark.text
+
+
+# --- where processes of jobs run ----------------------------------------------------------------------------
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+    """Programs that come first on the PATH: name → a line of shell."""
+    folder.mkdir(exist_ok=True)
+    for name, line in answers.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+SLURM = dict.fromkeys(("sbatch", "squeue", "sacct", "scancel"), "true")
+FAILS = "echo 'slurm_load_jobs error: no controller' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("broken", "level", "named"),
+    [
+        ({}, "ok", "login1:8102"),
+        ({"squeue": FAILS}, "error", "no controller"),
+        ({"sacct": FAILS}, "error", "slurmdbd"),
+        ({"sbatch": "echo 'invalid partition specified: gup' >&2; exit 1"}, "error", "gup"),
+    ],
+)
+def test_a_queue_that_does_not_answer_or_would_take_no_job_is_named(
+    broken: dict[str, str], level: str, named: str, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = laid(kit, "slurm", host="login1", partition="gup")
+    programs(tmp_path / "bin", monkeypatch, **(SLURM | broken))
+    found = [remark for remark in about_launcher(open_kit(kit)) if remark.level != "warning"]
+    assert [remark.level for remark in found] == [level] and named in found[0].text
+
+
+def test_a_kit_that_slurm_would_refuse_is_named_before_the_site_is_started(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = laid(kit, "slurm", connection="files")
+    programs(tmp_path / "bin", monkeypatch, **SLURM)
+    kit.chmod(0o755)
+    assert [r.level for r in about_launcher(open_kit(kit)) if "chmod 700" in r.text] == ["error"]
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    (missing,) = about_launcher(open_kit(kit))
+    assert missing.level == "error" and "sbatch" in missing.text
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "named"),
+    [
+        ("true", "ok", "fedshift:1"),
+        ("exit 1", "error", "docker"),
+        ('[ "$1" = version ]', "error", "fedshift:1"),
+    ],
+)
+def test_containers_need_a_daemon_and_the_image(
+    line: str, level: str, named: str, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = laid(kit, "docker", image="fedshift:1")
+    programs(tmp_path / "bin", monkeypatch, docker=line)
+    (remark,) = about_launcher(open_kit(kit))
+    assert remark.level == level and named in remark.text
+
+
+@pytest.mark.parametrize(("line", "level"), [("true", "ok"), ('[ "$2" = namespace ]', "error")])
+def test_a_cluster_needs_the_claims(
+    line: str, level: str, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = laid(kit, "k8s", image="fedshift:1", kit_claim="kit-of-hk", kit_path=str(kit.absolute()))
+    programs(tmp_path / "bin", monkeypatch, kubectl=line)
+    (remark,) = about_launcher(open_kit(kit))
+    assert remark.level == level
+    assert level == "ok" or "kit-of-hk" in remark.text
+
+
+def laid(kit: Path, launcher: Kind, **options: object) -> Path:
+    """A site's kit with a launcher, closed to other users."""
+    files = local_files(
+        open_kit(kit), data={"office_caltech": Path("/data")}, launcher=parse_launcher(launcher, options)
+    )
+    lay(files, kit / "local")
+    kit.chmod(0o700)
+    return kit

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import make_image_site, small_image_job
 from kits import SERVER
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from cli.conftest import NAME, Refused
 from fedshift import cli
-from fedshift.data.locate import SiteSettings
+from fedshift.data.locate import SiteSettings, read_settings
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare import codec
@@ -504,3 +505,24 @@ def test_a_dry_run_is_a_sites_that_the_job_asks(
     write_job(job(sites=OTHERS), tmp_path / "job", production=True)
     refused("site", "dry-run", kit, tmp_path / "job", code="other-site", naming=("caltech, webcam", "amazon"))
     refused("site", "dry-run", server, tmp_path / "job", code="wrong-kit")
+
+
+# --- where processes of jobs run ----------------------------------------------------------------------------
+
+
+def test_init_writes_what_a_launcher_needs_and_manifests_are_for_kubernetes(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    words = ("site", "init", str(kit), "--data", str(data[NAME]), "--phantom", "--allow-root", "--launcher")
+    refused(*words, "slurm", "--set", "hots=login1", code="unknown-key", naming="host")
+    assert not (kit / "local" / "fedshift.yaml").exists()
+    options = ("image=fedshift:1", "kit_claim=kit", "kit_path=/kit")
+    cli.main([*words, "k8s", "--set", *options])
+    assert read_settings(kit / "local").launcher is not None
+    assert json.loads((kit / "local" / "comm_config.json").read_text(encoding="utf-8"))["backbone_conn_gen"] == 1
+    capsys.readouterr()
+    assert cli.main(["site", "manifests", str(kit)]) == 0
+    objects = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [each["kind"] for each in objects][-1] == "Deployment"
+    cli.main([*words, "process", "--force"])
+    refused("site", "manifests", str(kit), code="wrong-launcher", naming="k8s")

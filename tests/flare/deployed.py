@@ -32,6 +32,7 @@ from fedshift.flare.kit import open_kit
 from fedshift.flare.kit_files import RESOURCES, lay, local_files
 from fedshift.reporting.progress import Progress, read_progress
 from fedshift.schema.job import JobSpec
+from fedshift.schema.launcher import Launcher
 from fedshift.schema.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +57,7 @@ class Deployed:
         keys: bool = False,
         within: Mapping[str, Sequence[str]] | None = None,
         people: Mapping[str, tuple[str, str]] | None = None,
+        launchers: Mapping[str, Launcher] | None = None,
     ) -> None:
         """Provision the federation and lay out its kits; no process is started.
 
@@ -67,7 +69,9 @@ class Deployed:
             keys: whether kits have keys for encrypted updates, of FLARE's HEBuilder.
             within: a party's processes are started by this command.
             people: beside the lead and the project's admin, each with organisation and role.
+            launchers: where processes of jobs run, of sites where that is not beside the site's own.
         """
+        self.launchers = launchers or {}
         self.lines, self.within, self.people = lines or {}, within or {}, people or {}
         self.folder = folder
         self.sites, self.data = tuple(data), dict(data)
@@ -89,7 +93,7 @@ class Deployed:
     def lay_out(self, name: str, data: Mapping[str, Path] | None = None) -> None:
         """What a party's owner does with ``fedshift site init``."""
         kit = open_kit(self.kits / name)
-        files = local_files(kit, data=data)
+        files = local_files(kit, data=data, launcher=self.launchers.get(name))
         silence = self.lines[name].silence if name in self.lines else SILENCE
         if name != SERVER and silence is not None:
             resources = json.loads(files[RESOURCES])

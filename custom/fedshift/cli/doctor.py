@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SERVER_LIMIT = 10.0
 """Seconds for the server, whose name may have several addresses."""
+LAUNCHER_LIMIT = 20.0
+"""Seconds for a queue or a cluster, which is asked several things."""
 IMPORT_LIMIT = 60.0
 """Seconds for what imports PyTorch first, which takes long from a slow disk."""
 
@@ -136,6 +138,7 @@ def _folders(folder: Path | None, kit: Kit | None) -> tuple[Path, ...]:
 def _about_kit(kit: Kit) -> Iterator[Remark]:
     from fedshift.cli.checks import kit as about
     from fedshift.cli.checks.data import about_data, in_short
+    from fedshift.cli.checks.launcher import about_launcher
     from fedshift.cli.checks.machine import about_device, about_start
     from fedshift.cli.checks.server import about_name, about_port
 
@@ -150,6 +153,7 @@ def _about_kit(kit: Kit) -> Iterator[Remark]:
         yield from within("name", partial(about_name, kit))
         yield from _about_server(kit)
     if kit.role == "site":
+        yield from within("launcher", partial(about_launcher, kit), limit=LAUNCHER_LIMIT)
         yield from within("device", partial(about_device, kit.local), limit=IMPORT_LIMIT)
         yield from within("data", partial(about_data, kit, in_short), limit=_data_limit())
 

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from fedshift.cli import site_check
 from fedshift.cli.display import console
-from fedshift.data.locate import find_site, read_settings
+from fedshift.data.locate import SITE_FILE, find_site, read_settings
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.launcher import KINDS, launcher_options, parse_launcher
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.policy import Policy
 
@@ -44,6 +45,15 @@ def add_arguments(site: Any) -> None:
     )
     init.add_argument("--evaluation-only", action="store_true", help="the site trains nothing, whatever a job says")
     init.add_argument("--phantom", action="store_true", help="the data are simulated, and that is meant")
+    init.add_argument(
+        "--launcher",
+        choices=KINDS,
+        default="process",
+        help="where the site's processes of jobs run (default process: beside the site's own)",
+    )
+    init.add_argument(
+        "--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the launcher, such as partition=gpu"
+    )
     init.add_argument("--allow-code", action="store_true", help="accept jobs that bring their own code")
     init.add_argument("--allow-root", action="store_true", help="the party runs as root, and that is meant")
     init.add_argument("--force", action="store_true", help="replace settings that differ; the former are kept as .old")
@@ -52,6 +62,10 @@ def add_arguments(site: Any) -> None:
     look = kinds.add_parser("check", help="say whether a kit is ready to start; nothing is written")
     look.add_argument("kit", type=Path, metavar="KIT")
     look.set_defaults(func=_check)
+
+    objects = kinds.add_parser("manifests", help="write what Kubernetes needs for a site with --launcher k8s, as YAML")
+    objects.add_argument("kit", type=Path, metavar="KIT")
+    objects.set_defaults(func=_manifests)
 
     dry = kinds.add_parser(
         "dry-run", help="do a job's first step on the site's own data, show what would be sent, send nothing"
@@ -112,6 +126,9 @@ def _init(args: argparse.Namespace) -> int:
         raise ConfigError(
             "no-data", f"{args.kit} is the kit of site {kit.name}: name its prepared data with --data DIR"
         )
+    launcher = parse_launcher(args.launcher, launcher_options(args.set))
+    if kit.role == "server" and launcher is not None:
+        raise ConfigError("wrong-kit", f"{args.kit} is the server's kit, and --launcher is for a site's: leave it out")
     data: dict[str, Path] = {}
     for folder in args.data:
         manifest = _own_data(kit, folder.absolute(), phantom=args.phantom)
@@ -120,7 +137,7 @@ def _init(args: argparse.Namespace) -> int:
                 "other-data", f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them"
             )
         data[manifest.dataset] = folder.absolute()
-    files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code)
+    files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code, launcher=launcher)
     written = lay(files, kit.local, force=args.force)
     print(f"{kit.local}: {'wrote ' + ', '.join(written) if written else 'is as it should be'}")
     return site_check.report(kit)
@@ -153,6 +170,23 @@ def _check(args: argparse.Namespace) -> int:
     from fedshift.flare.kit import open_kit
 
     return site_check.report(open_kit(args.kit))
+
+
+def _manifests(args: argparse.Namespace) -> int:
+    import yaml
+
+    from fedshift.flare.kit import open_kit
+    from fedshift.flare.launchers.kubernetes import manifests
+
+    kit = open_kit(args.kit)
+    launcher = read_settings(kit.local).launcher if kit.role == "site" else None
+    if launcher is None or launcher.k8s is None:
+        raise ConfigError(
+            "wrong-launcher",
+            f"{kit.local / SITE_FILE} names no launcher k8s: run 'fedshift site init' with --launcher k8s",
+        )
+    print(yaml.safe_dump_all(manifests(kit.name, launcher.k8s), sort_keys=False), end="")
+    return 0
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------

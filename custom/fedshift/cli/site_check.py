@@ -25,12 +25,14 @@ def _remarks(kit: Kit) -> Iterator[Remark]:
     """All that can be said of a kit before it is started; the data are read in full."""
     from fedshift.cli.checks.data import about_data, in_full
     from fedshift.cli.checks.kit import about_certificate, about_settings
+    from fedshift.cli.checks.launcher import about_launcher
     from fedshift.cli.checks.machine import about_device, about_disk, about_software, about_start
     from fedshift.cli.checks.server import about_port, ask_server
     from fedshift.flare.kit import key_fault
 
     yield from about_settings(kit)
     if kit.role == "site":
+        yield from about_launcher(kit)
         yield from about_device(kit.local)
         yield from about_data(kit, in_full)
     yield from about_software()

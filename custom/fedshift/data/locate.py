@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.launcher import Launcher
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.policy import Policy
@@ -33,12 +34,14 @@ class SiteSettings(Strict):
         device: torch's name of the device to train on, or ``auto``.
         devices: how many such devices share each batch: GPUs from that one on, or cores of the processor.
         privacy: what may leave the site, and with how much noise. Without it, all that the job's methods send may.
+        launcher: where the processes of jobs run; without it, beside the site's own.
     """
 
     data: dict[str, str] = {}
     device: str = "auto"
     devices: int = Field(default=1, strict=True, ge=1)
     privacy: Policy | None = None
+    launcher: Launcher | None = None
 
     @field_validator("privacy", mode="before")
     @classmethod
@@ -46,6 +49,13 @@ class SiteSettings(Strict):
         """Refuse ``privacy:`` without a value: it looks like a policy but would switch none on."""
         if value is None:
             raise ValueError("holds nothing: give options, or {} for the policy without any, or leave the key out")
+        return value
+
+    @field_validator("launcher", mode="before")
+    @classmethod
+    def _names_a_launcher(cls, value: object) -> object:
+        if value is None:
+            raise ValueError("holds nothing: name a launcher with its options, or leave the key out")
         return value
 
 

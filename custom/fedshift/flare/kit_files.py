@@ -14,16 +14,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.private.fed.utils.site_config import project_site_config
 
-from fedshift.data.locate import SITE_FILE
+from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.flare.job_kinds import client_configs, server_configs
 from fedshift.flare.kit import STARTUP, Kit, Role, jobs_folder, read_json, snapshots_folder
+from fedshift.flare.launchers.connection import COMM_CONFIG, comm_config, connection_fault
 from fedshift.flare.log_lines import OneEntry
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.launcher import Launcher
+from fedshift.schema.settings import meanings
+from fedshift.schema.strict import Strict
 from flare_armour.guard.console import ROLES, rights
 
 ALLOWED = "class_allow_list"
@@ -86,12 +91,17 @@ privacy:
 
 
 def local_files(
-    kit: Kit, *, data: Mapping[str, Path] | None = None, train: bool = True, allow_code: bool = False
+    kit: Kit,
+    *,
+    data: Mapping[str, Path] | None = None,
+    train: bool = True,
+    allow_code: bool = False,
+    launcher: Launcher | None = None,
 ) -> dict[str, str]:
     """The files for a kit's ``local/``: name → text.
 
     For a site, ``data`` is data set → prepared folder, and ``train`` is False if it only scores models. ``allow_code``
-    accepts jobs that bring their own code.
+    accepts jobs that bring their own code. ``launcher`` says where the processes of jobs run, if not beside the site's.
 
     Raises:
         ConfigError: a ``.default`` file is missing or not as expected.
@@ -101,8 +111,13 @@ def local_files(
         AUTHORIZATION: authorization(kit, allow_code=allow_code),
         LOGS: log_config(),
     }
+    connection = comm_config(kit.folder, launcher)
+    if connection is not None:
+        contents[COMM_CONFIG] = connection
     files = {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
-    return files if kit.role == "server" else files | {SITE_FILE: site_settings(data or {}, train=train)}
+    if kit.role == "server":
+        return files
+    return files | {SITE_FILE: site_settings(data or {}, train=train, launcher=launcher)}
 
 
 def components(role: Role) -> tuple[str, ...]:
@@ -188,10 +203,25 @@ def log_config() -> dict[str, Any]:
     }
 
 
-def site_settings(data: Mapping[str, Path], *, train: bool = True) -> str:
+def site_settings(data: Mapping[str, Path], *, train: bool = True, launcher: Launcher | None = None) -> str:
     """``fedshift.yaml``, with every setting that it can have."""
     folders = "\n".join(f"  {name}: {json.dumps(str(path), ensure_ascii=False)}" for name, path in data.items())
-    return SETTINGS.format(folders=folders, train=str(train).lower())
+    return SETTINGS.format(folders=folders, train=str(train).lower()) + launcher_settings(launcher)
+
+
+def launcher_settings(launcher: Launcher | None) -> str:
+    """``launcher`` of ``fedshift.yaml``, with a comment on every option; nothing without one."""
+    if launcher is None:
+        return ""
+    options: Strict = getattr(launcher, launcher.kind)
+    lines = ["", "# Where the processes of jobs run.", "launcher:", f"  {launcher.kind}:"]
+    meant, given = meanings(type(options)), options.model_dump(mode="json")
+    for name in type(options).model_fields:
+        is_set = name in options.model_fields_set
+        value = json.dumps(given[name], ensure_ascii=False)
+        lines += [*wrap(meant[name], 110, initial_indent="    # ", subsequent_indent="    # ")]
+        lines.append(f"    {name}: {value}" if is_set else f"    # {name}: {value}")
+    return "\n".join(lines) + "\n"
 
 
 # --- writing --------------------------------------------------------------------------------------------
@@ -259,6 +289,12 @@ def faults(kit: Kit) -> Iterator[Fault]:
             yield from check(kit, path, read_json(path))
         else:
             yield Fault(f"{path} is missing, so FLARE's default holds: run 'fedshift site init'")
+    if kit.role == "site":
+        with suppress(ConfigError):  # of the settings, which the check of the data tells
+            launcher = read_settings(kit.local).launcher
+            text = connection_fault(kit.folder, launcher)
+            if text is not None:
+                yield Fault(text)
 
 
 def _resource_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:
