@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.schema.adapters import PRIVATE, SHARED, AdaptersSpec
 from fedshift.schema.errors import ConfigError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 ATTENTION = frozenset({"SABlock", "CrossAttentionBlock", "WindowAttention"})
 """Classes of MONAI whose linear layers make queries, keys, values and the output of attention."""
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OWN = ("alexnet", "resnet18", "unet")
 HEAD, NORMS = "head", "norms"
@@ -92,7 +94,7 @@ def adapt(net: nn.Module, network: NetworkSpec, *, seed: int) -> nn.Module:
             "trained whole (network.adapters.trained): choose the other of attention and conv, or another network",
         )
     for name, layer in layers.items():
-        most = min(layer.weight.shape[0], prod(layer.weight.shape[1:]))
+        most = _full_rank(layer)
         for key in ("rank", "private"):
             if getattr(spec, key) > most:
                 raise ConfigError(
@@ -100,13 +102,21 @@ def adapt(net: nn.Module, network: NetworkSpec, *, seed: int) -> nn.Module:
                     f"network.adapters.{key} is {getattr(spec, key)}, and layer {name} of network {network.name} has a "
                     f"rank of at most {most}: lower it",
                 )
-    for module in net.modules():
-        if module not in trained:
-            _freeze(module)
-    frozen = tuple(n for n, module in net.named_modules() if is_norm(module, "batch") and module not in trained)
+    others = [module for module in net.modules() if module not in trained]
+    frozen = {n: module for n, module in net.named_modules() if is_norm(module, "batch") and module not in trained}
+    for name, module in frozen.items():
+        if not isinstance(module, _BatchNorm):
+            raise ConfigError(
+                "adapters-unfit",
+                f"layer {name} of network {network.name} has running statistics and is no batch norm, and only those "
+                "of batch norms can be frozen: add norms to network.adapters.trained",
+            )
+        module.track_running_stats = False  # it uses those that it has, and load_state_dict asks for no counter
     _insert(net, layers, spec, seed=derive_seed(seed, "server", 0, "adapters"))
+    for module in others:
+        _freeze(module)
     net.__class__ = type(type(net).__name__, (Adapted, type(net)), {"__module__": type(net).__module__})
-    cast(Adapted, net).frozen_norms = frozen
+    cast(Adapted, net).frozen_norms = tuple(frozen)
     return net.train(net.training)
 
 
@@ -183,7 +193,7 @@ def _trained(net: nn.Module, network: str, spec: AdaptersSpec) -> Iterator[nn.Mo
             yield from module.modules()
 
 
-def _layers(net: nn.Module, spec: AdaptersSpec) -> Iterator[tuple[str, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d]]:
+def _layers(net: nn.Module, spec: AdaptersSpec) -> Iterator[tuple[str, Layer]]:
     """Name and layer of all that may be adapted."""
     for name, module in net.named_modules():
         if spec.on == "attention" and type(module).__name__ in ATTENTION:
@@ -191,7 +201,14 @@ def _layers(net: nn.Module, spec: AdaptersSpec) -> Iterator[tuple[str, nn.Linear
                 if isinstance(layer, nn.Linear):
                     yield inner, layer
         elif spec.on == "conv" and isinstance(module, CONVOLUTIONS) and _is_plain(module):
-            yield name, module
+            is_narrow = set(module.kernel_size) == {1} and _full_rank(module) < max(spec.rank, spec.private)
+            if not is_narrow:  # or it has few weights, such as that from one channel beside a residual block
+                yield name, module
+
+
+def _full_rank(layer: Layer) -> int:
+    """The rank of a product of matrices with which any weights can be added to a layer's."""
+    return min(layer.weight.shape[0], prod(layer.weight.shape[1:]))
 
 
 def _is_plain(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
