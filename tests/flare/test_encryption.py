@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from adapted import with_base
+from adapted import VIT, with_base
 from conftest import make_image_site, make_site, small_image_job, small_job
 from errors import raises
 from kits import ROOT, SERVER, provision_project
@@ -483,13 +484,11 @@ def test_adapters_are_encrypted_and_merged_where_they_are_decrypted(
     kits: Path, site_keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
-    data = {site: make_site(tmp_path / "data", site, depth=4) for site in SITES}
-    net = ("network.name=monai.BasicUNet", "network.options={features: [4, 4, 8, 8, 8, 4]}")
-    options = (*net, "schedule.rounds=1", "federation.min_sites=3", *SGD)
-    adapted = "network.adapters={on: conv, rank: 2}"
-    plain, _ = with_base(small_job, tmp_path / "weights", "fedavg", *options, adapted=adapted)
+    data = {site: make_image_site(tmp_path / "data", site) for site in SITES}
+    options, make = (*VIT, "schedule.rounds=1", "federation.min_sites=3"), partial(small_image_job, sites=SITES)
+    plain, _ = with_base(make, tmp_path / "weights", "fedavg", *options)
     run_in_process(plain, data, tmp_path / "plain")
-    job, _ = with_base(small_job, tmp_path / "weights", "fedavg", *options, ENCRYPTED, adapted=adapted)
+    job, _ = with_base(make, tmp_path / "weights", "fedavg", *options, ENCRYPTED)
     Federation(job, data, tmp_path / "flare", kits=kits).run()
     decrypt_model(tmp_path / "flare" / "server" / LAST, tmp_path / "open.pt", site_keys)
     ours, theirs = (read_model_file(path) for path in (tmp_path / "open.pt", tmp_path / "plain" / LAST))
