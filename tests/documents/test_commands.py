@@ -115,6 +115,7 @@ PARSED: dict[str, str] = {
     r"curl ": "a download",
     r"python benchmarks/": "a quarter of an hour",
     r"fedshift data (check|prepare own) .*--table ": "tests/data_prep/test_own_labels.py runs it",
+    r"fedshift job fedavg hippocampus --weights ": "a model; tests/federation/test_adapters.py trains such jobs",
     r"fedshift data prepare brats ": "a download; tests/data_prep/test_brats.py runs it on trees made like it",
     r"fedshift (data fetch|predict prostate\.pt|serve) ": "a PACS; tests/pacs/test_orthanc.py runs them",
     r"fedshift data (check|prepare own) .*\bscans$|fedshift data check scans ": "as it is fetched, likewise",

@@ -8,12 +8,15 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from adapted import VIT, with_base
 from conftest import make_image_site, make_site, small_image_job, small_job
 from errors import raises
 from kits import ROOT, SERVER, provision_project
@@ -25,7 +28,7 @@ from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.encryption.vector import COUNTS, Layout
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
+from fedshift.federation.model_files import ADAPTED, read_model_file
 from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
@@ -477,3 +480,21 @@ def test_a_dry_run_of_an_encrypted_job_needs_the_keys(
     (kit / "startup" / SITE_KEYS).unlink()
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
     assert "[keys-missing]" in capsys.readouterr().err
+
+
+def test_adapters_are_encrypted_and_merged_where_they_are_decrypted(
+    kits: Path, site_keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    data = {site: make_image_site(tmp_path / "data", site) for site in SITES}
+    options, make = (*VIT, "schedule.rounds=1", "federation.min_sites=3"), partial(small_image_job, sites=SITES)
+    plain, _ = with_base(make, tmp_path / "weights", "fedavg", *options)
+    run_in_process(plain, data, tmp_path / "plain")
+    job, _ = with_base(make, tmp_path / "weights", "fedavg", *options, ENCRYPTED)
+    Federation(job, data, tmp_path / "flare", kits=kits).run()
+    decrypt_model(tmp_path / "flare" / "server" / LAST, tmp_path / "open.pt", site_keys)
+    ours, theirs = (read_model_file(path) for path in (tmp_path / "open.pt", tmp_path / "plain" / LAST))
+    for part in ("weights", ADAPTED):
+        assert ours[part].keys() == theirs[part].keys()
+        for key, value in theirs[part].items():
+            torch.testing.assert_close(ours[part][key], value, rtol=0, atol=1e-5)

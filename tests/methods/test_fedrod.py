@@ -123,3 +123,11 @@ def test_heads_differ_from_site_to_site_and_stay(
     assert not torch.equal(heads[0]["weight"], heads[1]["weight"])
     assert last_weights(tmp_path).keys() == build_task(job).network().state_dict().keys() and results.final is not None
     assert set(results.final.personal) == set("ABC")
+
+
+def test_a_head_may_have_another_name(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    options = "network.options={hidden_size: 12, mlp_dim: 12, num_heads: 1, num_layers: 1}"
+    results = run_in_process(
+        small_image_job("fedrod", "network.name=monai.ViT", options), three_image_sites, tmp_path / "run"
+    ).results
+    assert not any(record.rejected for record in results.rounds)

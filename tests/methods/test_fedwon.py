@@ -20,10 +20,10 @@ from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.methods import fedwon
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
-from fedshift.methods.shared.head import last_layers
 from fedshift.schema.results import LAST
 from fedshift.tasks import networks
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.last_layers import last_layers
 
 LAYERS: list[tuple[nn.Module, float]] = [  # and the weights that a pixel of the output sees
     (nn.Conv2d(3, 4, 3), 27),

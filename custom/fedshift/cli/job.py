@@ -109,6 +109,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
     from fedshift.tasks.nnunet_checkpoint import check_fits
+    from fedshift.tasks.starting import network_from
 
     start = args.weights or args.init
     path = None if start is None else pretrained.file_of(start)
@@ -139,10 +140,12 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         check_fits(nnunet, channels=channels, outputs=job.task.outputs, dims=len(task.spatial), path=path)
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-    taken = pretrained.select(net, weights, path)
+    _, loaded = network_from(job, path)
     kept = pretrained.keep(path, weights)
     if not quiet:
-        print(f"initial weights: {pretrained.describe(weights, taken)}; the server finds them in {kept.parent}")
+        print(f"initial weights: {loaded}; the server finds them in {kept.parent}")
+        if job.task.network.adapters is not None:
+            print(f"adapters: they are all that travels, and every site needs its own copy of {path.name} beforehand")
         before = pretrained.trained_by(weights).get(job.task.dataset, ())
         not_new = [site for site in job.task.held_out if site in before]
         if not_new:

@@ -101,7 +101,9 @@ def _decrypt(args: argparse.Namespace) -> int:
     kit = open_kit(args.kit)
     if kit.role == "server":
         raise ConfigError("wrong-kit", f"{args.kit} is the server's kit, whose keys decrypt nothing: name a site's")
-    round_ = decrypt_model(args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS))
+    round_ = decrypt_model(
+        args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS), weights=read_settings(kit.local).weights
+    )
     print(f"{args.out}: the model of round {round_}")
     return 0
 
@@ -219,7 +221,7 @@ def _dry_run(args: argparse.Namespace) -> int:
         print("the job encrypts all arrays but batch counters: this is what will be in the ciphertexts")
     for sent in answers:
         console.print(_table(sent, every=args.all))
-    if job.task.network.weights is not None:
+    if job.task.network.weights is not None and job.task.network.adapters is None:
         print("from random weights: the job's own are at the server")
     print(f"nothing was sent: this is what site {kit.name} would answer to job {job.name}")
     return 0

@@ -33,15 +33,24 @@ class SiteSettings(Strict):
         data: data set -> absolute path of the site's prepared folder.
         device: torch's name of the device to train on, or ``auto``.
         devices: how many such devices share each batch: GPUs from that one on, or cores of the processor.
+        weights: absolute path of the folder with files that jobs train adapters beside (``network.adapters``).
         privacy: what may leave the site, and with how much noise. Without it, all that the job's methods send may.
         launcher: where the processes of jobs run; without it, beside the site's own.
     """
 
     data: dict[str, str] = {}
+    weights: Path | None = None
     device: str = "auto"
     devices: int = Field(default=1, strict=True, ge=1)
     privacy: Policy | None = None
     launcher: Launcher | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("must be an absolute path")
+        return value
 
     @field_validator("privacy", mode="before")
     @classmethod

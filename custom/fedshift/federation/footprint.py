@@ -45,7 +45,7 @@ def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:
     few, more = (_kept(net, built, precision, n) for n in (FEW, FEW + 1))
     return Measured(
         activations=max(more - few, 1),  # without what is kept once, such as weights in bf16
-        network=sum(value.nbytes for value in net.state_dict().values()),
+        network=sum(value.nbytes for value in (*net.parameters(), *net.buffers())),
         evaluation=evaluation_of(built),
     )
 

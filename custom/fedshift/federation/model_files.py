@@ -1,4 +1,8 @@
-"""Model files: plain network keys under ``weights`` behind a header, loadable with ``weights_only=True``."""
+"""Model files: plain network keys under ``weights`` behind a header, loadable with ``weights_only=True``.
+
+Of a job with adapters, ``weights`` are the base's with the adapters merged into them, and the header's job has none:
+such a model is used as any other. The adapters lie beside them under ``adapter_weights``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from torch import Tensor
 import fedshift
 from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.schema.adaptation import Adaptation
+from fedshift.schema.adapters import AdaptersSpec
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.evaluation import Share
 from fedshift.schema.fingerprint import Reference
@@ -22,10 +27,12 @@ from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.results import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.strict import Strict
+from fedshift.tasks.adapters import merge, without
 from fedshift.tasks.kinds import build_task
 
 FORMAT, SCHEMA = MODEL_FORMAT, MODEL_SCHEMA
-ARRAYS = ("weights", "methods")
+ADAPTED = "adapter_weights"
+ARRAYS = ("weights", "methods", ADAPTED)
 """What of a model file is no header."""
 
 Kind = Literal["phantom", "patients", "images"]
@@ -52,6 +59,7 @@ class Header(Strict):
         adaptation: what ``fedshift adapt`` did at one hospital, after the run. ``scores`` are then empty, unless the
             model was kept as it was.
         guarantee: what outlines or sets of classes at certain levels promise, and to whom.
+        adapters: those that were trained, and merged into the weights of ``job``'s file.
     """
 
     format: Literal["fedshift model"]
@@ -73,6 +81,7 @@ class Header(Strict):
     specific: dict[Name, dict[ClassName, Share]] = {}
     adaptation: Adaptation | None = None
     guarantee: Guarantee | None = None
+    adapters: AdaptersSpec | None = None
 
 
 def write_model_file(
@@ -90,8 +99,18 @@ def write_model_file(
     statistics: Sequence[str],
     initial_weights: str,
     encrypted: bool = False,
+    base: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a model (whole or not at all), with the ``methods``' arrays such as FedRDN's pairs. The rest: `Header`."""
+    """Write a model (whole or not at all), with the ``methods``' arrays such as FedRDN's pairs. The rest: `Header`.
+
+    ``base``: weights that the job's adapters are merged into; None of a job without, or of ciphertexts.
+    """
+    adapters, tensors = job.task.network.adapters, to_tensors(weights)
+    if base is None or adapters is None:
+        trained = {}
+    else:
+        trained = {"adapters": adapters.model_dump(mode="json"), ADAPTED: tensors}
+        job, tensors = without(job), merge(base, tensors, adapters)
     content = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -107,8 +126,9 @@ def write_model_file(
         "personal": list(personal),
         "initial_weights": initial_weights,
         "encrypted": encrypted,
-        "weights": to_tensors(weights),
+        "weights": tensors,
         "methods": {name: to_tensors(arrays) for name, arrays in methods.items()},
+        **trained,
     }
     write_tensors(content, path)
 
@@ -139,11 +159,12 @@ def write_adapted(source: Path, path: Path, *, weights: Weights, adaptation: Ada
     content = read_model_file(source) | {"adaptation": adaptation.model_dump(mode="json")}
     if adaptation.decision != "kept":
         content |= {"weights": to_tensors(weights), "scores": {}, "guarantee": None}
+        content.pop(ADAPTED, None)
     write_tensors(content, path)
 
 
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
-    """Weights and methods' arrays of the model file of a round.
+    """Weights and methods' arrays of the model file of a round, as sites have them: of adapters those alone.
 
     Raises:
         ConfigError: as `read_model_file`, or another round's model is there.
@@ -153,7 +174,8 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
         raise ConfigError(
             "other-round", f"{path} is the model of round {content['round']}, not {round_}: start the run anew"
         )
-    return to_arrays(content["weights"]), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
+    weights = content.get(ADAPTED, content["weights"])
+    return to_arrays(weights), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
@@ -200,8 +222,9 @@ def _checked_header(content: Any, *, where: str) -> Header:
             f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version",
         )
     header = header_of(content, where=where)
-    weights, arrays = (content.get(part) for part in ARRAYS)
-    if not _named_tensors(weights) or not isinstance(arrays, dict) or not all(map(_named_tensors, arrays.values())):
+    arrays = content.get("methods")
+    named = [content.get("weights"), content.get(ADAPTED, {}), *(arrays.values() if isinstance(arrays, dict) else ())]
+    if not isinstance(arrays, dict) or not all(map(_named_tensors, named)):
         raise ConfigError("file-damaged", f"{where} does not hold arrays by name: copy it again from the server")
     odd = [key for key, value in content["weights"].items() if not torch.isfinite(value).all()]
     if odd and not header.encrypted:

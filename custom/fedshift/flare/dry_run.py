@@ -80,11 +80,12 @@ def dry_run(
     The answers of an encrypted job are shown unencrypted.
 
     Args:
-        job: it starts from random weights here, since a file of starting weights is at the server.
+        job: it starts from random weights here, since a file of starting weights is at the server; but with adapters
+            from its base, which is at every site.
         name: the site.
         data: its prepared folder.
         folder: for temporary files; the caller deletes it.
-        settings: the device and the privacy policy are used.
+        settings: device, folder of bases and privacy policy are used.
         steps: optimiser steps.
         ledger: folder of the site's ledger, which is read for what the budget still allows, and not written.
 
@@ -104,10 +105,15 @@ def dry_run(
         privacy = privacy.model_copy(update={"encryption": None})  # the job encrypts; what it runs as here does not
     account = _copied_ledger(ledger, folder / "ledger")
     options = SiteOptions(
-        folder / "site", device=settings.device, devices=settings.devices, policy=privacy, ledger=account
+        folder / "site",
+        device=settings.device,
+        devices=settings.devices,
+        weights=settings.weights,
+        policy=privacy,
+        ledger=account,
     )
     site = Site(short, name, data, options)
-    server = _Alone(short, folder / "server")
+    server = _Alone(short, folder / "server", weights=settings.weights)
     kept = SiteLedger(name, account)
     statistics, first = site.statistics(), kept.head()
     requests = server.requests()
@@ -166,12 +172,13 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
         SiteOptions(
             folder / "site",
             device=settings.device,
+            weights=settings.weights,
             share_cases=settings.privacy is not None and settings.privacy.case_scores,
         ),
     )
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)
-    server = _Alone(_shortened(job, steps, trains=name), folder / "server")
+    server = _Alone(_shortened(job, steps, trains=name), folder / "server", weights=settings.weights)
     broadcast = _first_round(server, server.requests(), info, statistics)
     return contents(codec.VALIDATE, Answer(site.validate(broadcast), site.info()))
 
@@ -186,9 +193,13 @@ def _first_round(server: Coordinator, requests: Iterator[Request], info: SiteInf
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
-    """The job with few steps, random weights and a quorum of one site; ``trains`` is moved to the training sites."""
+    """The job with few steps, random weights and a quorum of one site; ``trains`` is moved to the training sites.
+
+    Adapters keep the weights that they are trained beside.
+    """
     raw = job.dump()
-    raw["task"]["network"]["weights"] = None
+    if job.task.network.adapters is None:
+        raw["task"]["network"]["weights"] = None
     raw["task"]["schedule"]["local_steps"] = steps
     raw["federation"] |= {"robust": None, "min_sites": 1, "sites_per_round": None, "hosts": None, "encryption": None}
     if trains in raw["task"]["held_out"]:

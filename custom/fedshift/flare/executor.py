@@ -163,6 +163,7 @@ class FedshiftExecutor(Executor):
             device=device,
             devices=settings.devices,
             job_network=next((site.job_network for site in self._sites.values()), None),
+            weights=settings.weights,
             policy=settings.privacy,
             ledger=None if simulated else local,
             # With masks an answer stays what it was, also where a GPU would train to another.

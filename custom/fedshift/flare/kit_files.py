@@ -65,6 +65,8 @@ data:
 device: auto
 # How many such devices share each batch: GPUs from that one on, or with cpu so many cores.
 devices: 1
+# Folder of the files that jobs train adapters beside (network.adapters), as an absolute path.
+# weights: /srv/bases
 
 # What may leave beside the network's weights and scores. A job whose methods send more is refused here.
 privacy:

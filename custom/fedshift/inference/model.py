@@ -7,7 +7,7 @@ site without its own state predicts. A model trained with FedFA, for example, pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.scans import Scan
-from fedshift.federation.model_files import Header, header_of, read_model_file
+from fedshift.federation.model_files import ADAPTED, Header, header_of, read_model_file
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.plausible import MIN_INTENSITY
 from fedshift.methods.base import Client, Run
@@ -28,6 +28,7 @@ from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.fingerprint import ALL
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
+from fedshift.tasks.adapters import merge
 from fedshift.tasks.base import Task
 from fedshift.tasks.classification.task import Task as ClassifyingTask
 from fedshift.tasks.device import choose_device
@@ -64,6 +65,8 @@ class Model:
     task: Task
     weights: dict[str, Tensor]
     arrays: MethodArrays
+    adapter_weights: dict[str, Tensor] = field(default_factory=dict)
+    """Adapters that are merged into the weights."""
 
     @property
     def spec(self) -> Spec | None:
@@ -285,7 +288,7 @@ def model_of(content: Mapping[str, Any], path: Path) -> Model:
         said = f"was trained on images prepared differently from this version: use fedshift {header.fedshift}"
         raise ConfigError("other-version", f"{path} {said}")
     arrays = {name: {key: value.numpy() for key, value in a.items()} for name, a in content["methods"].items()}
-    return Model(path, header, task, content["weights"], arrays)
+    return Model(path, header, task, content["weights"], arrays, content.get(ADAPTED, {}))
 
 
 def make_ready(
@@ -313,8 +316,7 @@ def make_ready(
     state, torch_device = _load_site_state(model, choice), choose_device(device)
     net = model.task.network()
     methods = MethodSet(job, net)
-    net.load_state_dict(model.weights)
-    net.load_state_dict(state.personal, strict=False)
+    net.load_state_dict(_with_personal(model, state.personal))
     run = Run(
         seed=job.seed,
         site=choice.site or "of the given images",
@@ -419,7 +421,8 @@ def _load_site_state(model: Model, choice: Choice) -> SiteState:
             f"{folder} has no site state up to round {header.round}: name the site's folder in the job's site_state, "
             f"such as site_state/{header.job.task.sites[0]}",
         )
-    expected = {key: model.weights[key].shape for key in header.personal}
+    known = model.weights | model.adapter_weights
+    expected = {key: known[key].shape for key in header.personal if key in known}
     if {key: value.shape for key, value in state.personal.items()} != expected:
         raise ConfigError(
             "state-other-job",
@@ -427,6 +430,14 @@ def _load_site_state(model: Model, choice: Choice) -> SiteState:
             "site that had trained by that round",
         )
     return state
+
+
+def _with_personal(model: Model, personal: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's weights with a site's own parts."""
+    adapters, merged = model.header.adapters, model.adapter_weights
+    if adapters is None:
+        return model.weights | personal
+    return merge(model.weights, merged | personal, adapters, instead_of=merged)
 
 
 def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[str]:
@@ -446,6 +457,8 @@ def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[st
             f"{len(model.weights)} arrays, and the file has only their initial values: name a site's folder of "
             f"the job with --site-state{estimate}",
         )
+    if model.header.adapters is not None and model.header.adapters.private:
+        return ["without the private adapters, which every site keeps for itself: --site-state adds those of a site"]
     if model.header.personal:
         return ["personal layers, which every site keeps for itself, are the average of the sites'"]
     if methods.scores_own_model or methods.fine_tune_epochs:

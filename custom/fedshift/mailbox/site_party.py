@@ -266,6 +266,7 @@ class SiteParty(Stepper):
             self.folder / STATES,
             device=settings.device,
             devices=settings.devices,
+            weights=settings.weights,
             policy=policy,
             ledger=local,
             share_cases=policy is not None and policy.case_scores,

@@ -70,11 +70,11 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.features import over_space, spatial_dims, structures
-from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.passes import at_weights, same_precision, uncounted
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.last_layers import last_layers
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import StagedNetwork
 

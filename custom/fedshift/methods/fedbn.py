@@ -56,6 +56,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Keeps normalisation layers at the site."""
 
+    needs = (base.Rule("norms that are trained"),)
     idle = (
         base.Rule(
             "norms",

@@ -76,6 +76,7 @@ class Client(EmbeddingClient[Config]):
     least_part = 1
     needs = (
         *EmbeddingClient.needs,
+        base.Rule("a named head"),
         base.Rule("one class for each image"),
         base.Rule("cross-entropy as the task's loss", "it balances that loss", lambda case: case.config.gamma > 0),
     )
@@ -100,8 +101,10 @@ class Client(EmbeddingClient[Config]):
         run, head = ctx.run, head_of(ctx.run.net)
         assert run.optimizer is not None
         with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(torch.from_numpy(run.received[f"head.{name}"]))
+            trained = {id(parameter) for parameter in head.parameters()}
+            for _, parameter, received in run.received_parameters():
+                if id(parameter) in trained:
+                    parameter.copy_(received)
         if COUNTS not in ctx.state:
             ctx.state[COUNTS] = class_counts(data, head.out_features)
         logarithms = ctx.state[COUNTS].double().log().clamp_min(LACKING)

@@ -55,9 +55,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.head import last_layers
 from fedshift.methods.shared.norms import Replaced, is_norm
 from fedshift.schema.strict import Strict
+from fedshift.tasks.last_layers import last_layers
 
 RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))
 LEAST_VARIANCE, LEAST_NORM = 1e-4, 1e-3
@@ -121,7 +121,10 @@ class Client(base.Client[Config]):
     in_ranks = frozenset({"attach", "begin", "gradients"})
     attached_to_predict = True
     removes_norms = True
-    needs = (base.Rule("a network without layer norms", "attention does not train without them"),)
+    needs = (
+        base.Rule("a network without layer norms", "attention does not train without them"),
+        base.Rule("a network that is trained whole", "it standardises the weights of its convolutions"),
+    )
     traits = (
         base.Rule("clips gradients", "", lambda case: case.config.clip is not None, "fedwon.clip=null"),
         base.Rule("replaces normalisation layers"),

@@ -24,6 +24,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import Strict, nearest
+from fedshift.tasks.adapters import private_keys
 from fedshift.tasks.kinds import build_task
 
 DEFAULT_COMBINE = "fedavg"
@@ -181,12 +182,12 @@ class MethodSet:
     @cached_property
     def personal(self) -> frozenset[str]:
         """``state_dict`` keys that every site keeps for itself."""
-        return frozenset().union(*(half.personal(self.net) for half in self._clients.values()))
+        return private_keys(self.net).union(*(half.personal(self.net) for half in self._clients.values()))
 
     @cached_property
     def withheld(self) -> frozenset[str]:
         """``state_dict`` keys that never leave a site."""
-        return frozenset().union(*(half.withheld(self.net) for half in self._clients.values()))
+        return private_keys(self.net).union(*(half.withheld(self.net) for half in self._clients.values()))
 
     @property
     def withholding(self) -> tuple[str, ...]:
@@ -200,7 +201,7 @@ class MethodSet:
     @cached_property
     def scores_own_model(self) -> bool:
         """Whether a site scores a model of its own and not the received one."""
-        return any(half.scores_own_model(self.net) for half in self._clients.values())
+        return bool(private_keys(self.net)) or any(half.scores_own_model(self.net) for half in self._clients.values())
 
     @cached_property
     def fine_tune_epochs(self) -> int:
@@ -253,6 +254,8 @@ class MethodSet:
         for name, half in self._clients.items():
             traits.check_needs(name, half, self._cases[name])
             half.check(self.job, self.net)
+            if private_keys(self.net):
+                traits.check_private_adapters(name, half, self._cases[name])
         for name, other in permutations(self._clients, 2):
             traits.check_pair(name, other, self._clients, self._cases)
         self._check_batches()
@@ -295,6 +298,12 @@ class MethodSet:
             raise ConfigError(
                 "options-clash",
                 f"method {reference}: trains on all sites' images at once: --set federation.sites_per_round=null",
+            )
+        if private_keys(self.net):
+            raise ConfigError(
+                "options-clash",
+                f"method {reference}: trains where all images are, and private adapters need sites that train apart: "
+                "--set network.adapters.private=0",
             )
         for method in self:
             client = self._clients[method.name]

@@ -70,6 +70,7 @@ def normalised(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> T
 class Client(base.Client[Config]):
     """Trains running statistics. State: their optimiser, under ``optimizer.``."""
 
+    needs = (base.Rule("norms that are trained"),)
     least_part = 1
     removes_norms = True
     takes_gradients = True  # of the statistics, which are no parameters of the network that a graph would know

@@ -41,6 +41,7 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Keeps running statistics at the site."""
 
+    needs = (base.Rule("norms that are trained"),)
     clashes = (base.Rule("may keep norms, and not the rest, at the site", "decides which values of norms stay there"),)
 
     def check(self, job: JobSpec, net: nn.Module) -> None:

@@ -77,6 +77,21 @@ def check_pair(name: str, other: str, halves: Mapping[str, Half], cases: Mapping
             )
 
 
+KEEPING = ("keeps a model, or parts of it, at the site", "keeps parts of the model at the site")
+"""Traits that a job's private adapters have too, whatever its methods."""
+
+
+def check_private_adapters(name: str, half: Half, case: Case) -> None:
+    """Refuse method ``name`` if it does not bear that sites keep adapters (`ConfigError`)."""
+    for clash in half.clashes:
+        if clash.what in KEEPING and clash.holds(case):
+            raise ConfigError(
+                "methods-clash",
+                f"{name} and network.adapters.private cannot be combined: private adapters are parts of the model that "
+                f"stay at a site, and {name} {clash.why}: use --set network.adapters.private=0, or another method",
+            )
+
+
 # --- what a method needs ------------------------------------------------------------------------------
 
 
@@ -143,13 +158,23 @@ NEEDS: Mapping[str, Need] = {
     ),
     "a named head": Need(
         lambda _, net: not head_keys(net),
-        "network {job.task.network.name} does not name one (its attribute 'head')",
+        "network {job.task.network.name} does not name one that is trained (its attribute 'head')",
         "choose another network",
     ),
     "features before a head": Need(
         lambda _, net: not hasattr(net, "embed"),
         "network {job.task.network.name} has no 'embed'",
         "choose a network with 'embed' and a linear 'head'",
+    ),
+    "norms that are trained": Need(
+        lambda job, net: job.task.network.adapters is not None and not norm_keys(net, "all"),
+        "the norms of network {job.task.network.name} are frozen beside its adapters",
+        "add norms to network.adapters.trained",
+    ),
+    "a network that is trained whole": Need(
+        lambda job, _: job.task.network.adapters is not None,
+        "the job trains adapters beside frozen weights (network.adapters)",
+        "use --set network.adapters=null or another method",
     ),
     "a network without layer norms": Need(
         lambda _, net: any(isinstance(module, nn.LayerNorm | nn.RMSNorm) for module in net.modules()),

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedshift.schema.adapters import AdaptersSpec
 from fedshift.schema.codes import ClassCodes, takes_empty
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
@@ -79,13 +80,24 @@ class NetworkSpec(Sparse):
 
     ``name``: one of fedshift's, or of MONAI's as ``monai.DynUNet``. ``options``: its keyword arguments. ``weights``:
     the file that a run starts from, which ``fedshift job --weights`` and ``--init`` write; null for random weights.
+    ``adapters``: small layers that are trained in place of the file's weights, which then every site must have.
     """
 
-    RARE = ("weights",)
+    RARE = ("weights", "adapters")
 
     name: str
     options: dict[str, Any] = {}
     weights: WeightsSpec | None = None
+    adapters: AdaptersSpec | None = None
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> Self:
+        if self.adapters is not None and self.weights is None:
+            raise ValueError(
+                "adapters are trained beside the weights of a file, and the job names none: give it with --weights, "
+                "or leave adapters out"
+            )
+        return self
 
 
 class LossSpec(Strict):

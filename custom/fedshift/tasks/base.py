@@ -21,7 +21,7 @@ from fedshift.schema.job import EvaluationSpec, JobSpec
 from fedshift.schema.manifest import Case, Manifest, Picture, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict, nearest
-from fedshift.tasks import networks
+from fedshift.tasks import adapters, networks
 from fedshift.tasks.cache import Cache, place
 from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.evaluation.guarantee import CaseRisks
@@ -427,9 +427,12 @@ def sizes(spatial: Sequence[int], n_classes: int, *, sequences: int = 1) -> Size
 
 
 def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:
-    """The job's network; its initial weights depend on the seed only. ``spatial``: the size of its images."""
+    """The job's network; its initial weights depend on the seed only. ``spatial``: the size of its images.
+
+    With adapters their base has random weights too: `fedshift.tasks.starting` has a network with those of the file.
+    """
     spec = job.task.network
-    return networks.build(
+    net = networks.build(
         spec.name,
         spec.options,
         in_channels=in_channels,
@@ -438,3 +441,4 @@ def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = 
         spatial_dims=len(spatial) or 2,
         patch=spatial or None,
     )
+    return net if spec.adapters is None else adapters.adapt(net, spec, seed=job.seed)

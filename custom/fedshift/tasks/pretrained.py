@@ -1,6 +1,7 @@
 """Initial weights from a file: torchvision's ImageNet weights for ResNet-18, a fedshift model, a MONAI bundle's model.
 
-A job holds the file's name and hash. Only the server needs the file: sites receive the weights with the first round.
+A job holds the file's name and hash. Only the server needs the file: sites receive the weights with the first round,
+unless the job trains adapters beside them (`fedshift.tasks.starting`).
 The head is reinitialised if its number of classes differs, and so are group norms where the file's network has batch
 norms, as in the released code of "Mitigating Data Heterogeneity…". Any other mismatch is refused, unless the job asks
 for the arrays that fit (``partial``).
@@ -191,25 +192,21 @@ def describe(spec: WeightsSpec, taken: Taken) -> str:
     return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {taken})"
 
 
-def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> str:
-    """Load the job's file into its network. Returns the line of `describe`; errors as `find` and `select`."""
-    taken = select(net, spec, find(spec, environ))
-    net.load_state_dict(taken.arrays, strict=False)
-    return describe(spec, taken)
+def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, own: Path | None = None) -> Lineage:
+    """The sites that have trained a job's file, if fedshift wrote it; arguments and errors as `find`."""
+    return lineage_of(_content(find(spec, environ, own=own)), where=spec.file)
 
 
-def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Lineage:
-    """The sites that have trained a job's file, if fedshift wrote it; errors as `find`."""
-    return lineage_of(_content(find(spec, environ)), where=spec.file)
+def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, own: Path | None = None) -> Path:
+    """Path of a job's file: in the folder that a site's settings name, if they do; in ``$FEDSHIFT_WEIGHTS``, or in
+    ``weights/`` of `data_home`.
 
-
-def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
-    """Path of a job's file: in ``$FEDSHIFT_WEIGHTS`` or in ``weights/`` of `data_home`.
+    ``own``: that folder (`fedshift.data.locate.SiteSettings.weights`).
 
     Raises:
         ConfigError: it is missing, or the file of that name has another hash. The message lists the folders searched.
     """
-    looked = _folders(environ)
+    looked = [*([own] if own else []), *_folders(environ)]
     others = []
     for path in (folder / name for folder in looked for name in (_kept_as(spec), spec.file)):
         if path.is_file():
@@ -217,7 +214,10 @@ def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
                 return path
             others.append(path)
     what = f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…)"
-    remedy = "copy the file there, or make the job on this machine with 'fedshift job … --weights FILE'"
+    remedy = (
+        "copy the file there, name its folder with 'weights:' in the site's local/fedshift.yaml, or make the job on "
+        "this machine with 'fedshift job … --weights FILE'"
+    )
     if others:
         other = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
         raise ConfigError("weights-missing", f"the job starts from {what}, but {other}: {remedy}")

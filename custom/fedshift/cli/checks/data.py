@@ -42,6 +42,8 @@ def about_data(kit: Kit, examine: Examine) -> Iterator[Remark]:
         yield Remark("error", "ledger", text)
     if settings.privacy is not None and not settings.privacy.train:
         yield Remark("note", "training", "none: this site only scores models, for jobs that hold it out")
+    if settings.weights is not None and not settings.weights.is_dir():
+        yield Remark("error", "weights", f"{settings.weights} of {kit.local / SITE_FILE} is no folder: correct it")
     if not settings.data:
         yield Remark("error", "data", f"{kit.local / SITE_FILE} names none: run 'fedshift site init' with --data DIR")
     for dataset in settings.data:

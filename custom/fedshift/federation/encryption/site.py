@@ -16,6 +16,7 @@ from fedshift.federation.tensors import to_arrays
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, MethodArrays, Update, Weights
+from fedshift.tasks.starting import base_weights
 
 LARGEST = 2.0**40
 """Largest absolute value that is encrypted; a larger one would cost other values of the ciphertext their precision."""
@@ -122,11 +123,14 @@ def _unreadable(reason: str) -> ConfigError:
     return ConfigError("cannot-decrypt", f"{ENCRYPTION}: the server's message cannot be decrypted: {reason}")
 
 
-def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
+def decrypt_model(model: Path, out: Path, keys: Keys, *, weights: Path | None = None) -> int:
     """Write an ordinary model file from an encrypted one. Returns the model's round.
 
+    ``weights``: the site's folder with the base of adapters.
+
     Raises:
-        ConfigError: ``model`` is not a model file, not encrypted, or encrypted with other keys.
+        ConfigError: ``model`` is not a model file, not encrypted, or encrypted with other keys; or adapters were
+            trained, and their base is not here.
     """
     content = read_model_file(model)
     header = header_of(content, where=str(model))
@@ -149,6 +153,7 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
         lineage=header.lineage,
         statistics=header.statistics,
         initial_weights=header.initial_weights,
+        base=None if job.task.network.adapters is None else base_weights(job, weights=weights),
     )
     if header.references:
         add_references(out, header.references)

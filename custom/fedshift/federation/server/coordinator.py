@@ -60,9 +60,14 @@ class Callbacks(TypedDict, total=False):
 class Coordinator:
     """A job at the server. `requests` is the whole run; ``open`` and ``close`` are one round of it."""
 
-    def __init__(self, job: JobSpec, folder: Path, **callbacks: Unpack[Callbacks]) -> None:
-        """Make the initial model. Results, models and waiting updates go to ``folder``."""
-        self.job, self.folder = job, folder
+    def __init__(
+        self, job: JobSpec, folder: Path, *, weights: Path | None = None, **callbacks: Unpack[Callbacks]
+    ) -> None:
+        """Make the initial model. Results, models and waiting updates go to ``folder``.
+
+        ``weights``: a folder in which the job's file of starting weights is looked for first.
+        """
+        self.job, self.folder, self._weights = job, folder, weights
         self.round = 0
         """The open round, or else the last one: 0 is the statistics round, ``rounds`` + 1 the final evaluation."""
         self.next_round = 0
@@ -80,7 +85,7 @@ class Coordinator:
         self.record = RunRecord(job, metric=self.metric, select_last=self.quorum.samples_sites)
         stopped = callbacks.get("stopped", lambda: False)
         disk = FreeDisk(folder, patience=job.federation.round_timeout, stopped=stopped)
-        self.files = RunFiles(methods, folder, self.record, disk)
+        self.files = RunFiles(methods, folder, self.record, disk, weights=weights)
         self.model = self._make_model(methods)
         self.update_check = self._make_update_check(methods)
         self.medians: dict[str, float] = {}
@@ -406,7 +411,7 @@ class Coordinator:
     def _load_starting_weights(self) -> None:
         """Only a run that begins needs the job's file of starting weights; one that goes on doesn't."""
         if self.job.task.network.weights is not None:
-            loaded = self.model.load_starting_weights(self._task.network())
+            loaded = self.model.load_starting_weights(weights=self._weights)
             self.results.job.initial_weights, self.results.job.lineage = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
         if self.job.task.schedule.minutes is not None:

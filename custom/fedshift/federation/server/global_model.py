@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -21,6 +22,7 @@ from fedshift.schema.errors import QuorumError
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Weights
 from fedshift.schema.results import Lineage
 from fedshift.tasks import pretrained
+from fedshift.tasks.starting import starting_network
 
 AVERAGE_STATE = "model_average"
 """Name of the average's arrays beside those of the methods in the server's state."""
@@ -40,18 +42,20 @@ class GlobalModel:
         self._average = None if decay is None else ModelAverage(decay)
         self._start(methods.net)
 
-    def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage]:
-        """Start from the job's file, loaded into ``net``. Returns what was loaded, and the sites that trained it.
+    def load_starting_weights(self, *, weights: Path | None = None) -> tuple[str, Lineage]:
+        """Start from the job's file. Returns what was loaded, and the sites that trained it.
+
+        ``weights``: a folder to look in first.
 
         Raises:
             ConfigError: the file is not here or does not fit the network.
         """
         spec = self._job.task.network.weights
         assert spec is not None
-        loaded = pretrained.load(net, spec)
+        net, loaded = starting_network(self._job, weights=weights)
         self.weights, self._outgoing = read_weights(net), None
         self._start(net)
-        return loaded, pretrained.trained_by(spec)
+        return loaded, pretrained.trained_by(spec, own=weights)
 
     def restore(self, weights: Weights, methods: MethodArrays) -> None:
         """Go on from saved weights and method state."""

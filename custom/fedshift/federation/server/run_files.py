@@ -12,9 +12,11 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from fedshift.federation.model_files import add_guarantee, add_references, add_thresholds, read_model, write_model_file
 from fedshift.federation.server.run_record import RunRecord
@@ -25,6 +27,7 @@ from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema.errors import AFTER_AN_END, ConfigError, DiskFull
 from fedshift.schema.messages import MethodArrays, Update, Weights
 from fedshift.schema.results import BEST, FILE_NAME, LAST
+from fedshift.tasks.starting import base_weights
 
 log = logging.getLogger("fedshift")
 
@@ -114,8 +117,14 @@ class ServerState:
 class RunFiles:
     """Writes and reads the files of a run. What writes raises as `FreeDisk.write`, what reads ConfigError."""
 
-    def __init__(self, methods: MethodSet, folder: Path, record: RunRecord, disk: FreeDisk) -> None:
-        """``folder`` is made if it does not exist; ``record`` is for the models' headers and the state."""
+    def __init__(
+        self, methods: MethodSet, folder: Path, record: RunRecord, disk: FreeDisk, *, weights: Path | None = None
+    ) -> None:
+        """``folder`` is made if it does not exist; ``record`` is for the models' headers and the state.
+
+        ``weights``: as of `fedshift.federation.server.coordinator.Coordinator`.
+        """
+        self._weights = weights
         self._job, self._folder, self._record, self._spool = methods.job, folder, record, folder / "updates"
         self._personal, self._training_only, self.disk = methods.personal, methods.training_only, disk
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,9 +200,21 @@ class RunFiles:
             lineage=results.job.lineage,
             statistics=[] if statistics is None else [site for site in sites if site not in statistics.absent],
             initial_weights=results.job.initial_weights,
-            encrypted=self._job.federation.encryption == "ckks",
+            encrypted=self._encrypted,
+            base=self._base,
         )
         self.disk.write(name, write)
+
+    @property
+    def _encrypted(self) -> bool:
+        return self._job.federation.encryption == "ckks"
+
+    @cached_property
+    def _base(self) -> dict[str, Tensor] | None:
+        """What adapters are merged into; None if the job has none, or the server cannot read them."""
+        if self._job.task.network.adapters is None or self._encrypted:
+            return None
+        return base_weights(self._job, weights=self._weights)
 
     def add_reported(self, name: str, round_: int, *, own_models: bool) -> None:
         """Add to the model of a round what sites have reported of their scans, which thresholds they have chosen, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -23,6 +24,7 @@ from fedshift.tasks.kinds import build_task
 from fedshift.tasks.machine import processes
 from fedshift.tasks.out_of_memory import training_out_of_memory
 from fedshift.tasks.precision import prepare, settled, use_threads
+from fedshift.tasks.starting import starting_network
 
 if TYPE_CHECKING:
     from fedshift.federation.site.ranks.team import Ranks
@@ -52,14 +54,22 @@ class JobNetwork:
 
     @classmethod
     def load(
-        cls, job: JobSpec, site: str, *, device: str = "auto", devices: int = 1, workers: int | None = None
+        cls,
+        job: JobSpec,
+        site: str,
+        *,
+        device: str = "auto",
+        devices: int = 1,
+        workers: int | None = None,
+        weights: Path | None = None,
     ) -> JobNetwork:
         """Build the network and move it to where it is trained. Errors name ``site``, the first that uses it.
 
-        ``device``, ``devices`` and ``workers`` are as in `fedshift.federation.site.site.SiteOptions`.
+        The other arguments are as in `fedshift.federation.site.site.SiteOptions`.
 
         Raises:
-            ConfigError: this machine has no such device, or not so many; or several cannot train the job.
+            ConfigError: this machine has no such device, or not so many; several cannot train the job; or the file that
+                its adapters are trained beside is not here.
             TooLittleMemory: the network does not fit.
         """
         schedule = job.task.schedule
@@ -76,14 +86,16 @@ class JobNetwork:
                 threads=use_threads(schedule.threads, workers=workers),
                 devices=devices,
             )
-            net = prepare(build_task(job).network(), schedule.precision, place)
+            has_base = job.task.network.adapters is not None
+            net = starting_network(job, weights=weights)[0] if has_base else build_task(job).network()
+            net = prepare(net, schedule.precision, place)
         methods, captured = MethodSet(job, net), make_captured(net, schedule.precision, place)
         if devices == 1:
             return cls(net, methods, hardware, captured)
         from fedshift.federation.site.ranks import refusals, team
 
         refusals.check(methods, devices=devices, site=site)
-        return cls(net, methods, hardware, captured, team.Ranks(names, workers=workers))
+        return cls(net, methods, hardware, captured, team.Ranks(names, workers=workers, weights=weights))
 
     @contextmanager
     def session(self, broadcast: Broadcast, run: Run, state: SiteState) -> Iterator[ClientChain]:

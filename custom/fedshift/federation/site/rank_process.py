@@ -64,8 +64,8 @@ class OneOf(Group):
 class Work:
     """The job's network and the sites that have been trained so far."""
 
-    def __init__(self, device: str, workers: int | None) -> None:
-        self._device, self._workers = device, workers
+    def __init__(self, device: str, workers: int | None, weights: Path | None) -> None:
+        self._device, self._workers, self._weights = device, workers, weights
         self._text = ""
         self._sites: dict[tuple[str, str], Site] = {}
 
@@ -80,7 +80,7 @@ class Work:
     def _site(self, text: str, name: str, data: str) -> Site:
         if text != self._text:
             job = JobSpec.parse(json.loads(text), where="the first rank's job")
-            network = JobNetwork.load(job, name, device=self._device, workers=self._workers)
+            network = JobNetwork.load(job, name, device=self._device, workers=self._workers, weights=self._weights)
             self._text, self._job, self._network, self._sites = text, job, network, {}
         if (name, data) not in self._sites:
             options = SiteOptions(Path(os.devnull), job_network=self._network)  # it writes nothing
@@ -110,7 +110,8 @@ def main() -> None:
 def _work(channel: Channel) -> None:
     channel.send(versions())
     told = channel.receive() or {}
-    group, work = OneOf(channel, told["rank"], told["size"]), Work(told["device"], told["workers"])
+    group = OneOf(channel, told["rank"], told["size"])
+    work = Work(told["device"], told["workers"], Path(told["weights"]) if told["weights"] else None)
     group.connect(Path(told["folder"]), torch.device(told["device"]))
     while True:
         told = channel.receive() or {}

@@ -66,6 +66,7 @@ class SiteOptions:
         device: where to train, as a PyTorch device name; ``auto`` is a GPU if there is one.
         devices: how many devices share each batch: that one and the GPUs after it, or cores of the processor.
         workers: processes that work in parallel on this machine, as for `JobNetwork.load`.
+        weights: folder of files that jobs train adapters beside; None to look where the server does.
         policy: the site's privacy policy; None if it has none.
         ledger: folder of the account of what left with noise; None for that of the job's state.
         share_cases: whether scores of single cases of a final model may leave.
@@ -80,6 +81,7 @@ class SiteOptions:
     device: str = "auto"
     devices: int = 1
     workers: int | None = None
+    weights: Path | None = None
     policy: Policy | None = None
     ledger: Path | None = None
     share_cases: bool = True
@@ -147,7 +149,12 @@ class Site:
         self.name, self._job, self._task, self._training, self._options = name, job, task, training, options
         self._held_out = name in job.task.held_out
         self.job_network = options.job_network or JobNetwork.load(
-            job, name, device=options.device, devices=options.devices, workers=options.workers
+            job,
+            name,
+            device=options.device,
+            devices=options.devices,
+            workers=options.workers,
+            weights=options.weights,
         )
         self._net, self._methods = self.job_network.net, self.job_network.methods
         self._state_folder = options.state / name

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods.base import Run, TrainingSamples
 from fedshift.schema.seeding import generator
-
-Norms = Literal["batch", "all"]
-"""``batch``: batch norm and modules with the buffers running_mean and running_var; ``all``: all other norms too."""
-
-
-def is_norm(module: nn.Module, norms: Norms) -> bool:
-    """Whether a module is a normalisation layer, by its type or by its running statistics."""
-    buffers = {name for name, _ in module.named_buffers(recurse=False)}
-    if isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= buffers:
-        return True
-    return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
+from fedshift.tasks.norms import Norms as Norms
+from fedshift.tasks.norms import is_norm as is_norm
 
 
 class Replaced(RemovableHandle):
@@ -77,7 +66,8 @@ def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
 
     Only normalisation layers are in training mode. Dropout and other methods' layers stay in evaluation mode.
     """
-    norms: list[Any] = [m for m in net.modules() if is_norm(m, "batch") and hasattr(m, "momentum")]
+    # Frozen ones (`fedshift.tasks.adapters`) are in no state_dict.
+    norms: list[Any] = [m for _, m, _ in module_keys(net) if is_norm(m, "batch") and hasattr(m, "momentum")]
     if not norms:
         return
     momenta, was_training = [m.momentum for m in norms], net.training

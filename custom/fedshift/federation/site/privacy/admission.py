@@ -16,6 +16,7 @@ from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.policy import Policy
+from fedshift.tasks.adapters import private_keys
 from fedshift.tasks.base import SiteData, Task
 
 
@@ -167,7 +168,13 @@ class Admission:
                 f"with method {keeping[0]} the site would score a model with layers that it trains for itself without "
                 "noise: choose another method"
             )
-        buffers = ((name, buffer) for name, buffer in methods.net.named_buffers() if name not in methods.withheld)
+        if private_keys(methods.net):
+            return (
+                "the site would score a model with private adapters, which it trains for itself without noise: choose "
+                "network.adapters.private=0"
+            )
+        sent = methods.net.state_dict().keys() - methods.withheld
+        buffers = ((name, buffer) for name, buffer in methods.net.named_buffers() if name in sent)
         measured = sorted(name for name, buffer in buffers if buffer.is_floating_point())
         if not measured:
             return ""

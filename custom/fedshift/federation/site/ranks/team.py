@@ -158,9 +158,9 @@ class First(Group):
 class Ranks:
     """The other ranks of this process's sites and jobs."""
 
-    def __init__(self, devices: Sequence[str], *, workers: int | None = None) -> None:
-        """``devices`` as torch names them, that of this process first; ``workers`` as for `JobNetwork.load`."""
-        self._devices, self._workers = tuple(devices), workers
+    def __init__(self, devices: Sequence[str], *, workers: int | None = None, weights: Path | None = None) -> None:
+        """``devices`` as torch names them, that of this process first; the others as for `JobNetwork.load`."""
+        self._devices, self._workers, self._weights = tuple(devices), workers, weights
         self.members: list[Member] = []
         self._group: First | None = None
         self._meeting: tempfile.TemporaryDirectory[str] | None = None
@@ -247,7 +247,7 @@ class Ranks:
         for member in group.members:
             told = {"rank": member.rank, "size": group.size, "device": member.device, "folder": self._meeting.name}
             with group.watched(member):
-                member.channel.send({**told, "workers": self._workers})
+                member.channel.send({**told, "workers": self._workers, "weights": str(self._weights or "")})
         group.connect(Path(self._meeting.name), torch.device(self._devices[0]))
         return group
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.methods.shared.head import last_layers
 from fedshift.tasks import networks
+from fedshift.tasks.last_layers import last_layers
 
 
 @pytest.mark.parametrize(
