@@ -24,7 +24,7 @@ from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Answer, Broadcast, SiteInfo, Update
-from fedshift.schema.policy import LEDGER_FILE
+from fedshift.schema.policy import LEDGER_FILE, listed_packages
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def dry_run(
     """
     if name not in job.task.everyone:
         raise ConfigError("other-site", f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
+    packages = listed_packages(settings.privacy, simulated=False)
     if name in job.task.held_out:
         return [_evaluation(job, name, data, folder, settings, steps)]
     short = _shortened(job, steps)
@@ -106,7 +107,12 @@ def dry_run(
         if ledger is not None and (ledger / file).is_file():
             shutil.copy(ledger / file, account)
     options = SiteOptions(
-        folder / "site", device=settings.device, devices=settings.devices, policy=privacy, ledger=account
+        folder / "site",
+        device=settings.device,
+        devices=settings.devices,
+        policy=privacy,
+        packages=packages,
+        ledger=account,
     )
     site = Site(short, name, data, options)
     server = _Alone(short, folder / "server")
@@ -131,6 +137,7 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
         SiteOptions(
             folder / "site",
             device=settings.device,
+            packages=listed_packages(settings.privacy, simulated=False),
             share_cases=settings.privacy is not None and settings.privacy.case_scores,
         ),
     )

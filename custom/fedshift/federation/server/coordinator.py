@@ -24,6 +24,7 @@ from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
@@ -61,7 +62,12 @@ class Coordinator:
     """A job at the server. `requests` is the whole run; ``open`` and ``close`` are one round of it."""
 
     def __init__(self, job: JobSpec, folder: Path, **callbacks: Unpack[Callbacks]) -> None:
-        """Make the initial model. Results, models and waiting updates go to ``folder``."""
+        """Make the initial model. Results, models and waiting updates go to ``folder``.
+
+        Raises:
+            ConfigError: the job cannot run, or needs a package that is not installed here in its version.
+        """
+        components.admit(job.packages, where="the server")
         self.job, self.folder = job, folder
         self.round = 0
         """The open round, or else the last one: 0 is the statistics round, ``rounds`` + 1 the final evaluation."""

@@ -1,0 +1,180 @@
+"""Installed packages that offer networks, methods, losses and tasks: which there are, and the hash of their files.
+
+A hospital may install a package; a job may not bring code. So a job names each package that it needs with version and
+hash (`PackageSpec`), and every party compares these with what it has installed. Nothing of a package is imported here.
+
+The hash is the SHA-256 of a text with one line for each file, ``<sha256 of the file>  <its path>``, in the order of the
+paths, as ``sha256sum`` writes them. The files are those that the package's list (``RECORD``) names in the folder of
+Python packages, without ``__pycache__``; of its ``dist-info`` only ``METADATA`` and ``entry_points.txt``, since the
+others tell how it was installed. Scripts, which name a machine's Python, are elsewhere and do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.machinery import all_suffixes
+from importlib.metadata import Distribution, EntryPoint, PackagePath, distributions, entry_points
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.utils import canonicalize_name
+from pydantic import Field
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import Line
+from fedshift.schema.strict import Strict, nearest
+
+Kind = Literal["network", "method", "loss", "task"]
+"""What a package may offer."""
+GROUPS: dict[Kind, str] = {
+    "network": "fedshift.networks",
+    "method": "fedshift.methods",
+    "loss": "fedshift.losses",
+    "task": "fedshift.tasks",
+}
+"""The entry points that name it."""
+COUNTED = ("METADATA", "entry_points.txt")
+"""Of a ``dist-info`` folder: version and dependencies, and the components."""
+CACHE = "__pycache__"
+
+PackageName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
+"""A package as Python's package index writes it: lower case, with ``-``."""
+
+
+class PackageSpec(Strict):
+    """A package that a job needs, or that a policy allows.
+
+    ``version``: of the package. ``sha256``: of its installed files (`fedshift.schema.packages`).
+    """
+
+    version: Line
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    def __str__(self) -> str:
+        """``0.1.0 (sha256 0123456789ab…)``."""
+        return f"{self.version} (sha256 {self.sha256[:12]}…)"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An installed package."""
+
+    name: str
+    distribution: Distribution
+
+    @property
+    def version(self) -> str:
+        return self.distribution.version
+
+    @property
+    def points(self) -> list[tuple[Kind, EntryPoint]]:
+        """What it offers, by kind and name."""
+        points = self.distribution.entry_points
+        return [(kind, point) for kind, group in GROUPS.items() for point in sorted(points.select(group=group))]
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """The files that count: path in the folder of Python packages -> file.
+
+        Raises:
+            ConfigError: it has no list of its files, or is installed such that they may change.
+        """
+        listed = self.distribution.files
+        if listed is None:
+            raise ConfigError(
+                "package-unlisted", f"package {self.name} has no list of its files (RECORD): install its wheel with pip"
+            )
+        names = [path.as_posix() for path in listed]
+        if self._is_editable or any(name.endswith(".pth") for name in names):
+            raise ConfigError(
+                "package-editable",
+                f"package {self.name} is installed as editable, so that its files change without its version: install "
+                "its wheel ('pip install --force-reinstall --no-deps .', without -e)",
+            )
+        return {path.as_posix(): Path(str(path.locate())) for path in sorted(listed, key=str) if _counts(path)}
+
+    @cached_property
+    def spec(self) -> PackageSpec:
+        """Its version, and the hash of its files as they are now.
+
+        Raises:
+            ConfigError: as `files`; or a file is missing, or is not as it was installed, or one was added.
+        """
+        written = {path.as_posix(): path.hash for path in self.distribution.files or ()}
+        lines = []
+        for name, file in self.files.items():
+            try:
+                digest = hashlib.sha256(file.read_bytes())
+            except OSError:
+                raise self._changed(name, "is missing") from None
+            was = written[name]
+            if was is not None and was.mode == "sha256" and was.value != _as_recorded(digest.digest()):
+                raise self._changed(name, "is not as it was installed")
+            lines.append(f"{digest.hexdigest()}  {name}\n")
+        for added in self._added():
+            raise self._changed(added.name, "is not among the files that were installed")
+        return PackageSpec(version=self.version, sha256=hashlib.sha256("".join(lines).encode()).hexdigest())
+
+    def _changed(self, name: str, how: str) -> ConfigError:
+        return ConfigError(
+            "package-changed",
+            f"package {self.name} {self.version}: its file {name} {how}: install it again, from a wheel that you trust",
+        )
+
+    @property
+    def _is_editable(self) -> bool:
+        about = json.loads(self.distribution.read_text("direct_url.json") or "{}")
+        return bool(about.get("dir_info", {}).get("editable"))
+
+    def _added(self) -> Iterator[Path]:
+        """Modules in the package's folders that its list does not name: one may be imported in place of one it names.
+
+        Folders that several packages share have no ``__init__.py``, and are not looked through.
+        """
+        known = {file.resolve() for file in self.files.values()}
+        folders = {file.parent for file in self.files.values() if file.name == "__init__.py"}
+        for folder in sorted(folder for folder in folders if folder.parent not in folders):
+            for file in sorted(folder.rglob("*")):
+                is_module = file.name.endswith(tuple(all_suffixes())) and file.parent.name != CACHE
+                if is_module and file.resolve() not in known:
+                    yield file
+
+
+def _counts(path: PackagePath) -> bool:
+    parts = path.parts
+    if ".." in parts or path.is_absolute() or CACHE in parts:
+        return False
+    return not parts[0].endswith(".dist-info") or parts[-1] in COUNTED
+
+
+def _as_recorded(digest: bytes) -> str:
+    """A hash as RECORD writes it."""
+    return urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def installed(name: str) -> Installed:
+    """The package of that name.
+
+    Raises:
+        ConfigError: it is not installed, or twice.
+    """
+    there = {(str(each.locate_file("")), each.version): each for each in distributions(name=name)}
+    if not there or canonicalize_name(name) != name:
+        raise ConfigError(
+            "package-missing", f"package {name} is not installed here{nearest(name, offering())}, or install it"
+        )
+    if len(there) > 1:
+        places = " and ".join(f"{version} in {folder}" for folder, version in sorted(there))
+        raise ConfigError("package-twice", f"package {name} is installed twice, {places}: uninstall one of them")
+    return Installed(name, *there.values())
+
+
+def offering() -> list[str]:
+    """The names of the installed packages that offer something."""
+    points = (point for group in GROUPS.values() for point in entry_points(group=group))
+    return sorted({canonicalize_name(point.dist.name) for point in points if point.dist is not None})
