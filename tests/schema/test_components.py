@@ -76,7 +76,10 @@ def test_on_ones_own_machine_what_is_installed_is_compared_with_the_job(site: Pa
 
 def test_a_package_cannot_stand_in_for_another_name(site: Path) -> None:
     """Names of fedshift have no colon, and those of packages begin with the package's."""
-    points = {"fedshift.methods": {"fedavg": "acme_shadow.method"}, "fedshift.networks": {"unet": "acme_shadow.network"}}
+    points = {
+        "fedshift.methods": {"fedavg": "acme_shadow.method"},
+        "fedshift.networks": {"unet": "acme_shadow.network"},
+    }
     install(site, "acme-shadow", points=points)
     own = [*method_set.available(), *networks.available(), *losses.available()]
     assert not [name for name in own if components.SIGN in name]

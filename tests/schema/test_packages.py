@@ -10,6 +10,7 @@ import pytest
 from errors import raises
 from packagefiles import install
 
+from fedshift.schema.components import choose
 from fedshift.schema.packages import installed, offering
 
 
@@ -91,8 +92,10 @@ def test_a_package_that_is_there_twice_or_not_at_all_is_refused(
     monkeypatch.syspath_prepend(str(install(tmp_path / "other", "acme-twice", version="2.0")))
     with raises("package-twice", naming=("acme-twice", "1.0", "2.0")):
         installed("acme-twice")
-    with raises("package-missing", naming=("acme-twise", "acme-twice")):
+    with raises("package-missing", naming="acme-twise"):
         installed("acme-twise")
+    with raises("package-missing", naming=("acme-twise", "acme-twice")):
+        choose(["acme-twise:small"])
     with raises("package-missing", naming="Acme_Twice"):  # names are compared letter by letter
         installed("Acme_Twice")
 

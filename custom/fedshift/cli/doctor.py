@@ -150,6 +150,7 @@ def _about_kit(kit: Kit) -> Iterator[Remark]:
         yield from within("name", partial(about_name, kit))
         yield from _about_server(kit)
     if kit.role == "site":
+        yield from within("packages", partial(about.about_listed_packages, kit))
         yield from within("device", partial(about_device, kit.local), limit=IMPORT_LIMIT)
         yield from within("data", partial(about_data, kit, in_short), limit=_data_limit())
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedshift.schema.errors import ConfigError, PolicyError
-from fedshift.schema.packages import Installed, Kind, PackageSpec, installed
+from fedshift.schema.packages import Installed, Kind, PackageSpec, installed, offering
 from fedshift.schema.strict import nearest
 
 SIGN = ":"
@@ -49,7 +49,10 @@ def choose(names: Iterable[str]) -> dict[str, PackageSpec]:
     Raises:
         ConfigError: one is not installed, or such that it cannot be compared (`Installed`).
     """
-    specs = {package: installed(package).spec for package in packages_of(names)}
+    specs = {}
+    for package in packages_of(names):
+        _require_offering(package)
+        specs[package] = installed(package).spec
     admit(specs, where="this machine")
     return specs
 
@@ -124,6 +127,7 @@ def task_file(name: str) -> Path:
     Raises:
         ConfigError: the package is not installed, or offers no such task.
     """
+    _require_offering(name.partition(SIGN)[0])
     place, point = _point("task", name)
     path = f"{point.module.replace('.', '/')}/{point.name}.yaml"
     if path not in place.files:
@@ -145,6 +149,16 @@ def source_file(kind: Kind, name: str) -> Path | None:
 def names(place: Installed, kind: Kind) -> list[str]:
     """The components of a kind that a package offers."""
     return [f"{place.name}{SIGN}{point.name}" for its, point in place.points if its == kind]
+
+
+def _require_offering(package: str) -> None:
+    """Refuse a package that somebody here has named, and that offers nothing or is not installed."""
+    known = offering()
+    if package not in known:
+        raise ConfigError(
+            "package-missing",
+            f"no package {package!r} that offers parts to fedshift is installed{nearest(package, known)}",
+        )
 
 
 def _point(kind: Kind, name: str) -> tuple[Installed, EntryPoint]:

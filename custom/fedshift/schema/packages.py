@@ -27,7 +27,7 @@ from pydantic import Field
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import Line
-from fedshift.schema.strict import Strict, nearest
+from fedshift.schema.strict import Strict
 
 Kind = Literal["network", "method", "loss", "task"]
 """What a package may offer."""
@@ -161,16 +161,16 @@ def installed(name: str) -> Installed:
     """The package of that name.
 
     Raises:
-        ConfigError: it is not installed, or twice.
+        ConfigError: it is not installed, or twice. The sentence names no folder, as it may leave a site.
     """
     there = {(str(each.locate_file("")), each.version): each for each in distributions(name=name)}
     if not there or canonicalize_name(name) != name:
-        raise ConfigError(
-            "package-missing", f"package {name} is not installed here{nearest(name, offering())}, or install it"
-        )
+        raise ConfigError("package-missing", f"package {name} is not installed here: install its wheel")
     if len(there) > 1:
-        places = " and ".join(f"{version} in {folder}" for folder, version in sorted(there))
-        raise ConfigError("package-twice", f"package {name} is installed twice, {places}: uninstall one of them")
+        versions = " and ".join(sorted(each.version for each in there.values()))
+        raise ConfigError(
+            "package-twice", f"package {name} is installed twice here ({versions}): uninstall it until one is left"
+        )
     return Installed(name, *there.values())
 
 
