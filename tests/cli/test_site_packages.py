@@ -1,4 +1,4 @@
-"""What installed packages offer is listed without a line of their code being run; their lines allow them in a policy."""
+"""What installed packages offer is listed without running their code, and the lines that are printed allow them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import SHAPES
 from packagefiles import MARKED, files_of, install, points_of
 
 from fedshift.cli import main
@@ -22,7 +23,7 @@ NAME = "acme-listed"
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of Python packages with one whose code fails."""
     files = {**files_of("acme_listed"), "acme_listed/__init__.py": MARKED}
-    files["acme_listed/tasks/pictures.yaml"] = (Path(__file__).parents[1] / "shapes.yaml").read_text(encoding="utf-8")
+    files["acme_listed/tasks/pictures.yaml"] = SHAPES.read_text(encoding="utf-8")
     points = {**points_of("acme_listed"), "fedshift.tasks": {"pictures": "acme_listed.tasks"}}
     folder = install(tmp_path / "packages", NAME, files=files, points=points)
     monkeypatch.syspath_prepend(str(folder))

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_image_job, small_job
+from conftest import SHAPES, small_image_job, small_job
 from errors import raises
-from flare.serialised import Federation
 from packagefiles import install
 
 from fedshift.cli import main
@@ -27,6 +26,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.packages import PackageSpec
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import FILE_NAME, LAST
+from fedshift_testing.serialised import Federation
 
 OTHER = PackageSpec(version="1.0", sha256="0" * 64)
 NAME = "acme-run"
@@ -110,7 +110,7 @@ def test_a_sites_policy_decides_in_one_process_too(
 def test_a_provisioned_site_without_a_policy_lists_nothing(
     job: JobSpec, three_sites: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(PolicyError, match="privacy.packages"):
+    with pytest.raises(PolicyError, match=r"privacy\.packages"):
         Site(job, "HK", three_sites["HK"], SiteOptions(tmp_path / "site", packages={}))
 
 
@@ -141,11 +141,11 @@ def test_one_sentence_on_the_command_line(
 
 def test_a_task_of_a_package_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites need nothing installed for it: the job has all of it."""
-    text = (Path(__file__).parents[1] / "shapes.yaml").read_text(encoding="utf-8")
+    text = SHAPES.read_text(encoding="utf-8")
     files = {"acme_task/__init__.py": "raise RuntimeError('run')\n", "acme_task/tasks/pictures.yaml": text}
     points = {"fedshift.tasks": {"pictures": "acme_task.tasks"}}
     monkeypatch.syspath_prepend(str(install(tmp_path / "packages", "acme-task", files=files, points=points)))
     made: dict[str, Any] = resolve("acme-task:pictures", "fedavg").dump()
-    assert made == resolve(str(Path(__file__).parents[1] / "shapes.yaml"), "fedavg").dump()
+    assert made == resolve(str(SHAPES), "fedavg").dump()
     with raises("unknown-component", naming="acme-task:pictures"):
         resolve("acme-task:picture", "fedavg")

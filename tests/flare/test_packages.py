@@ -17,8 +17,7 @@ from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.schema.messages import Answer, Broadcast, Failure
 from fedshift.schema.packages import PackageSpec, installed
-
-from .serialised import Kit
+from fedshift_testing.serialised import Kit
 
 NAME = "acme-provisioned"
 
