@@ -17,6 +17,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.methods import method_set
 from fedshift.schema import components
 from fedshift.schema.packages import installed
+from fedshift.schema.results import FILE_NAME, read_results
 
 TEMPLATE = Path(__file__).parents[2] / "template"
 NAME = "fedshift-template"
@@ -76,9 +77,7 @@ def test_its_own_tests_pass(packages: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_trains_in_flares_simulator(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_trains_in_flares_simulator(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where server and sites are processes that are started, or forked, before the job is read."""
     for site in ("BIDMC", "HK"):
         make_site(tmp_path / "data", site, cases=3)
@@ -89,4 +88,7 @@ def test_it_trains_in_flares_simulator(
     words = ["--sites", "BIDMC,HK", "--set", *options, "data.context=1", "--name", "packaged"]
     assert main(["job", f"{NAME}:contrast", f"{NAME}:prostate_ladder", *words]) == 0
     assert main(["run", "jobs/packaged"]) == 0
-    assert "rejected" not in capsys.readouterr().out
+    (file,) = (tmp_path / "runs").rglob(FILE_NAME)
+    results = read_results(file)
+    assert [(sorted(record.sites), record.rejected) for record in results.rounds] == [(["BIDMC", "HK"], [])] * 2
+    assert list(results.job.packages) == [NAME]
