@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import SHAPES
+from conftest import SHAPES, small_image_job
 from packagefiles import MARKED, files_of, install, points_of
 
 from fedshift.cli import main
+from fedshift.cli.checks.job import about_job
 from fedshift.cli.checks.kit import about_listed_packages
+from fedshift.cli.site_packages import lines
 from fedshift.data.locate import SiteSettings
 from fedshift.flare.kit import open_kit
+from fedshift.schema.errors import PolicyError
 from fedshift.schema.packages import installed
 
 NAME = "acme-listed"
@@ -37,10 +41,10 @@ def test_the_lines_that_it_prints_are_a_policy_that_lists_the_package(
     out = capsys.readouterr().out
     for said in (f"{NAME} 1.0", "does not list", f"method   {NAME}:halved  half of each gradient.", f"{NAME}:pictures"):
         assert said in out
-    lines = out[out.index("  privacy:") :]
-    settings = SiteSettings.parse(yaml.safe_load(lines), where="the lines")
+    printed = out[out.index("  privacy:") :]
+    settings = SiteSettings.parse(yaml.safe_load(printed), where="the lines")
     assert settings.privacy is not None and settings.privacy.packages == {NAME: installed(NAME).spec}
-    (kit / "local" / "fedshift.yaml").write_text(lines, encoding="utf-8")
+    (kit / "local" / "fedshift.yaml").write_text(printed, encoding="utf-8")
     assert main(["site", "packages", str(kit)]) == 0
     assert "the policy lists it" in capsys.readouterr().out
     assert [remark.level for remark in about_listed_packages(open_kit(kit))] == ["ok"]
@@ -77,3 +81,13 @@ def test_one_method_of_a_package_is_shown_as_fedshifts_own_are(
     assert main(["methods", "acme-shown:halved"]) == 0
     out = capsys.readouterr().out
     assert "acme-shown:halved.share = 0.5" in out and "No further arrays" in out
+
+
+def test_doctor_holds_a_job_against_the_kits_policy(tmp_path: Path, kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path / "packages", "acme-asked")))
+    job = small_image_job("fedavg", "loss=acme-asked:squared")
+    opened = replace(open_kit(kit), name="A")
+    with pytest.raises(PolicyError, match="acme-asked"):
+        list(about_job(opened, job))
+    (kit / "local" / "fedshift.yaml").write_text(lines(job.packages), encoding="utf-8")
+    assert [remark.level for remark in about_job(opened, job)] == ["ok"]

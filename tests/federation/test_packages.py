@@ -21,11 +21,14 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.flare.export import read_job_folder, write_job
 from fedshift.inference.model import open_model
+from fedshift.reporting.report.repeat import repeat_section
+from fedshift.reporting.report.runs import read
+from fedshift.reporting.report.section import Commands
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.packages import PackageSpec
 from fedshift.schema.policy import Policy
-from fedshift.schema.results import FILE_NAME, LAST
+from fedshift.schema.results import BEST, FILE_NAME, LAST
 from fedshift_testing.serialised import Federation
 
 OTHER = PackageSpec(version="1.0", sha256="0" * 64)
@@ -69,6 +72,28 @@ def test_it_trains_and_its_model_is_read_again(job: JobSpec, three_sites: Mappin
     for key, value in read_model_file(tmp_path / "serialised" / "server" / LAST)["weights"].items():
         np.testing.assert_array_equal(value, weights[key])
     assert open_model(tmp_path / "run" / LAST).header.job == job
+
+
+def test_its_report_repeats_it_only_with_the_same_package(
+    job: JobSpec, three_sites: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """A report of others' results runs no code of a package that is another here."""
+    run = run_in_process(job, three_sites, tmp_path / "run")
+    (repeated,) = commands(run.folder)
+    assert f"fedshift job {NAME}:halved prostate" in repeated and "--name" not in repeated
+    record = run.results.model_copy(update={"job": run.results.job.model_copy(update={"packages": {NAME: OTHER}})})
+    record.write(run.folder)
+    (run.folder / LAST).unlink()
+    (run.folder / BEST).unlink()
+    (reconstructed,) = commands(run.folder)
+    assert "fedavg" in reconstructed, "what is implied is not known"
+
+
+def commands(folder: Path) -> list[str]:
+    """What the report says a run was made with."""
+    section = repeat_section(read(folder))
+    shown = next(block for block in section.blocks if isinstance(block, Commands))
+    return [line for line in shown.lines if line.startswith("fedshift job")]
 
 
 def test_pictures_are_classified_with_a_packages_loss(

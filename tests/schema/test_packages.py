@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from pathlib import Path
 
@@ -53,14 +54,23 @@ def test_another_file_or_version_is_another_hash(tmp_path: Path, monkeypatch: py
     assert len({spec.sha256 for spec in specs}) == 3
 
 
-def test_a_changed_a_missing_and_an_added_file_are_named(site: Path) -> None:
+@pytest.mark.parametrize("backport", [False, True])
+def test_a_missing_file_is_named(site: Path, backport: bool) -> None:
+    """Also after ``importlib_metadata`` was imported, which changes what the standard library's module gives."""
+    name = f"acme-missing-{backport}".lower()
+    install(site, name)
+    (site / name.replace("-", "_") / "loss.py").unlink()
+    if backport:
+        importlib.import_module("importlib_metadata")  # comes with MLflow, onnxscript and others
+    with raises("package-changed", naming="loss.py"):
+        _ = installed(name).spec
+
+
+def test_a_changed_and_an_added_file_are_named(site: Path) -> None:
     install(site, "acme-tampered")
     file = site / "acme_tampered" / "loss.py"
     text = file.read_text(encoding="utf-8")
     file.write_text(text + "# changed\n", encoding="utf-8")
-    with raises("package-changed", naming="acme_tampered/loss.py"):
-        _ = installed("acme-tampered").spec
-    file.unlink()
     with raises("package-changed", naming="acme_tampered/loss.py"):
         _ = installed("acme-tampered").spec
     file.write_text(text, encoding="utf-8")

@@ -64,10 +64,10 @@ def _show_method(name: str) -> None:
 def show_tasks(args: argparse.Namespace) -> int:
     from fedshift.schema import components
     from fedshift.schema.job import read_yaml
-    from fedshift.schema.packages import installed, offering
+    from fedshift.schema.packages import offered
     from fedshift.schema.task_files import apps_dir, tasks
 
-    theirs = [name for package in offering() for name in components.names(installed(package), "task")]
+    theirs = [f"{package}{components.SIGN}{name}" for package, name in offered("task")]
     for name in (*tasks(), *theirs):
         try:
             raw = read_yaml(components.task_file(name) if name in theirs else apps_dir() / f"{name}.yaml")

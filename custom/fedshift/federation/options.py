@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from fedshift.methods import method_set
-from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import TaskSpec
 from fedshift.schema.strict import nearest
@@ -73,7 +72,7 @@ def parse_option(text: str) -> Option:
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):
         raise ConfigError("option-form", f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
-    if len(keys) > 1 and _is_method(keys[0].lower()):
+    if len(keys) > 1 and method_set.is_method(keys[0].lower()):
         keys[0] = keys[0].lower()
     try:
         return Option(text, tuple(keys), yaml.safe_load(value))
@@ -81,10 +80,6 @@ def parse_option(text: str) -> Option:
         raise ConfigError(
             "option-form", f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]"
         ) from None
-
-
-def _is_method(key: str) -> bool:
-    return key in method_set.available() or package_of(key) is not None
 
 
 def _paths(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
@@ -120,7 +115,7 @@ def _write(
     option: Option, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], apart: dict[str, dict[str, Any]]
 ) -> None:
     first, *rest = option.path
-    if _is_method(first) and rest:
+    if method_set.is_method(first) and rest:
         if first not in chosen:
             raise ConfigError(
                 "unknown-option",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedshift import methods as package
 from fedshift.schema import components
-from fedshift.schema.packages import installed, offering
+from fedshift.schema.packages import offered
 
 NOT_METHODS = ("base", "chain", "listing", "method_set", "shared", "traits")
 """Modules of the package that are not methods."""
@@ -32,7 +32,7 @@ def _names(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 def of_packages() -> list[str]:
     """Names of the methods that installed packages offer, whether or not a job may use them here."""
-    return [name for each in offering() for name in components.names(installed(each), "method")]
+    return [f"{each}{components.SIGN}{name}" for each, name in offered("method")]
 
 
 def summary(name: str) -> str:

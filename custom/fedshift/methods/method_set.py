@@ -62,6 +62,11 @@ class Method:
         return self.client().owns | self.server().owns
 
 
+def is_method(name: str) -> bool:
+    """Whether a name is that of one of fedshift's methods, or has the form of an installed package's."""
+    return name in available() or components.package_of(name) is not None
+
+
 def find(name: str) -> ModuleType:
     """Import the module of a method, of fedshift or of an installed package that was admitted.
 

@@ -11,6 +11,7 @@ others tell how it was installed. Scripts, which name a machine's Python, are el
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from base64 import urlsafe_b64encode
@@ -18,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import all_suffixes
-from importlib.metadata import Distribution, EntryPoint, PackagePath, distributions, entry_points
-from pathlib import Path
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from packaging.utils import canonicalize_name
@@ -78,25 +79,35 @@ class Installed:
         return [(kind, point) for kind, group in GROUPS.items() for point in sorted(points.select(group=group))]
 
     @cached_property
+    def _recorded(self) -> dict[str, str]:
+        """Path in the folder of Python packages -> hash, as written when it was installed; empty for what has none.
+
+        It is read here, because ``Distribution.files`` leaves missing files out, as of Python 3.12 and wherever the
+        package ``importlib_metadata`` was imported.
+        """
+        text = self.distribution.read_text("RECORD")
+        if text is None:
+            raise ConfigError(
+                "package-unlisted", f"package {self.name} has no list of its files (RECORD): install its wheel with pip"
+            )
+        return {row[0]: row[1] for row in csv.reader(text.splitlines()) if len(row) == 3}
+
+    @cached_property
     def files(self) -> dict[str, Path]:
         """The files that count: path in the folder of Python packages -> file.
 
         Raises:
             ConfigError: it has no list of its files, or is installed such that they may change.
         """
-        listed = self.distribution.files
-        if listed is None:
-            raise ConfigError(
-                "package-unlisted", f"package {self.name} has no list of its files (RECORD): install its wheel with pip"
-            )
-        names = [path.as_posix() for path in listed]
-        if self._is_editable or any(name.endswith(".pth") for name in names):
+        if self._is_editable or any(name.endswith(".pth") for name in self._recorded):
             raise ConfigError(
                 "package-editable",
                 f"package {self.name} is installed as editable, so that its files change without its version: install "
                 "its wheel ('pip install --force-reinstall --no-deps .', without -e)",
             )
-        return {path.as_posix(): Path(str(path.locate())) for path in sorted(listed, key=str) if _counts(path)}
+        return {
+            name: Path(str(self.distribution.locate_file(name))) for name in sorted(self._recorded) if _counts(name)
+        }
 
     @cached_property
     def spec(self) -> PackageSpec:
@@ -105,15 +116,14 @@ class Installed:
         Raises:
             ConfigError: as `files`; or a file is missing, or is not as it was installed, or one was added.
         """
-        written = {path.as_posix(): path.hash for path in self.distribution.files or ()}
         lines = []
         for name, file in self.files.items():
             try:
                 digest = hashlib.sha256(file.read_bytes())
             except OSError:
                 raise self._changed(name, "is missing") from None
-            was = written[name]
-            if was is not None and was.mode == "sha256" and was.value != _as_recorded(digest.digest()):
+            was = self._recorded[name]
+            if was.startswith("sha256=") and was != _as_recorded(digest.digest()):
                 raise self._changed(name, "is not as it was installed")
             lines.append(f"{digest.hexdigest()}  {name}\n")
         for added in self._added():
@@ -145,7 +155,8 @@ class Installed:
                     yield file
 
 
-def _counts(path: PackagePath) -> bool:
+def _counts(name: str) -> bool:
+    path = PurePosixPath(name)
     parts = path.parts
     if ".." in parts or path.is_absolute() or CACHE in parts:
         return False
@@ -154,7 +165,7 @@ def _counts(path: PackagePath) -> bool:
 
 def _as_recorded(digest: bytes) -> str:
     """A hash as RECORD writes it."""
-    return urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return f"sha256={urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 def installed(name: str) -> Installed:
@@ -176,5 +187,10 @@ def installed(name: str) -> Installed:
 
 def offering() -> list[str]:
     """The names of the installed packages that offer something."""
-    points = (point for group in GROUPS.values() for point in entry_points(group=group))
-    return sorted({canonicalize_name(point.dist.name) for point in points if point.dist is not None})
+    return sorted({package for kind in GROUPS for package, _ in offered(kind)})
+
+
+def offered(kind: Kind) -> list[tuple[str, str]]:
+    """Package and name of every component of a kind, whether or not it can be used."""
+    points = entry_points(group=GROUPS[kind])
+    return sorted((canonicalize_name(point.dist.name), point.name) for point in points if point.dist is not None)
