@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import SMALL, make_site
+from errors import raises
 
 from fedshift.cli import main
-from fedshift.federation.in_process import run_in_process
+from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.resolve import resolve
+from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.methods import method_set
 from fedshift.schema import components
 from fedshift.schema.packages import installed
-from fedshift.schema.results import FILE_NAME, read_results
+from fedshift.schema.results import FILE_NAME, LAST, read_results
 
 TEMPLATE = Path(__file__).parents[2] / "template"
 NAME = "fedshift-template"
@@ -55,6 +58,12 @@ def test_two_rounds_in_one_process_with_its_method_network_loss_and_task(package
     run = run_in_process(job, data, tmp_path / "run")
     assert [(sorted(record.sites), record.rejected) for record in run.results.rounds] == [(["BIDMC", "HK"], [])] * 2
     assert Path(str(method_set.find(f"{NAME}:contrast").__file__)).is_relative_to(packages)
+    model = open_model(run.folder / LAST)
+    for choice, mend in ((Choice(), "--statistics own"), (Choice(site="HK"), "--site-state")):
+        with raises("statistics-choice", naming=mend):  # its contrast is at the site
+            make_ready(model, choice)
+    states = run.folder / SITE_STATE / "HK"
+    assert make_ready(model, Choice(state=states)).logits(torch.zeros(1, 1, 32, 32)).shape == (1, 2, 32, 32)
 
 
 def test_all_that_it_offers_is_listed(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
