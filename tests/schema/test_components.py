@@ -103,12 +103,17 @@ def test_a_module_that_another_folder_shadows_is_not_imported(
 
 def test_a_component_outside_of_the_packages_files_is_refused(site: Path) -> None:
     """The hash says nothing of another package's module, such as one of Python's own."""
-    install(site, "acme-outside", points={"fedshift.losses": {"json": "json", "none": "acme_outside_none"}})
+    install(
+        site,
+        "acme-outside",
+        points={"fedshift.losses": {"json": "json", "none": "acme_outside_none", "main": "__main__"}},
+    )
     components.choose(["acme-outside:json"])
     with raises("package-shadowed", naming="json"):
         components.load("loss", "acme-outside:json")
-    with raises("package-broken", naming="acme_outside_none"):
-        components.load("loss", "acme-outside:none")
+    for name, module in (("none", "acme_outside_none"), ("main", "__main__")):
+        with pytest.raises(ConfigError, match=module):
+            components.load("loss", f"acme-outside:{name}")
 
 
 def test_what_a_package_does_not_offer_is_refused_with_the_nearest(site: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from errors import raises
-from packagefiles import install
+from packagefiles import files_of, install
 
 from fedshift.schema.components import choose
 from fedshift.schema.packages import installed, offering
@@ -41,6 +41,20 @@ def test_how_it_was_installed_changes_no_hash(site: Path, tmp_path: Path, monkey
     (site / "acme_how-1.0.dist-info" / "INSTALLER").write_text("uv\n", encoding="utf-8")
     (site / "acme_how-1.0.dist-info" / "direct_url.json").write_text('{"url": "file:///a.whl"}', encoding="utf-8")
     assert installed("acme-how").spec == before
+
+
+def test_what_a_wheel_brings_into_a_cache_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code there can be imported too, and Python runs compiled files that say so without a look at their source."""
+    specs = []
+    for number, text in enumerate(["x = 1\n", "x = 2\n"]):
+        for cached in ("code.py", "loss.cpython-311.pyc"):
+            folder = tmp_path / f"{number}{cached}"
+            files = {**files_of("acme_cached"), f"acme_cached/__pycache__/{cached}": text}
+            install(folder, "acme-cached", files=files)
+            with monkeypatch.context() as patch:
+                patch.syspath_prepend(str(folder))
+                specs.append(installed("acme-cached").spec)
+    assert len({spec.sha256 for spec in specs}) == 4
 
 
 def test_another_file_or_version_is_another_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,10 @@ def _require_own(place: Installed, point: EntryPoint) -> None:
     """
     parts = point.module.split(".")
     for number in range(1, len(parts) + 1):
-        spec = find_spec(".".join(parts[:number]))
+        try:
+            spec = find_spec(".".join(parts[:number]))
+        except ValueError:  # of what is no module that was imported from a file, such as __main__
+            break
         if spec is None:
             break
         if spec.origin is not None:

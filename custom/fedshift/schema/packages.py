@@ -5,8 +5,9 @@ hash (`PackageSpec`), and every party compares these with what it has installed.
 
 The hash is the SHA-256 of a text with one line for each file, ``<sha256 of the file>  <its path>``, in the order of the
 paths, as ``sha256sum`` writes them. The files are those that the package's list (``RECORD``) names in the folder of
-Python packages, without ``__pycache__``; of its ``dist-info`` only ``METADATA`` and ``entry_points.txt``, since the
-others tell how it was installed. Scripts, which name a machine's Python, are elsewhere and do not count.
+Python packages, without what was compiled here (``__pycache__``); of its ``dist-info`` only ``METADATA`` and
+``entry_points.txt``, since the others tell how it was installed. Scripts, which name a machine's Python, are elsewhere
+and do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Annotated, Literal
 
 from packaging.utils import canonicalize_name
@@ -106,7 +107,9 @@ class Installed:
                 "its wheel ('pip install --force-reinstall --no-deps .', without -e)",
             )
         return {
-            name: Path(str(self.distribution.locate_file(name))) for name in sorted(self._recorded) if _counts(name)
+            name: Path(str(self.distribution.locate_file(name)))
+            for name, recorded in sorted(self._recorded.items())
+            if _counts(name, recorded)
         }
 
     @cached_property
@@ -119,7 +122,8 @@ class Installed:
         lines = []
         for name, file in self.files.items():
             try:
-                digest = hashlib.sha256(file.read_bytes())
+                with file.open("rb") as content:
+                    digest = hashlib.file_digest(content, "sha256")
             except OSError:
                 raise self._changed(name, "is missing") from None
             was = self._recorded[name]
@@ -138,8 +142,11 @@ class Installed:
 
     @property
     def _is_editable(self) -> bool:
-        about = json.loads(self.distribution.read_text("direct_url.json") or "{}")
-        return bool(about.get("dir_info", {}).get("editable"))
+        try:
+            about = json.loads(self.distribution.read_text("direct_url.json") or "{}")
+            return bool(about.get("dir_info", {}).get("editable"))
+        except (ValueError, AttributeError):
+            raise self._changed("direct_url.json", "says nothing that can be read") from None
 
     def _added(self) -> Iterator[Path]:
         """Modules in the package's folders that its list does not name: one may be imported in place of one it names.
@@ -150,15 +157,23 @@ class Installed:
         folders = {file.parent for file in self.files.values() if file.name == "__init__.py"}
         for folder in sorted(folder for folder in folders if folder.parent not in folders):
             for file in sorted(folder.rglob("*")):
-                is_module = file.name.endswith(tuple(all_suffixes())) and file.parent.name != CACHE
+                is_module = file.name.endswith(tuple(all_suffixes())) and not _is_cached(file)
                 if is_module and file.resolve() not in known:
                     yield file
 
 
-def _counts(name: str) -> bool:
+def _is_cached(path: PurePath) -> bool:
+    return path.suffix == ".pyc" and path.parent.name == CACHE
+
+
+def _counts(name: str, recorded: str) -> bool:
+    """Whether a file counts; what was compiled when it was installed has no recorded hash, what came compiled has one.
+
+    Python runs some compiled files without a look at their source.
+    """
     path = PurePosixPath(name)
     parts = path.parts
-    if ".." in parts or path.is_absolute() or CACHE in parts:
+    if ".." in parts or path.is_absolute() or (_is_cached(path) and not recorded):
         return False
     return not parts[0].endswith(".dist-info") or parts[-1] in COUNTED
 
