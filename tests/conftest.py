@@ -5,34 +5,34 @@ from __future__ import annotations
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import SimpleITK
 import torch
 from kits import provision
 from torch.nn import functional
 
 from fedshift.data import samples
-from fedshift.data.arrays import class_labels
-from fedshift.data.blocks import write_hashes
 from fedshift.data.draws import sample_seeds
-from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import base
-from fedshift.schema.job import JobSpec
-from fedshift.schema.manifest import Manifest, Picture
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.optimizer import OptimizerSpec
+from fedshift_testing.jobs import SHAPES as SHAPES
+from fedshift_testing.jobs import SMALL as SMALL
+from fedshift_testing.jobs import latest as latest
+from fedshift_testing.jobs import small_image_job as small_image_job
+from fedshift_testing.jobs import small_job as small_job
+from fedshift_testing.sites import SHAPE_CLASSES, make_image_site, make_site
+
+pytest.register_assert_rewrite("fedshift_testing.every_method", "fedshift_testing.wire")
 
 GOLDEN = Path(__file__).parent / "golden"
-SHAPES = Path(__file__).parent / "shapes.yaml"
-SHAPE_CLASSES = ("disc", "square", "bar")
 
 
 LONGEST = (
@@ -123,155 +123,10 @@ def rule_weights(net: torch.nn.Module) -> None:
             parameter.copy_(v)
 
 
-def make_site(
-    root: Path,
-    site: str,
-    *,
-    seed: int = 0,
-    cases: int = 4,
-    depth: int = 8,
-    matrix: int = 32,
-    gain: float = 1.0,
-    offset: float = 0.0,
-    empty: Sequence[int] = (),
-) -> Path:
-    """A prepared site of bright blobs on noise, its arrays written straight; shifted by gain and offset.
-
-    The cases numbered in ``empty`` have no blob.
-    """
-    rng = np.random.default_rng([seed, sum(site.encode())])
-    folder = root / "prostate" / site
-    y, x = np.mgrid[:matrix, :matrix]
-    images, labels, records = [], [], []
-    splits = ["train"] * (cases - 2) + ["val", "test"] if cases > 2 else ["train"] * cases
-    for number in range(cases):
-        centre = rng.uniform(0.35, 0.65, 2) * matrix
-        for z in range(depth):
-            radius = matrix * 0.22 * np.sin(np.pi * (z + 0.01) / (depth - 1)) * rng.uniform(0.9, 1.1)
-            mask = ((y - centre[0]) ** 2 + (x - centre[1]) ** 2 < radius**2 * (number not in empty)).astype(np.uint8)
-            image = 60 + 80 * mask + rng.normal(0, 12, mask.shape)
-            images.append(np.clip(gain * image + offset, 0, 255).astype(np.uint8))
-            labels.append(mask)
-        records.append(
-            {
-                "id": f"Case{number:02d}",
-                "sha256_image": f"{site}-image-{number}",
-                "sha256_label": f"{site}-label-{number}",
-                "split": splits[number],
-                "shape": (depth, matrix, matrix),
-                "spacing": (3.0, 1.0, 1.0),
-                "direction": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
-                "array": "arrays",
-                "offset": number * depth,
-            }
-        )
-    arrays = folder / "arrays" / str(matrix)
-    arrays.mkdir(parents=True)
-    np.save(arrays / "images.npy", np.stack(images))
-    np.save(arrays / "labels.npy", np.stack(labels))
-    hashes = write_hashes(arrays)
-    (folder / "volumes").mkdir()
-    for number, record in enumerate(records):
-        mask = SimpleITK.GetImageFromArray(np.stack(labels[number * depth :][:depth])[:, ::-1, ::-1])
-        mask.SetSpacing(record["spacing"][::-1])
-        mask.SetDirection((-1, 0, 0, 0, -1, 0, 0, 0, 1))
-        SimpleITK.WriteImage(mask, folder / "volumes" / f"{record['id']}_mask.nii.gz")
-    Manifest.parse(
-        {
-            "schema": 1,
-            "dataset": "prostate",
-            "site": site,
-            "kind": "phantom",
-            "preparation": {"source": "made by the tests"},
-            "classes": ["background", "prostate"],
-            "cases": records,
-            "arrays": {str(matrix): hashes},
-            "licence": "Apache-2.0",
-            "citation": "none",
-        },
-        where="test site",
-    ).write(folder)
-    return folder
-
-
-def make_image_site(
-    root: Path,
-    site: str,
-    *,
-    seed: int = 0,
-    images: int = 48,
-    size: int = 16,
-    gain: float = 1.0,
-    offset: float = 0.0,
-    labelled: Callable[[int, int], Mapping[str, object]] = lambda number, label: {"label": SHAPE_CLASSES[label]},
-) -> Path:
-    """A prepared site of coloured discs, squares and bars on noise; shifted by gain and offset.
-
-    ``labelled``: what the manifest says of a picture, by its number and what it shows.
-    """
-    rng = np.random.default_rng([seed, sum(site.encode())])
-    folder = root / "shapes" / site
-    y, x = np.mgrid[:size, :size]
-    pictures, records = [], []
-    for number in range(images):
-        label = number % 3
-        cy, cx = rng.uniform(0.4, 0.6, 2) * size
-        r = size * rng.uniform(0.2, 0.3)
-        inside = (
-            (y - cy) ** 2 + (x - cx) ** 2 < r**2,
-            (abs(y - cy) < 0.8 * r) & (abs(x - cx) < 0.8 * r) & ((y + x) % 2 == 0),
-            (abs(y - cy) < r / 3) & (abs(x - cx) < 1.5 * r),
-        )[label]
-        colour = rng.uniform(60, 100, 3)[:, None, None]
-        picture = gain * (60 + colour * inside + rng.normal(0, 10, (3, size, size))) + offset
-        pictures.append(np.clip(picture, 0, 255).astype(np.uint8))
-        records.append(
-            {
-                "id": f"{number:04d}",
-                "sha256": f"{site}-image-{number}",
-                **labelled(number, label),
-                "split": ("train", "train", "train", "train", "val", "test")[number // 3 % 6],
-            }
-        )
-    arrays = folder / "arrays" / str(size)
-    arrays.mkdir(parents=True)
-    np.save(arrays / "images.npy", np.stack(pictures))
-    stored = class_labels([Picture.parse(record, where="test site") for record in records], SHAPE_CLASSES)
-    np.save(arrays / "labels.npy", stored)
-    hashes = write_hashes(arrays)
-    Manifest.parse(
-        {
-            "schema": 1,
-            "dataset": "shapes",
-            "site": site,
-            "kind": "phantom",
-            "preparation": {"source": "made by the tests"},
-            "classes": SHAPE_CLASSES,
-            "pictures": records,
-            "arrays": {str(size): hashes},
-            "licence": "Apache-2.0",
-            "citation": "none",
-        },
-        where="test site",
-    ).write(folder)
-    return folder
-
-
 def findings(number: int, label: int) -> dict[str, object]:
     """What a picture shows as findings, of which nobody has said some; two pictures are of one subject."""
     known = {name: place == label for place, name in enumerate(SHAPE_CLASSES) if (number // 3 + place) % 4}
     return {"findings": known, "subject": f"p{number // 2}"}
-
-
-SMALL = (
-    "data.matrix=32",
-    "network.options.features=4",
-    "schedule.batch_size=8",
-    "schedule.local_epochs=1",
-    "schedule.rounds=2",
-    "schedule.precision=fp32",
-)
-"""Options that make the short protocol of the prostate task fit the sites of `make_site`."""
 
 
 def shifted_sites(root: Path) -> dict[str, Path]:
@@ -374,30 +229,6 @@ def three_image_sites(tmp_path: Path) -> dict[str, Path]:
     """Sites whose images differ in gain and offset."""
     shifts = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
     return {s: make_image_site(tmp_path / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
-
-
-def latest(*options: str) -> tuple[str, ...]:
-    """Of several options with one path the last, as `resolve` refuses them; another network discards options before it.
-
-    For tests that change a few of the options that a job has by default.
-    """
-    kept: dict[str, str] = {}
-    for option in options:
-        path = option.partition("=")[0]
-        if path in ("network.name", "network.options"):
-            kept = {other: text for other, text in kept.items() if not other.startswith("network.options")}
-        kept[path] = option
-    return tuple(kept.values())
-
-
-def small_image_job(methods: str, *options: str, sites: Sequence[str] = ("A", "B", "C"), seed: int = 0) -> JobSpec:
-    """A job on the sites of `make_image_site` that trains in a second."""
-    return resolve(str(SHAPES), methods, sites=sites, options=latest(*options), seed=seed)
-
-
-def small_job(methods: str, *options: str, sites: Sequence[str] = ("BIDMC", "HK", "UCL"), seed: int = 0) -> JobSpec:
-    """A job on the sites of `make_site` that trains in a second or two."""
-    return resolve("prostate", methods, protocol="quick", sites=sites, options=latest(*SMALL, *options), seed=seed)
 
 
 def first_round(coordinator: Coordinator, sites: Mapping[str, Site]) -> Broadcast:

@@ -28,7 +28,6 @@ import SimpleITK as sitk
 import torch
 from conftest import make_image_site, make_site
 from dicomstudies import write_enhanced, write_slices
-from flare.serialised import Federation, leaves
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
@@ -43,6 +42,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import FILE_NAME, LAST
+from fedshift_testing.serialised import Federation, leaves
 
 RECORD = Path(__file__).parent / "golden" / "frozen.json"
 IN_3D = TASK % (

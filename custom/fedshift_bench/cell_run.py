@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fedshift.schema.components import admit
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
@@ -106,6 +107,7 @@ def _run(folder: Path, run_federation: JobRunner | None, on_share: Callable[[flo
 
     work = read_work(folder)
     first = next(iter(work.jobs.values()))
+    admit(first.packages, where=str(folder))
     data = find_sites(first)
     for site, path in data.items():
         if manifest_sha256(path) != work.data.get(site):

@@ -15,6 +15,7 @@ from fedshift.federation.resolve import split_methods
 from fedshift.methods import method_set
 from fedshift.methods.shared import search
 from fedshift.methods.shared.search import Distribution, around
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256, read_manifest
@@ -193,11 +194,11 @@ def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[
     space: dict[str, Distribution | None] = {LEARNING_RATE: around(job.task.optimizer.lr)}
     for method in job.methods:
         space |= {f"{method}.{name}": where for name, where in search.space(method_set.find(method)).items()}
-    methods = method_set.available()
-    space |= {key: where for key, where in tuning.options.items() if key.partition(".")[0] not in methods}
+    space |= {key: where for key, where in tuning.options.items() if not method_set.is_method(key.partition(".")[0])}
     for key, where in tuning.options.items():
         method, _, option = key.partition(".")
-        if method in methods and option not in method_set.find(method).Config.model_fields:
+        components.choose([method])
+        if method_set.is_method(method) and option not in method_set.find(method).Config.model_fields:
             raise ConfigError("unknown-option", f"tuning.options: method {method} has no option {option!r}")
         if method in job.methods:
             space[key] = where
@@ -217,14 +218,14 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     for value in values:
         merged |= {key: getattr(value, key) for key in value.model_fields_set}
     names = split_methods(merged["methods"]) if merged["methods"] else []
+    components.choose(names)
     used = {method.name for method in method_set.load({name: {} for name in names})}
-    known = set(method_set.available())
     options: dict[str, Any] = {}
     for layer in (spec, *values):
         sets_methods = layer.methods is not None and layer is not spec
         for key, option in layer.options.items():
             method = key.partition(".")[0]
-            if sets_methods or method not in known or method in used:
+            if sets_methods or not method_set.is_method(method) or method in used:
                 options[key] = option
     return Settings.model_validate({**merged, "options": options})
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from errors import raises
+from packagefiles import install
 
 from fedshift import cli
 from fedshift.schema.errors import ConfigError
@@ -42,6 +43,17 @@ def test_an_option_of_a_method_serves_the_rows_that_have_it(home: Path) -> None:
     axes = {"method": BOTH, "mu": {mu: {"options": {"fedprox.mu": float(mu)}} for mu in ("0.1", "1")}}
     keys = [work_of(cell).key for cell in cells_of(home, axes=axes, options={"fedfa.p": 0.3})]
     assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_a_row_may_have_a_packages_method_and_its_options(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path / "packages", "acme-row")))
+    axes = {"method": {"Half": {"methods": "acme-row:halved"}, "FedAvg": {"methods": "fedavg"}}}
+    cells = cells_of(home, axes=axes, options={"acme-row:halved.share": 0.25})
+    half, plain = (next(iter(work_of(cell).jobs.values())) for cell in cells)
+    assert half.methods["acme-row:halved"] == {"share": 0.25} and list(half.packages) == ["acme-row"]
+    assert not plain.packages
 
 
 def test_a_cell_is_what_it_computes_and_on_which_data(home: Path) -> None:

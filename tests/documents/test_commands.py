@@ -133,6 +133,9 @@ PARSED: dict[str, str] = {
     r"nvflare (cert|package) |\(umask 077|openssl |sha256sum |python3 -m zipfile|cat request/|touch KIT": "tests/flare/"
     "test_own_keys.py types it, with real certificates",
     r"cp (deploy/participant|renewed/)": "tests/flare/test_own_keys.py types it, with real certificates",
+    r"fedshift site packages": "tests/cli/test_site_packages.py runs it, on a kit",
+    r"cp -r template |cd my-package|python -m pytest$": "tests/repository/test_template.py runs its tests",
+    r"fedshift \S+ (jobs/)?fedshift-template": "tests/repository/test_template.py runs it, with the template installed",
     r"fedshift mailbox ": "tests/mailbox/test_page.py types it, in folders that share one directory",
 }
 """Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHAPES, make_image_site, make_site, small_image_job, small_job
-from flare.serialised import Federation
 from volumesites import blob_job, make_volume_site
 
 from fedshift.federation.in_process import run_in_process
@@ -29,6 +28,7 @@ from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST, read_results
 from fedshift.tasks.evaluation.guarantee import outline_risks
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Federation
 
 ASKED = "evaluation.guarantee=0.3"
 """Which four cases are enough for."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import small_image_job
-from flare.serialised import Federation
 from surveysites import survey_site
 from volumesites import blob_job, make_volume_site
 
@@ -27,6 +26,7 @@ from fedshift.schema.messages import Scores
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Federation
 
 SURE = [0.9, 0.8, None, 0.95]
 

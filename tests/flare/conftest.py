@@ -21,9 +21,9 @@ from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.reporting.progress import Progress, read_progress
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Results, read_results
+from fedshift_testing.serialised import Kit
 
 from .deployed import Deployed
-from .serialised import Kit
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "jobs" / "fedfa_fedrdn_prostate"

@@ -36,8 +36,7 @@ from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Results
-
-from .serialised import Federation, Message
+from fedshift_testing.serialised import Federation, Message
 
 SITES = ("BIDMC", "HK", "UCL")
 ENCRYPTED = "federation.encryption=ckks"

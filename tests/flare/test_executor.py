@@ -28,10 +28,9 @@ from fedshift.schema.messages import Answer, Broadcast, Failure, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Kit
 from flare_armour.pieces.site_end import SiteEnd
 from flare_armour.protected import SiteProtection
-
-from .serialised import Kit
 
 
 def ask(executor: FedshiftExecutor, context: Kit, task: str, broadcast: Broadcast) -> Answer:

@@ -12,8 +12,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.flare import codec
 from fedshift.flare.export import meta
 from fedshift.schema.results import LAST, read_results
-
-from .serialised import Federation
+from fedshift_testing.serialised import Federation
 
 
 @pytest.mark.parametrize("options", [(), ("federation.hosts=2",)])

@@ -30,8 +30,7 @@ from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 from fedshift.schema.messages import Answer, Broadcast, Failure
 from fedshift.schema.policy import Policy
-
-from .serialised import Kit
+from fedshift_testing.serialised import Kit
 
 WEIGHTS = {"conv.weight": np.ones((2, 3), np.float32)}
 METHODS = {"fedrdn": {"means": np.zeros((1, 3))}}

@@ -25,9 +25,9 @@ from fedshift.methods.base import Context
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Answer, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Rejection, Results
+from fedshift_testing.serialised import Federation
 
 from .conftest import run_simulator
-from .serialised import Federation
 
 DRAWN = ("federation.hosts=2", "federation.sites_per_round=3", "schedule.rounds=3")
 SITES = ("A", "B", "C", "D", "E")

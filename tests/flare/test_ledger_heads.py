@@ -25,8 +25,8 @@ from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.schema.messages import Answer, Broadcast, Failure, SiteInfo, Update
 from fedshift.schema.policy import LEDGER_FILE, LedgerHead
+from fedshift_testing.serialised import Kit
 
-from .serialised import Kit
 from .test_aggregator import send
 
 

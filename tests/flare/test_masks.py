@@ -31,9 +31,9 @@ from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import write_job
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import LAST
+from fedshift_testing.serialised import Federation
 
 from .conftest import image_sites
-from .serialised import Federation
 
 MASKED = "federation.encryption=masks"
 SGD = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9")

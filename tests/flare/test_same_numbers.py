@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_image_site, make_site, small_image_job, small_job
-from methods.cases import job_for
 from modelfiles import assert_same_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -20,6 +19,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
+from fedshift_testing.jobs import job_for
 from flare_armour.pieces.array_files import LARGE
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator

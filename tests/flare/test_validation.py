@@ -36,9 +36,9 @@ from fedshift.schema.validation import (
     ValidationSpec,
     read_validation,
 )
+from fedshift_testing.serialised import Kit
 
 from .deployed import SERVER, Deployed
-from .serialised import Kit
 
 NAMELESS = tuple(ModelRef(name=name, sha256="0" * 64) for name in ("old", "new"))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_image_job
-from methods.wire_page import assert_nothing_else
 
 from fedshift.federation.in_process import run_in_process
-from flare.serialised import Federation, Message
+from fedshift_testing.serialised import Federation, Message
+from fedshift_testing.wire import assert_nothing_else
 
 
 def content(messages: list[Message]) -> list[tuple[object, ...]]:

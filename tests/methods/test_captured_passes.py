@@ -13,11 +13,10 @@ from torch import nn
 from fedshift.federation.site import job_network
 from fedshift.schema.job import Precision
 from fedshift.tasks.captured import Captured, Graphed, MakeGraphs
+from fedshift_testing.every_method import Data, assert_same, run
+from fedshift_testing.jobs import job_for
+from fedshift_testing.sites import small_sites
 
-from .cases import job_for
-from .test_every_method import Data, assert_same, data, run
-
-__all__ = ["data"]
 _shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
 WHOLE = ("feddyn", "fedprox", "fedrep", "fedsam", "fedsgd", "fedwon", "harmofl", "moon", "partialfed", "fedavg+mixup")
@@ -26,6 +25,11 @@ IN_PARTS = ("fedfa", "fedrod", "fedsr", "fraug", "manifold_mixup", "mixstyle")
 """Attach layers to the network."""
 LAYER_BY_LAYER = ("elcfs", "fediir", "fedirm", "fedmix")
 """Take gradients of the pass by themselves."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    return small_sites(tmp_path_factory.mktemp("data"))
 
 
 def capturing(monkeypatch: pytest.MonkeyPatch, make: MakeGraphs) -> list[Captured]:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import server_context
 from errors import raises
-from flare.serialised import Federation
 from modelfiles import assert_same_weights
 from volumesites import blob_job, make_volume_site
 
@@ -29,6 +28,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST
+from fedshift_testing.serialised import Federation
 
 STANDARD = np.array([[-2.0, -1.5, -1.2, -0.8, -0.3, 0.1, 0.9, 1.2, 1.9], [-2.3, -2.2, -2, -1, 0, 1, 1.1, 1.2, 2.1]])
 SETTINGS = ("data.normalise=landmarks", "data.sequences=[T2, ADC]", "data.context=3")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
-from flare.serialised import Federation
 from modelfiles import assert_same_model
 from shallow import WholeUNet, shallow_networks
 
@@ -36,6 +35,7 @@ from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.networks import unet
+from fedshift_testing.serialised import Federation
 
 _shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 

@@ -154,6 +154,7 @@ def _about_kit(kit: Kit) -> Iterator[Remark]:
         yield from _about_server(kit)
     if kit.role == "site":
         yield from within("launcher", partial(about_launcher, kit), limit=LAUNCHER_LIMIT)
+        yield from within("packages", partial(about.about_listed_packages, kit))
         yield from within("device", partial(about_device, kit.local), limit=IMPORT_LIMIT)
         yield from within("data", partial(about_data, kit, in_short), limit=_data_limit())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from fedshift.cli import job_evaluate
+from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec, read_job
 from fedshift.schema.names import comma_separated
@@ -201,7 +202,9 @@ def write(args: argparse.Namespace) -> int:
     job_evaluate.refuse_options(args)
     if args.show and args.task is None and not args.practical:
         folder = Path(args.methods)
-        print(commented(read_job((folder if folder.is_dir() else args.out / folder) / SPEC)), end="")
+        shown = read_job((folder if folder.is_dir() else args.out / folder) / SPEC)
+        admit(shown.packages, where=str(folder))
+        print(commented(shown), end="")
         return 0
     if args.practical:
         _choose(args)

@@ -6,7 +6,8 @@ import argparse
 import textwrap
 from typing import Any
 
-from fedshift.methods.listing import available, summary
+from fedshift.methods.listing import available, of_packages, summary
+from fedshift.schema.errors import ConfigError
 
 
 def add_methods(parser: Any) -> None:
@@ -27,17 +28,27 @@ def show_methods(args: argparse.Namespace) -> int:
     elif args.name is not None:
         _show_method(args.name.lower())
     else:
-        for name in available():
-            print(f"{name:<16} {summary(name)}")
+        for name in (*available(), *of_packages()):
+            print(f"{name:<16} {_summary(name)}")
     return 0
+
+
+def _summary(name: str) -> str:
+    """A method's idea, or why its package cannot be used."""
+    try:
+        return summary(name)
+    except ConfigError as error:
+        return f"cannot be used: {error}"
 
 
 def _show_method(name: str) -> None:
     from fedshift.methods import method_set
     from fedshift.methods.shared import search
     from fedshift.reporting.transmitted_data import reference_job, transmitted_data_section
+    from fedshift.schema.components import choose
     from fedshift.schema.settings import settings
 
+    choose([name])
     module = method_set.find(name)
     print((module.__doc__ or "").strip())
     print("\nOptions (--set METHOD.OPTION=VALUE), and where 'fedshift compare' draws settings from:")
@@ -51,11 +62,18 @@ def _show_method(name: str) -> None:
 
 
 def show_tasks(args: argparse.Namespace) -> int:
+    from fedshift.schema import components
     from fedshift.schema.job import read_yaml
+    from fedshift.schema.packages import offered
     from fedshift.schema.task_files import apps_dir, tasks
 
-    for name in tasks():
-        raw = read_yaml(apps_dir() / f"{name}.yaml")
+    theirs = [f"{package}{components.SIGN}{name}" for package, name in offered("task")]
+    for name in (*tasks(), *theirs):
+        try:
+            raw = read_yaml(components.task_file(name) if name in theirs else apps_dir() / f"{name}.yaml")
+        except ConfigError as error:
+            print(f"{name:<18} cannot be used: {error}")
+            continue
         protocols = ", ".join(["default", *raw.get("protocols", {})])
         out = f"; held out {_sites(raw['held_out'])}" if raw.get("held_out") else ""
         print(f"{name:<18} {raw['kind']}; sites {_sites(raw['sites'])}{out}; protocols {protocols}")

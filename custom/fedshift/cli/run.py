@@ -14,6 +14,7 @@ from fedshift.cli import run_validation
 from fedshift.cli.arguments import add_parallel, add_resume_or_force, add_shared
 from fedshift.cli.display import Lines, console, make_display, shown
 from fedshift.cli.job import add_job_arguments, resolve_job
+from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, FILE_NAME, LAST, read_results
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if is_validation(args.job):
         return run_validation.run(args)
     job = read_job_folder(args.job)
+    admit(job.packages, where=str(args.job))
     if args.in_process:
         from fedshift.federation.in_process import run_in_process
 

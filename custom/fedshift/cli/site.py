@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.cli import site_check
+from fedshift.cli import site_check, site_packages
 from fedshift.cli.display import console
 from fedshift.data.locate import SITE_FILE, find_site, read_settings
 from fedshift.schema.errors import ConfigError
@@ -85,6 +85,12 @@ def add_arguments(site: Any) -> None:
         help="at the server: delete what it has seen of a site's ledger, which is lost for good (see the runbook)",
     )
     account.set_defaults(func=_ledger)
+
+    packages = kinds.add_parser(
+        "packages", help="list installed packages with parts for jobs, and the lines by which a policy allows them"
+    )
+    packages.add_argument("kit", type=Path, nargs="?", metavar="KIT", help="of a site: whether its policy lists them")
+    packages.set_defaults(func=site_packages.show)
 
     decrypt = kinds.add_parser("decrypt", help="make a readable model of what an encrypted job's server has written")
     decrypt.add_argument("kit", type=Path, metavar="KIT", help="of a site: the server has no key for it")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedshift.federation.model_files import ARRAYS, checked_model, read_model_file
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.packages import PackageSpec
 
 SUFFIX = ".npz"
 HEADER = "header.json"
@@ -73,12 +74,20 @@ class Source:
     sha256: str
 
 
-def unpack_model(path: Path, header: dict[str, Any], arrays: dict[str, Tensor]) -> tuple[dict[str, Any], Source]:
+def unpack_model(
+    path: Path,
+    header: dict[str, Any],
+    arrays: dict[str, Tensor],
+    *,
+    packages: Mapping[str, PackageSpec] | None = None,
+) -> tuple[dict[str, Any], Source]:
     """The content of a carried model, as `fedshift.federation.model_files.read_model_file` gives it, and its source.
 
-    ``header``, ``arrays``: what `read_carried` has read of the file.
+    ``header``, ``arrays``: what `read_carried` has read of the file. ``packages``: those that the site lets a model
+    use; None for all that are installed.
 
     Raises:
+        PolicyError: it needs a package that is not among them.
         ConfigError: it is damaged, or does not fit its own job's network.
     """
     weights: dict[str, Tensor] = {}
@@ -93,7 +102,7 @@ def unpack_model(path: Path, header: dict[str, Any], arrays: dict[str, Tensor]) 
     model, source = header.get("model"), header.get("source")
     if not isinstance(model, dict) or not isinstance(source, dict) or set(source) != {"file", "sha256"}:
         raise ConfigError("file-damaged", f"{path.name} is no model that a job carries (its header): {REMEDY}")
-    content = checked_model({**model, "weights": weights, "methods": methods}, where=path.name)
+    content = checked_model({**model, "weights": weights, "methods": methods}, where=path.name, packages=packages)
     return content, Source(str(source["file"]), str(source["sha256"]))
 
 

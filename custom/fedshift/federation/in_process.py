@@ -30,7 +30,7 @@ from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, Update
-from fedshift.schema.policy import Policy
+from fedshift.schema.policy import Policy, listed_packages
 from fedshift.tasks.device import own_devices
 from fedshift.tasks.kinds import build_task
 
@@ -195,6 +195,7 @@ class _Sites(dict[str, Site]):
             self._state,
             job_network=self.network,
             policy=policy,
+            packages=listed_packages(policy, simulated=True),
             share_cases=policy is None or policy.case_scores,
             describe_scans=site_reference,
             encryption=self._masks(name, policy) if masked and name in job.task.sites else None,

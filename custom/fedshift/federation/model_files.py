@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedshift
 from fedshift.federation.tensors import read_tensors, to_arrays, to_tensors, write_tensors
+from fedshift.schema import components
 from fedshift.schema.adaptation import Adaptation
 from fedshift.schema.adapters import AdaptersSpec
 from fedshift.schema.errors import ConfigError, FedshiftError
@@ -25,6 +26,7 @@ from fedshift.schema.guarantee import Guarantee
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.names import ClassName, Line, Name
+from fedshift.schema.packages import PackageSpec
 from fedshift.schema.results import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.strict import Strict
 from fedshift.tasks.adapters import merge, without
@@ -182,17 +184,25 @@ def read_model_file(path: Path) -> dict[str, Any]:
     """Read a model that `write_model_file` wrote.
 
     Raises:
-        ConfigError: as `read_with_header`, or it does not fit the network of its own job.
+        ConfigError: as `read_with_header`; or it needs a package that is not installed here in the version and with the
+            hash that it names; or it does not fit the network of its own job.
     """
     header, content = read_with_header(path)
+    components.admit(header.job.packages, where=str(path))
     if not header.encrypted:
         _check_fits(header.job, content["weights"], where=str(path))
     return content
 
 
-def checked_model(content: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Content that did not come from a model file, which is no other for that; raises as `read_model_file`."""
+def checked_model(
+    content: dict[str, Any], *, where: str, packages: Mapping[str, PackageSpec] | None = None
+) -> dict[str, Any]:
+    """Content that did not come from a model file, which is no other for that; raises as `read_model_file`.
+
+    ``packages``: as ``listed`` of `fedshift.schema.components.admit`.
+    """
     header = _checked_header(content, where=where)
+    components.admit(header.job.packages, where=where, listed=packages)
     _check_fits(header.job, content["weights"], where=where)
     return content
 

@@ -72,7 +72,7 @@ def parse_option(text: str) -> Option:
     keys = [key.strip() for key in path.split(".")]
     if not sign or not all(keys):
         raise ConfigError("option-form", f"--set takes path=value, such as fedfa.p=0.3, not {text!r}")
-    if len(keys) > 1 and keys[0].lower() in method_set.available():
+    if len(keys) > 1 and method_set.is_method(keys[0].lower()):
         keys[0] = keys[0].lower()
     try:
         return Option(text, tuple(keys), yaml.safe_load(value))
@@ -115,7 +115,7 @@ def _write(
     option: Option, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], apart: dict[str, dict[str, Any]]
 ) -> None:
     first, *rest = option.path
-    if first in method_set.available() and rest:
+    if method_set.is_method(first) and rest:
         if first not in chosen:
             raise ConfigError(
                 "unknown-option",

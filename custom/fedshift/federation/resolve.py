@@ -15,6 +15,7 @@ from fedshift.federation import refusals
 from fedshift.federation.options import APART, apply_options
 from fedshift.methods import method_set
 from fedshift.methods.method_set import MethodSet
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import (
     EvaluationSpec,
@@ -54,7 +55,8 @@ def resolve(
     """A job from names.
 
     Args:
-        task: a file of ``apps/`` without its ending, or the path of such a file of one's own, ending in ``.yaml``.
+        task: a file of ``apps/`` without its ending, the path of such a file of one's own, ending in ``.yaml``, or a
+            task of an installed package, as ``acme-nets:shapes``.
         method_names: method names joined by ``+``, in upper or lower case.
         protocol: one of the task's protocols.
         sites: a part of the sites that train.
@@ -77,6 +79,7 @@ def resolve(
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
         raise ConfigError("task-form", f"{where}: 'protocols' must map names to settings")
     names = split_methods(method_names)
+    packages = components.choose(names)
     # With FedAvg among them if nothing else combines updates; options may then name it.
     chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
     if protocol is not None:
@@ -110,16 +113,18 @@ def resolve(
     spec = TaskSpec.parse(raw, where=where)
     departures = expects.departures(spec.protocol, methods=chosen, weights=spec.network.weights)
     spec = spec.model_copy(update={"departures": departures})
+    packages |= components.choose((spec.network.name, spec.loss.name))
     loaded = method_set.load(chosen)
     federation_spec = _federation(apart["federation"], len(spec.sites), where=f"{where}: federation")
     raw_job = {
         "schema": 1,
-        "name": name or "_".join([*names, spec.name]),
+        "name": name or default_name(names, spec.name),
         "seed": seed,
         "task": spec,
         "methods": {m.name: m.config.model_dump(mode="json") for m in loaded},
         "federation": federation_spec,
         "evaluation": EvaluationSpec.parse(apart["evaluation"], where=f"{where}: evaluation"),
+        "packages": packages,
     }
     job = JobSpec.parse(raw_job, where="job")
     if checked:
@@ -153,6 +158,11 @@ def split_methods(text: str) -> list[str]:
     if len(set(names)) != len(names):
         raise ConfigError("method-names", f"method named twice in {text!r}: leave one out")
     return names
+
+
+def default_name(method_names: Sequence[str], task: str) -> str:
+    """A job's name if none is given; also its folder's, so without the colon of what a package offers."""
+    return "_".join([*method_names, task]).replace(components.SIGN, "_")
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -261,6 +271,8 @@ def read_task(task: str) -> tuple[dict[str, Any], str]:
     """A task file, and how to name it in errors."""
     if task.endswith((".yaml", ".yml")):
         return read_yaml(Path(task)), task
+    if components.package_of(task) is not None:
+        return read_yaml(components.task_file(task)), task
     if task not in tasks():
         raise ConfigError(
             "unknown-task", f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file"

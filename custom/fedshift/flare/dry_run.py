@@ -26,7 +26,7 @@ from fedshift.flare.validation.job import models_of, read_validation_spec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Answer, Broadcast, SiteInfo, Update
-from fedshift.schema.policy import LEDGER_FILE
+from fedshift.schema.policy import LEDGER_FILE, listed_packages
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def dry_run(
     """
     if name not in job.task.everyone:
         raise ConfigError("other-site", f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
+    packages = listed_packages(settings.privacy, simulated=False)
     if name in job.task.held_out:
         return [_evaluation(job, name, data, folder, settings, steps)]
     short = _shortened(job, steps)
@@ -110,6 +111,7 @@ def dry_run(
         devices=settings.devices,
         weights=settings.weights,
         policy=privacy,
+        packages=packages,
         ledger=account,
     )
     site = Site(short, name, data, options)
@@ -173,6 +175,7 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
             folder / "site",
             device=settings.device,
             weights=settings.weights,
+            packages=listed_packages(settings.privacy, simulated=False),
             share_cases=settings.privacy is not None and settings.privacy.case_scores,
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nvflare.apis.event_type import EventType
@@ -26,9 +27,11 @@ from fedshift.flare.context import client_is_simulated, deployed_job, local_fold
 from fedshift.flare.export import hosts
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.flare.workspaces import SITES, take_site_back
+from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Answer, Broadcast, Failure
+from fedshift.schema.policy import listed_packages
 from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
 from flare_armour.patches import require_protection
@@ -37,6 +40,7 @@ from flare_armour.protected import SiteProtection, allow_usual
 
 if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption
+    from fedshift.schema.packages import PackageSpec
     from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
@@ -131,6 +135,7 @@ class FedshiftExecutor(Executor):
 
             allow_usual()  # for a job that is found to be wrong
             job = self._read_job(fl_ctx)
+            self._admit(fl_ctx.get_identity_name(), fl_ctx)
             largest = MessageLimits.from_job(job).task
             self.protection = SiteProtection.begin(fl_ctx, clients=len(hosts(job)), largest_task=largest)
         elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
@@ -148,6 +153,7 @@ class FedshiftExecutor(Executor):
 
     def _open(self, name: str, fl_ctx: FLContext) -> Site:
         job, local, simulated = self._read_job(fl_ctx), local_folder(fl_ctx), client_is_simulated(fl_ctx)
+        packages = self._admit(name, fl_ctx)
         data = find_site(job.task.dataset, name, local=local, simulator=simulated)
         states, settings = run_folder(fl_ctx) / SITES, read_settings(local)
         device, workers = settings.device, None
@@ -165,6 +171,7 @@ class FedshiftExecutor(Executor):
             job_network=next((site.job_network for site in self._sites.values()), None),
             weights=settings.weights,
             policy=settings.privacy,
+            packages=packages,
             ledger=None if simulated else local,
             # With masks an answer stays what it was, also where a GPU would train to another.
             keep_answers=not simulated or job.federation.encryption == "masks",
@@ -177,6 +184,17 @@ class FedshiftExecutor(Executor):
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
         return site
+
+    def _admit(self, name: str, fl_ctx: FLContext) -> Mapping[str, PackageSpec] | None:
+        """What the site lists of packages, after those that the job needs were compared with it.
+
+        Raises:
+            PolicyError: they do not agree.
+        """
+        policy, simulated = read_settings(local_folder(fl_ctx)).privacy, client_is_simulated(fl_ctx)
+        listed = listed_packages(policy, simulated=simulated)
+        admit(self._read_job(fl_ctx).packages, where=f"site {name}", listed=listed)
+        return listed
 
     def _encryption_of(self, name: str, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
         """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""

@@ -178,6 +178,7 @@ def _run(folder: Path, *, measured: bool) -> int:
     import fedshift.flare.workflow  # noqa: F401
     from fedshift.federation.footprint import measure
     from fedshift.flare.export import read_job_folder
+    from fedshift.schema.components import admit
     from fedshift.tasks.libraries import libraries
     from fedshift.tasks.precision import use_threads
     from flare_armour.patches import simulator
@@ -189,7 +190,9 @@ def _run(folder: Path, *, measured: bool) -> int:
 
     def footprint() -> dict[str, Any]:
         use_threads(1)
-        return asdict(measure(read_job_folder(folder), several=True))
+        job = read_job_folder(folder)
+        admit(job.packages, where=str(folder))
+        return asdict(measure(job, several=True))
 
     def simulate(fork_server: socket.socket | None) -> int:
         simulator.use(fork_server)

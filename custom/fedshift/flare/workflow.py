@@ -46,6 +46,7 @@ from fedshift.reporting.progress import Progress, ProgressFile
 from fedshift.reporting.recent_log import RecentLog
 from fedshift.reporting.table import site_names
 from fedshift.reporting.trackers import make_trackers
+from fedshift.schema.components import admit
 from fedshift.schema.errors import FedshiftError, Stopped
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Rejection
@@ -227,6 +228,7 @@ class FedshiftWorkflow(Controller):
         if simulated:
             find_sites(job)
             take_server_back(folder)
+        admit(job.packages, where="the server")
         limits, federation = MessageLimits.from_job(job, most=max(map(len, hosts(job).values()))), job.federation
         self._ledgers = None if simulated else LedgerHeads(local_folder(self._fl_ctx))
         self._patience = RoundDeadline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,23 +12,30 @@ from fedshift.inference.carried_bundle import BUNDLE, unpack_bundle
 from fedshift.inference.model import Model, model_of
 from fedshift.inference.monai_bundle import Bundle
 from fedshift.schema.manifest import Manifest
+from fedshift.schema.packages import PackageSpec
 from fedshift.schema.validation import ModelRef
 
 Carried = Model | Bundle
 """What a job may bring: a model of fedshift, or a MONAI bundle."""
+Listed = Mapping[str, PackageSpec] | None
 
 
-def open_carried(folder: Path, ref: ModelRef, *, device: str = "auto") -> tuple[Carried, Source]:
+def open_carried(
+    folder: Path, ref: ModelRef, *, device: str = "auto", packages: Listed = None
+) -> tuple[Carried, Source]:
     """A model of the job, in the folder of its models, and the file that it was made from.
 
+    ``packages``: those that the site lets a model use; None for all that are installed.
+
     Raises:
+        PolicyError: it needs a package that is not among them.
         ConfigError: it is missing, or is not what the job names.
     """
     path = folder / f"{ref.name}{SUFFIX}"
     header, arrays = read_carried(path, sha256=ref.sha256)
     if BUNDLE in header:
         return unpack_bundle(path, header, arrays, device=device)
-    content, source = unpack_model(path, header, arrays)
+    content, source = unpack_model(path, header, arrays, packages=packages)
     return model_of(content, path), source
 
 

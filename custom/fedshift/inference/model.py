@@ -7,6 +7,7 @@ site without its own state predicts. A model trained with FedFA, for example, pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -347,13 +348,16 @@ def make_ready(
             for method in active:
                 from_file = method.client().state_from_model(model.arrays.get(method.name, {}), index)
                 states[method.name].update(from_file)
-        chain.receive(model.arrays)
+        with _site_state_needed(model, choice):
+            chain.receive(model.arrays)
     except (KeyError, IndexError) as error:
         said = f"lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from the server"
         raise ConfigError("model-incomplete", f"{model.path} {said}") from None
     if given is not None:
         chain.newcomer(given)
-    _check_complete(model, net, chain)
+    with _site_state_needed(model, choice):  # found here, and not at the first prediction
+        x = torch.zeros(1, cast(StagedNetwork, net).in_channels, *model.task.spatial)
+        chain.inputs(x.to(torch_device), training=False)
     has_effect = (
         bool(header.personal and choice != Choice())
         or any(method_state.read for method_state in states.values())
@@ -395,12 +399,19 @@ def _acts_at_test_time(method: Method, net: nn.Module, choice: Choice) -> bool:
     return transforms_inputs or client.attached_to_predict or (choice.state is not None and mixes_own_weights)
 
 
-def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
-    """Apply the input transforms to an image of zeros, to find missing site state before the first prediction."""
-    x = torch.zeros(1, cast(StagedNetwork, net).in_channels, *model.task.spatial)
+@contextmanager
+def _site_state_needed(model: Model, choice: Choice) -> Iterator[None]:
+    """Say which choice a method lacks that reads what only a site has."""
     try:
-        chain.inputs(x.to(next(net.parameters()).device), training=False)
+        yield
     except _MissingSiteState as method_name:
+        if choice.site is not None:
+            raise ConfigError(
+                "statistics-choice",
+                f"{model.path}: method {method_name} keeps what it measured at {choice.site} there, and the file does "
+                "not have it: name that site's folder of the job with --site-state, or estimate it from the given "
+                "images with --statistics own",
+            ) from None
         raise ConfigError(
             "statistics-choice",
             f"{model.path}: method {method_name} normalises images with statistics of their site: name one of "

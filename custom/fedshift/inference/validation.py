@@ -22,7 +22,7 @@ from fedshift.data.splits import subject_of
 from fedshift.federation.site.privacy.cells import Cells
 from fedshift.federation.validation_noise import NoisyMeans
 from fedshift.inference import scoring
-from fedshift.inference.carried import Carried, main_score, misfit, open_carried, segments, structures_of
+from fedshift.inference.carried import Carried, Listed, main_score, misfit, open_carried, segments, structures_of
 from fedshift.inference.carried_bundle import bundle_scores
 from fedshift.inference.model import Choice, Model
 from fedshift.inference.monai_bundle import Bundle
@@ -85,6 +85,7 @@ def answer(
     models: Path,
     policy: Policy | None = None,
     *,
+    packages: Listed = None,
     ledger: Path | None = None,
     own: Path | None = None,
     device: str = "auto",
@@ -98,6 +99,7 @@ def answer(
         spec: what is asked.
         models: the folder with the job's models.
         policy: the site's policy; None for the default one.
+        packages: those whose code the site lets a model use; None for all that are installed.
         ledger: folder of its account of what left with noise; None if nothing leaves this machine.
         own: where the scores of single cases are written, for the site itself; None for nowhere.
         device: a torch device name, or ``auto``.
@@ -121,7 +123,7 @@ def answer(
     entries = manifest.entries if spec.part == "all" else manifest.by_split("test")
     cases = SiteCases(folder, manifest, tuple(entries))
     _require_enough(cases, policy, site)
-    opened, refused = _opened(spec, models, manifest, site, device)
+    opened, refused = _opened(spec, models, manifest, site, device, packages)
     cases = cases.without(_unreadable(cases))
     _require_enough(cases, policy, site)
     scored: dict[str, CaseValues] = {}
@@ -185,14 +187,18 @@ def _require_enough(cases: SiteCases, policy: Policy, site: str) -> None:
 
 
 def _opened(
-    spec: ValidationSpec, folder: Path, manifest: Manifest, site: str, device: str
+    spec: ValidationSpec, folder: Path, manifest: Manifest, site: str, device: str, packages: Listed
 ) -> tuple[dict[str, Carried], dict[str, str]]:
     """The models that fit the site, and why the others are refused."""
     opened: dict[str, Carried] = {}
     refused: dict[str, str] = {}
     for ref in spec.models:
         try:
-            model, _ = open_carried(folder, ref, device=device)
+            model, _ = open_carried(folder, ref, device=device, packages=packages)
+        except PolicyError as error:  # which tells nothing of the data
+            log.error("site %s: %s", site, error)
+            refused[ref.name] = str(error)
+            continue
         except FedshiftError as error:
             log.error("site %s: model %s cannot be used: %s", site, ref.name, error)
             refused[ref.name] = "its file cannot be used here (the site's log says more)"

@@ -13,7 +13,7 @@ from fedshift.inference.model import Model
 from fedshift.inference.monai_bundle import Bundle
 from fedshift.inference.validation import answer
 from fedshift.schema.errors import ConfigError, FedshiftError
-from fedshift.schema.policy import Policy
+from fedshift.schema.policy import Policy, listed_packages
 from fedshift.schema.validation import ModelRecord, Validation, ValidationSpec
 
 SITES = "sites"
@@ -97,6 +97,7 @@ def validate_in_process(
                 spec,
                 models,
                 (policies or {}).get(site),
+                packages=listed_packages((policies or {}).get(site), simulated=True),
                 own=folder / SITES / site,
                 device=device,
                 progress=partial(progress, site),

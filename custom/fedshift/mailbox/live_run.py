@@ -18,6 +18,7 @@ from fedshift.methods import method_set
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
 from fedshift.reporting.trackers import make_trackers
+from fedshift.schema.components import admit
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Failure, Scores, Update
 from fedshift.schema.policy import LedgerHead
@@ -35,6 +36,7 @@ class LiveRun:
 
     def __init__(self, job: JobSpec, folder: Path, party: Party) -> None:
         """``folder`` is that of results, models and progress."""
+        admit(job.packages, where="the coordinator")
         method_set.require_federation(job)
         self.limits = MessageLimits.from_job(job)
         self._progress, self._heads = ProgressFile(folder), LedgerHeads(party.local)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedshift.mailbox.letter import END, JOB, STATISTICS, TRAIN, UNMASK, Letter, Task
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption
     from fedshift.federation.site.site import Site
     from fedshift.schema.messages import Answer, Broadcast
+    from fedshift.schema.packages import PackageSpec
     from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
@@ -171,20 +173,11 @@ class SiteParty(Stepper):
 
     def _answer(self, state: SiteState, letter: Letter, thread: Thread) -> SiteState:
         """Do a request, and have its answer on disk before it leaves."""
-        from fedshift.mailbox.content import ContentError, decode_request, encode_answer
+        from fedshift.mailbox.content import encode_answer
 
         header = letter.header
-        content = self._open(letter, most=self._largest_request())
-        try:
-            broadcast = decode_request(content)
-        except ContentError as error:
-            raise ConfigError("mailbox-message", f"the message of letter {header.sequence} {error}") from None
-        if broadcast.round != header.round:
-            raise ConfigError(
-                "mailbox-message",
-                f"letter {header.sequence} is of round {header.round}, and its message of {broadcast.round}",
-            )
-        buffers = encode_answer(self._do(header.task, broadcast, run=state.run))
+        answer = self._refusal(header.round) or self._do(header.task, self._request(letter), run=state.run)
+        buffers = encode_answer(answer)
         about = header.model_copy(update={"sender": self.party.name, "answers": letter.hash}).about_body
         sealed = seal(buffers, self.folder / OUTBOX, about)
         # What the coordinator has sent up to here is not needed again.
@@ -200,6 +193,33 @@ class SiteParty(Stepper):
         )
         done = {"task": header.task, "request": header.request, "round": header.round}
         return self._save(state.model_copy(update=done), thread)
+
+    def _refusal(self, round_: int) -> Answer | None:
+        """The answer to a job whose packages the site's policy does not list."""
+        from fedshift.schema.messages import Answer, Failure
+
+        try:
+            self._admit()
+        except PolicyError as error:
+            log.error("%s", error)
+            return Answer(Failure(self.party.name, round_, str(error)))
+        return None
+
+    def _request(self, letter: Letter) -> Broadcast:
+        from fedshift.mailbox.content import ContentError, decode_request
+
+        header = letter.header
+        content = self._open(letter, most=self._largest_request())
+        try:
+            broadcast = decode_request(content)
+        except ContentError as error:
+            raise ConfigError("mailbox-message", f"the message of letter {header.sequence} {error}") from None
+        if broadcast.round != header.round:
+            raise ConfigError(
+                "mailbox-message",
+                f"letter {header.sequence} is of round {header.round}, and its message of {broadcast.round}",
+            )
+        return broadcast
 
     def _do(self, task: Task, broadcast: Broadcast, *, run: str) -> Answer:
         """The site's answer to a task. A failure is answered with a sentence; its details stay in the site's log."""
@@ -247,6 +267,16 @@ class SiteParty(Stepper):
             self._job = JobSpec.parse(raw, where=str(path))
         return self._job
 
+    def _admit(self) -> Mapping[str, PackageSpec] | None:
+        """What the site lists of packages, after those that the job needs were compared with it (`PolicyError`)."""
+        from fedshift.data.locate import read_settings
+        from fedshift.schema.components import admit
+        from fedshift.schema.policy import listed_packages
+
+        listed = listed_packages(read_settings(self.party.local).privacy, simulated=False)
+        admit(self._read_job().packages, where=f"site {self.party.name}", listed=listed)
+        return listed
+
     def _largest_request(self) -> int:
         from fedshift.federation.message_limits import MessageLimits
 
@@ -268,6 +298,7 @@ class SiteParty(Stepper):
             devices=settings.devices,
             weights=settings.weights,
             policy=policy,
+            packages=self._admit(),
             ledger=local,
             share_cases=policy is not None and policy.case_scores,
             describe_scans=site_reference,

@@ -20,6 +20,7 @@ from fedshift import methods as package
 from fedshift.methods import traits
 from fedshift.methods.base import ArraySpec, Case, Client, Owned, Server
 from fedshift.methods.listing import available as available
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays
@@ -62,12 +63,19 @@ class Method:
         return self.client().owns | self.server().owns
 
 
+def is_method(name: str) -> bool:
+    """Whether a name is that of one of fedshift's methods, or has the form of an installed package's."""
+    return name in available() or components.package_of(name) is not None
+
+
 def find(name: str) -> ModuleType:
-    """Import the module of a method.
+    """Import the module of a method, of fedshift or of an installed package that was admitted.
 
     Raises:
         ConfigError: there is no method of that name.
     """
+    if components.package_of(name) is not None:
+        return components.load("method", name)
     if name not in available():
         raise ConfigError("unknown-method", f"there is no method {name!r}{nearest(name, available())}")
     return importlib.import_module(f"{package.__name__}.{name}")

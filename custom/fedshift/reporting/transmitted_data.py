@@ -11,6 +11,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
+from fedshift.schema.components import choose
 from fedshift.schema.compression import pack, packed_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -284,7 +285,7 @@ def reference_job(name: str) -> JobSpec:
         except ConfigError:
             continue
     methods = {method.name: method.config.model_dump(mode="json") for method in method_set.load({name: {}})}
-    return JobSpec.parse({**DIGITS_JOB, "methods": methods}, where="digits")
+    return JobSpec.parse({**DIGITS_JOB, "methods": methods, "packages": choose([name])}, where="digits")
 
 
 def transmitted_data_section(name: str, job: JobSpec) -> str:

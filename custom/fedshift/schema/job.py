@@ -19,10 +19,12 @@ from pydantic import (
 
 from fedshift.schema.adapters import AdaptersSpec
 from fedshift.schema.codes import ClassCodes, takes_empty
+from fedshift.schema.components import packages_of
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.optimizer import OptimizerSpec
+from fedshift.schema.packages import PackageName, PackageSpec
 from fedshift.schema.regions import Regions, make_regions, overlapping
 from fedshift.schema.strict import Sparse, Strict, nearest
 
@@ -489,10 +491,11 @@ class JobSpec(Sparse):
     """A fully resolved job (schema 1), as ``fedshift job`` writes it.
 
     ``schema``: of this file. ``name``: of the job and its folder. ``seed``: of all random numbers. ``methods``: each
-    with its options. ``evaluation``: how rounds and final models are scored.
+    with its options. ``evaluation``: how rounds and final models are scored. ``packages``: the installed packages that
+    its network, methods and loss are of, where they are not fedshift's own, with version and hash.
     """
 
-    RARE = ("evaluation",)
+    RARE = ("evaluation", "packages")
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: Name
@@ -501,6 +504,7 @@ class JobSpec(Sparse):
     methods: dict[str, dict[str, Any]]
     federation: FederationSpec
     evaluation: EvaluationSpec = EvaluationSpec()
+    packages: dict[PackageName, PackageSpec] = {}
 
     @field_validator("seed")
     @classmethod
@@ -555,6 +559,17 @@ class JobSpec(Sparse):
             raise ValueError(f"federation.shares has sites of {len(shares)} hosts, not of {self.federation.hosts}")
         if sorted(site for share in shares for site in share) != sorted(self.task.everyone):
             raise ValueError("federation.shares must name each of the job's sites once")
+        return self
+
+    @model_validator(mode="after")
+    def _packages_are_named(self) -> Self:
+        needed = packages_of((*self.methods, self.task.network.name, self.task.loss.name))
+        missing = [name for name in needed if name not in self.packages]
+        if missing:
+            raise ValueError(
+                f"the job uses package {missing[0]} and does not say which version and hash of it ('packages'): make "
+                "the job anew with 'fedshift job'"
+            )
         return self
 
     def dump(self) -> dict[str, Any]:

@@ -5,11 +5,13 @@ Beside it lies the site's ledger of what has left it with noise, of which the se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedshift.schema.names import Name
+from fedshift.schema.packages import PackageName, PackageSpec
 from fedshift.schema.strict import Strict
 
 USUAL_SITES_IN_SUM = 3
@@ -99,6 +101,9 @@ class Policy(Strict):
 
     A validation (``fedshift job --evaluate``) gets sums over groups of cases, none of fewer than ``survey_cases`` and
     ``min_cases``. ``strata``: the columns of the site's table that make such groups; None for all that it has kept.
+
+    ``packages``: the installed packages whose networks, methods and losses a job may use here, each with version and
+    hash (`fedshift.schema.packages`); none by default.
     """
 
     train: bool = True
@@ -114,6 +119,7 @@ class Policy(Strict):
     survey_cases: int = Field(default=3, ge=3)
     scanners: bool = False
     strata: tuple[Name, ...] | None = None
+    packages: dict[PackageName, PackageSpec] = {}
 
     @model_validator(mode="after")
     def _one_noise_on_the_network(self) -> Self:
@@ -143,6 +149,16 @@ class Policy(Strict):
         if self.budget is not None:
             return "its policy has a budget (privacy.budget), and they have no noise"
         return ""
+
+
+def listed_packages(policy: Policy | None, *, simulated: bool) -> Mapping[str, PackageSpec] | None:
+    """The packages that a site lets jobs use, for `fedshift.schema.components.admit`.
+
+    A provisioned site without a policy lists none. On one machine, a site without a policy uses what is installed.
+    """
+    if policy is None:
+        return None if simulated else {}
+    return policy.packages
 
 
 class LedgerHead(Strict):

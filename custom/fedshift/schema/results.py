@@ -17,6 +17,7 @@ from fedshift.schema.files import write_text
 from fedshift.schema.guarantee import Guarantee
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import PhantomOptions, Split
+from fedshift.schema.packages import PackageName, PackageSpec
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.strict import first_fault
 
@@ -70,6 +71,8 @@ class JobRecord(_Model):
     """Or the name of the file, and which layers were taken from it."""
     lineage: Lineage = {}
     """Sites that trained the starting weights, or those that these started from, if a fedshift model was the start."""
+    packages: dict[PackageName, PackageSpec] = {}
+    """Installed packages that network, methods and loss are of, where they are not fedshift's own."""
     data: dict[str, Any]
     metric: str = "dice"
     """The score that selects the best round."""
@@ -79,6 +82,12 @@ class JobRecord(_Model):
     """Whether every site also trained a model alone (``evaluation.local``)."""
     settings: dict[str, Any] = {}
     """`deciding_settings` of the job; empty in records of earlier versions."""
+
+    @model_serializer(mode="wrap")
+    def _without_packages(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As most runs have none."""
+        content: dict[str, Any] = serialise(self)
+        return content if self.packages else {key: value for key, value in content.items() if key != "packages"}
 
     def trained_before(self, sites: Iterable[str]) -> list[str]:
         """Those of this run's ``sites`` that took part in training the starting weights."""
@@ -336,6 +345,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
             rounds=schedule.rounds,
             minutes=schedule.minutes,
             network=job.task.network.model_dump(mode="json"),
+            packages=job.packages,
             data=job.task.data,
             metric=metric,
             held_out=list(job.task.held_out),

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.runtime.regions import IGNORED
+from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.regions import Regions
 from fedshift.schema.strict import nearest
+from fedshift.tasks import package_losses
 from fedshift.tasks.precision import precise
 
 SMOOTH = 1e-5
@@ -271,8 +274,8 @@ def make_loss(
     """A loss by name. One of MONAI is tried once, so that bad values of its options are found here.
 
     Args:
-        name: one of `available`.
-        options: MONAI's own, as plain data; activation, one-hot coding and reduction are set here.
+        name: one of `available`, or of an installed package (`fedshift.tasks.package_losses`).
+        options: the package's, or MONAI's own, of which activation, one-hot coding and reduction are set here.
         n_classes: with background.
         annotated: the foreground classes (their indices, from 1) that the site's masks outline; None for all.
         dims: spatial ones of the images, in which the loss is tried.
@@ -283,7 +286,8 @@ def make_loss(
         ConfigError: no such loss or option, a value that does not fit, a number of weights that is not the number of
             classes, no annotated class or region, or a loss that cannot leave classes or voxels out.
     """
-    if name not in available():
+    of_package = package_of(name) is not None
+    if not of_package and name not in available():
         raise ConfigError("unknown-loss", f"there is no loss {name!r}{nearest(name, available())}")
     outputs = n_classes if regions is None else len(regions.names)
     partial = _partial(name, annotated, n_classes, regions)
@@ -295,6 +299,18 @@ def make_loss(
             )
         base = OWN[name] if regions is None else OWN_OF_REGIONS[name]
         return Loss(name, base, soft=True, annotated=partial, regions=regions, ignores=ignores)
+    if of_package:
+        if (partial is not None or ignores) and not package_losses.is_of_probabilities(name):
+            raise ConfigError(
+                "loss-unfit",
+                f"loss {name} does not say that classes and voxels can be left out of it (OF_PROBABILITIES), and the "
+                f"task has voxels to ignore, or a site does not outline all classes: take {PREFIX}DiceCELoss",
+            )
+        with torch.device("cpu"), _made(name, options):
+            base = _of_package(name, options, of_regions=regions is not None)
+            loss = Loss(name, base, soft=True, annotated=partial, regions=regions, ignores=ignores)
+            _try(loss, n_classes=n_classes, dims=dims, regions=regions)
+        return loss
     allowed = ALLOWED[name.removeprefix(PREFIX)]
     if regions is None and partial is not None and not allowed.marginal:
         raise ConfigError(
@@ -310,7 +326,7 @@ def make_loss(
         )
     with torch.device("cpu"):  # jobs are checked with tasks that are made without memory, and a trial needs values
         chosen = _chosen(name, options, allowed, outputs=outputs, annotated=partial, regions=regions)
-        try:
+        with _made(name, options):
             loss = Loss(
                 name,
                 _monai(name, chosen, allowed, of_regions=regions is not None),
@@ -321,12 +337,26 @@ def make_loss(
                 by_sample=not options.get("batch"),
             )
             _try(loss, n_classes=n_classes, dims=dims, regions=regions)
-        except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [""])[0]
-            raise ConfigError(
-                "loss-unmade", f"loss {name}: no such loss can be made with options {dict(options)} ({reason})"
-            ) from None
     return loss
+
+
+@contextmanager
+def _made(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """What another library's loss says of options that it cannot take, as one sentence."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            "loss-unmade", f"loss {name}: no such loss can be made with options {dict(options)} ({reason})"
+        ) from None
+
+
+def _of_package(name: str, options: Mapping[str, Any], *, of_regions: bool) -> Base:
+    function = package_losses.function_of(name, options, of_regions=of_regions)
+    if of_regions:
+        return function
+    return lambda logits, target: function(logits, shares(target, logits.shape[1]).to(logits.dtype))
 
 
 def _partial(

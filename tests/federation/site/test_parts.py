@@ -15,7 +15,6 @@ import pytest
 import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
 from errors import raises
-from flare.serialised import Federation
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
@@ -34,6 +33,7 @@ from fedshift.schema.results import BEST, LAST
 from fedshift.tasks.base import Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import batch_out_of_memory
+from fedshift_testing.serialised import Federation
 
 Limit = Callable[..., None]
 

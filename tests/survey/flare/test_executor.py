@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flare.serialised import Kit
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -21,6 +20,7 @@ from fedshift.schema.messages import Broadcast
 from fedshift.schema.policy import LEDGER_FILE, LedgerHead
 from fedshift_survey.flare.executor import SurveyExecutor
 from fedshift_survey.flare.job import write_survey_job
+from fedshift_testing.serialised import Kit
 
 ASKED = SurveySpec(survey="survey_organ", dataset="organ", sites=("HK", "UCL"))
 

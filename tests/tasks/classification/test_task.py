@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import SHAPE_CLASSES, findings, make_image_site, small_image_job
 from errors import raises
-from flare.serialised import Federation
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference.model import open_model
@@ -20,6 +19,7 @@ from fedshift.schema.results import BEST, Results, read_results
 from fedshift.tasks.classification.pictures import Images
 from fedshift.tasks.classification.task import Task
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Federation
 
 FINDINGS = ("data.multi_label=true",)
 

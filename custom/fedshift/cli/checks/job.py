@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from fedshift.cli.checks.remark import Remark
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.memory import GIGA, SPARE, Need, most_images, need_at_server, needs_at_site
+from fedshift.schema.components import admit
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.identity import own_identity
+from fedshift.schema.policy import listed_packages
 
 if TYPE_CHECKING:
     from fedshift.flare.kit import Kit
     from fedshift.schema.job import JobSpec
+    from fedshift.schema.packages import PackageSpec
 
 JOB_LIMIT = 30.0
 """Seconds for a forward pass of the job's network, by which its memory is known."""
@@ -27,8 +30,15 @@ def about_job(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:
         text = f"{job.name} is for {', '.join(job.task.everyone)}, not for {kit.name}: ask the coordinator"
         yield Remark("error", "job", text)
         return
+    if kit is None or kit.role != "console":
+        listed = None if kit is None or kit.role == "server" else _listed(kit)
+        admit(job.packages, where=job.name, listed=listed)
     text = f"{job.name} can be read; the server takes a site's answers if both run fedshift {own_identity()}"
     yield Remark("ok", "job", text)
+
+
+def _listed(kit: Kit) -> Mapping[str, PackageSpec] | None:
+    return listed_packages(read_settings(kit.local).privacy, simulated=False)
 
 
 def about_job_memory(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:

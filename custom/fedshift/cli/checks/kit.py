@@ -9,14 +9,28 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from fedshift.cli.checks.remark import Remark
+from fedshift.data.locate import read_settings
 from fedshift.flare.kit import CERTIFICATE, is_root, key_fault
 from fedshift.flare.kit_files import faults
+from fedshift.schema.packages import installed
+from fedshift.schema.policy import Policy
 
 if TYPE_CHECKING:
     from fedshift.flare.kit import Kit
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """What a file's mode gives to others than its owner."""
+
+
+def about_listed_packages(kit: Kit) -> Iterator[Remark]:
+    """The packages that a site's policy lists, against those that are installed."""
+    for name, spec in (read_settings(kit.local).privacy or Policy()).packages.items():
+        here = installed(name).spec
+        if here == spec:
+            yield Remark("ok", "packages", f"{name} {spec} is installed as the policy lists it")
+        else:
+            text = f"the policy lists {name} {spec}, and {here} is installed: no job can use it until they agree"
+            yield Remark("error", "packages", text)
 
 
 def about_settings(kit: Kit) -> Iterator[Remark]:

@@ -24,6 +24,7 @@ from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Rejected, UpdateCheck
 from fedshift.methods.method_set import MethodSet
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
@@ -66,7 +67,11 @@ class Coordinator:
         """Make the initial model. Results, models and waiting updates go to ``folder``.
 
         ``weights``: a folder in which the job's file of starting weights is looked for first.
+
+        Raises:
+            ConfigError: the job cannot run, or needs a package that is not installed here in its version.
         """
+        components.admit(job.packages, where="the server")
         self.job, self.folder, self._weights = job, folder, weights
         self.round = 0
         """The open round, or else the last one: 0 is the statistics round, ``rounds`` + 1 the final evaluation."""

@@ -27,6 +27,7 @@ from fedshift.federation.site.ranks.team import versions
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.site.state import SiteState
 from fedshift.federation.tensors import to_arrays
+from fedshift.schema import components
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 
@@ -80,6 +81,7 @@ class Work:
     def _site(self, text: str, name: str, data: str) -> Site:
         if text != self._text:
             job = JobSpec.parse(json.loads(text), where="the first rank's job")
+            components.admit(job.packages, where=f"site {name}")  # the first rank has asked the site's policy
             network = JobNetwork.load(job, name, device=self._device, workers=self._workers, weights=self._weights)
             self._text, self._job, self._network, self._sites = text, job, network, {}
         if (name, data) not in self._sites:

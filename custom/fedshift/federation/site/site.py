@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from fedshift.federation.site.state import AnswerStore, SiteState, StateStore, f
 from fedshift.federation.tensors import read_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
+from fedshift.schema import components
 from fedshift.schema.errors import ConfigError, DataError, PolicyError, Stopped
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
@@ -39,6 +40,7 @@ from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
+from fedshift.schema.packages import PackageSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
 from fedshift.tasks.base import Everything, SiteData, Subset, Task
@@ -68,6 +70,7 @@ class SiteOptions:
         workers: processes that work in parallel on this machine, as for `JobNetwork.load`.
         weights: folder of files that jobs train adapters beside; None to look where the server does.
         policy: the site's privacy policy; None if it has none.
+        packages: those whose code the site lets jobs use; None for all that are installed, on a machine of one's own.
         ledger: folder of the account of what left with noise; None for that of the job's state.
         share_cases: whether scores of single cases of a final model may leave.
         describe_scans: makes what leaves if the job has ``evaluation.reference``; None if nothing may.
@@ -83,6 +86,7 @@ class SiteOptions:
     workers: int | None = None
     weights: Path | None = None
     policy: Policy | None = None
+    packages: Mapping[str, PackageSpec] | None = None
     ledger: Path | None = None
     share_cases: bool = True
     describe_scans: DescribeScans | None = None
@@ -101,9 +105,11 @@ class Site:
         """Open the site's data in the prepared folder ``data``.
 
         Raises:
+            PolicyError: the job needs a package that the site does not list, or has not in this version.
             DataError: the data cannot be used.
             ConfigError: this machine does not have what the options name.
         """
+        components.admit(job.packages, where=f"site {name}", listed=options.packages)
         task, state = build_task(job), options.state / name
         opened = task.open(data, name)
         self._data, self._folder, self._manifest_sha256 = opened, data, manifest_sha256(data)

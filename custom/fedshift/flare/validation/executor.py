@@ -15,6 +15,7 @@ from fedshift.flare.validation.job import deployed
 from fedshift.flare.workspaces import SITES
 from fedshift.inference.validation import answer
 from fedshift.schema.errors import Stopped
+from fedshift.schema.policy import listed_packages
 from fedshift.schema.validation import SiteValidation
 
 
@@ -45,6 +46,7 @@ class ValidationExecutor(QuestionExecutor):
             spec,
             models,
             settings.privacy,
+            packages=listed_packages(settings.privacy, simulated=simulated),
             ledger=None if simulated else local,
             own=run_folder(fl_ctx) / SITES / name,
             device=settings.device,

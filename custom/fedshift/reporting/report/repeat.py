@@ -9,6 +9,7 @@ from typing import Any
 
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, paragraph
+from fedshift.schema.components import admit, packages_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
 from fedshift.schema.manifest import PhantomOptions
@@ -109,8 +110,9 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
 
     What jobs are refused for is not asked again: the server refused it when the run started.
     """
-    from fedshift.federation.resolve import resolve
+    from fedshift.federation.resolve import default_name, resolve
 
+    its_packages_are_here = _admit_packages(record)
     methods = "+".join(_short_methods([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol
     settings = _flatten(_known_settings(job, record))
@@ -121,6 +123,8 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
     options: list[str] = []
     is_exact = False
     try:
+        if not its_packages_are_here:
+            raise ConfigError("package-differs", "their code is not looked at: use the settings in the record")
         base = resolve(record.task, methods, **chosen)
         if held_out != list(base.task.held_out):
             chosen["held_out"] = held_out
@@ -143,10 +147,21 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
     if options:
         arguments += ["--set", *options]
     arguments += ["--seed", str(record.seed)]
-    default = "_".join([*methods.split("+"), record.task])
-    if record.name != default:
+    if record.name != default_name(methods.split("+"), record.task):
         arguments += ["--name", record.name]
     return methods, arguments, is_exact
+
+
+def _admit_packages(record: JobRecord) -> bool:
+    """Whether the packages that the run's parts are of are installed here as they were then; nothing is imported."""
+    parts = (*(method.name for method in record.methods), record.network.get("name"), record.settings.get("loss"))
+    if not {*packages_of(part for part in parts if isinstance(part, str))} <= record.packages.keys():
+        return False
+    try:
+        admit(record.packages, where=record.name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _is_pooled(record: JobRecord) -> bool:

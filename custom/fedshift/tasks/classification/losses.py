@@ -1,4 +1,4 @@
-"""Losses of a classification, by name: ``ce``, ``weighted_ce``, ``monai.FocalLoss``.
+"""Losses of a classification, by name: ``ce``, ``weighted_ce``, ``monai.FocalLoss``, or an installed package's.
 
 They take logits (B, K) and a target: classes (B,) int64, or shares of classes (B, K) as methods that mix samples make
 them; of findings (B, K), NaN where unknown. ``ce`` is cross-entropy over the classes, or of each finding (binary).
@@ -25,9 +25,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import LossSpec
 from fedshift.schema.strict import Strict, nearest
+from fedshift.tasks import package_losses
 from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import precise
 
@@ -65,7 +67,8 @@ class Loss:
         Raises:
             ConfigError: no such loss, or options that do not fit.
         """
-        if spec.name not in NAMES:
+        of_package = package_of(spec.name) is not None
+        if not of_package and spec.name not in NAMES:
             raise ConfigError("loss-unfit", f"{where}: there is no loss {spec.name!r} here{nearest(spec.name, NAMES)}")
         self._n_classes, self._findings = n_classes, findings
         self._weights: Tensor | None = None
@@ -73,7 +76,13 @@ class Loss:
         self.by_site = False
         """Whether weights follow from a site's training images."""
         self._focal: Elements | None = None
+        self._of_package: package_losses.Function | None = None
         place = f"{where}: loss {spec.name}"
+        if of_package and findings:
+            raise ConfigError("loss-unfit", f"{place} is of one class for each image, not of findings: take {CE}")
+        if of_package:
+            self._of_package = package_losses.function_of(spec.name, spec.options)
+            _try(self._of_package, n_classes, where=place)
         if spec.name == CE and spec.options:
             raise ConfigError("unknown-option", f"{place} has no options: take {WEIGHTED} or {FOCAL}")
         if spec.name == WEIGHTED:
@@ -99,11 +108,15 @@ class Loss:
         if self._findings:
             return self._of_findings(x, target, weights)
         if self._focal is not None:
-            shares = target if target.is_floating_point() else functional.one_hot(target, self._n_classes)
-            return self._focal(x, shares.to(x)).sum(1).mean()
+            return self._focal(x, self._shares(target).to(x)).sum(1).mean()
+        if self._of_package is not None:
+            return self._of_package(x, self._shares(target).to(x))
         if weights is None:
             return functional.cross_entropy(x, target)
         return functional.cross_entropy(x, target, weights, reduction="none").mean()
+
+    def _shares(self, target: Tensor) -> Tensor:
+        return target if target.is_floating_point() else functional.one_hot(target, self._n_classes)
 
     def _of_findings(self, x: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         known = ~target.isnan()
@@ -154,12 +167,12 @@ def _focal(options: FocalOptions, n_classes: int, findings: bool, *, where: str)
     return focal
 
 
-def _try(focal: Elements, n_classes: int, *, where: str) -> None:
-    """Options that the installed MONAI does not take are found here."""
+def _try(loss: Elements, n_classes: int, *, where: str) -> None:
+    """Options that the installed MONAI, or a package's loss, does not take are found here."""
     with torch.device("cpu"):
         try:
             shares = functional.one_hot(torch.arange(3) % n_classes, n_classes).float()
-            fits = bool(focal(torch.zeros(3, n_classes), shares).isfinite().all())
+            fits = bool(loss(torch.zeros(3, n_classes), shares).isfinite().all())
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigError("loss-unmade", f"{where} cannot be made with these options ({reason})") from None

@@ -1,6 +1,7 @@
 """Networks by name: the papers', each a module here with ``build(in_channels, n_classes, **options)``, MONAI's
 (`fedshift.tasks.monai_networks`, `fedshift.tasks.monai_classifiers`), as ``monai.DynUNet``, and nnU-Net's
-(`fedshift.tasks.nnunet_networks`), as ``nnunet.PlainConvUNet``.
+(`fedshift.tasks.nnunet_networks`), as ``nnunet.PlainConvUNet``; and those of installed packages
+(`fedshift.schema.components`), as ``acme-nets:unet``, each a module with the same ``build``.
 
 A network gives ``stages`` (places where methods see features, see `fedshift.tasks.stages.Stage`).
 """
@@ -11,10 +12,12 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from fedshift.schema.components import load, package_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.seeding import seeded_global
 from fedshift.schema.strict import nearest
@@ -45,7 +48,7 @@ def build(
     """A network with initial weights that depend on ``seed`` only.
 
     Args:
-        name: one of `available`.
+        name: one of `available`, or of an installed package that was admitted.
         options: plain data; channels, classes, dimensions and sizes follow from the task and are none of them.
         in_channels: channels of an image.
         n_classes: channels of the logits, background included.
@@ -56,7 +59,8 @@ def build(
     Raises:
         ConfigError: no such network, one that is not for ``spatial_dims``, or an option that it does not have.
     """
-    if name not in available():
+    of_package = load("network", name) if package_of(name) is not None else None
+    if of_package is None and name not in available():
         raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, available())}")
     given = {"in_channels": in_channels, "n_classes": n_classes}
     try:
@@ -67,7 +71,8 @@ def build(
                 return monai_networks.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
             if name in nnunet_networks.names():
                 return nnunet_networks.build(name, options, **given, spatial_dims=spatial_dims)
-            return _own(name, options, given, spatial_dims)
+            module = of_package or importlib.import_module(f"fedshift.tasks.networks.{name}")
+            return _of_module(module, name, options, given, spatial_dims)
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -75,8 +80,10 @@ def build(
         ) from None
 
 
-def _own(name: str, options: dict[str, Any], given: dict[str, int], spatial_dims: int) -> nn.Module:
-    make = importlib.import_module(f"fedshift.tasks.networks.{name}").build
+def _of_module(
+    module: ModuleType, name: str, options: dict[str, Any], given: dict[str, int], spatial_dims: int
+) -> nn.Module:
+    make = module.build
     parameters = inspect.signature(make).parameters
     known = [key for key in parameters if key not in GIVEN]
     for key in options:

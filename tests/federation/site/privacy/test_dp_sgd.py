@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import small_image_job, small_job
 from errors import raises
-from flare.serialised import Kit
 from nvflare.apis.signal import Signal
 from torch import nn
 
@@ -37,6 +36,7 @@ from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import DpSgd, Policy
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
+from fedshift_testing.serialised import Kit
 
 GROUPS = "network.name=monai.BasicUNet", "network.options.features=[4, 4, 4, 4, 4, 4]"
 """A network with instance norm."""

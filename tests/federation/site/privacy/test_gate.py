@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from conftest import make_image_site, make_site, small_image_job, small_job
 from errors import raises
-from flare.serialised import Kit
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -50,6 +49,7 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Failure, Scores, Update
 from fedshift.schema.policy import ArrayKind, Policy
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Kit
 
 SITES = ("BIDMC", "HK", "UCL")
 

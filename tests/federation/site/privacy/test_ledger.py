@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from conftest import small_job
 from errors import raises
-from flare.serialised import Kit
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
@@ -31,6 +30,7 @@ from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.schema.policy import LEDGER_FILE, Policy, PrivacyBudget
+from fedshift_testing.serialised import Kit
 
 
 def policy(**options: Any) -> Policy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from flare.serialised import Federation, Message
 
 from fedshift.flare import codec
 from fedshift.methods.base import ArraySpec
@@ -13,6 +12,7 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import PhantomOptions
 from fedshift.tasks.kinds import build_task
+from fedshift_testing.serialised import Federation, Message
 
 
 def assert_specified(sent: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec], when: str) -> None:
@@ -58,6 +58,7 @@ def assert_nothing_else(message: Message) -> None:
     """Besides arrays: counts, scores and what leaves with every job; no path and no case."""
     others = {path: value for path, value in message.content.items() if not isinstance(value, np.ndarray)}
     own = {path[1:] for path in others if path[0] == message.site}
+    info: set[tuple[str, ...]]
     info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
     info |= {("meta:info", n) for n in ("device", "precision", "threads", "unknown_spacing", "simulated")}
     info |= {("meta:info", "cases", split) for split in ("train", "val", "test")}

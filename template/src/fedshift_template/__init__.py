@@ -1,0 +1,1 @@
+"""Parts for fedshift. Each module is named by an entry point in ``pyproject.toml``."""
