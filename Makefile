@@ -51,7 +51,7 @@ test: install lint ## lint, types and the tests of a change: about ten minutes o
 
 # The slow tests that a change most likely breaks: recorded weights, and a run of each kind.
 REAL = tests/test_weights_unchanged.py tests/test_frozen.py tests/flare/test_same_numbers.py tests/flare/test_deployed.py \
-  tests/mailbox/test_same_numbers.py tests/dicomweb/test_orthanc.py tests/inference/test_nnunet_export.py
+  tests/mailbox/test_same_numbers.py tests/pacs/test_orthanc.py tests/inference/test_nnunet_export.py
 test-real: install nnunet ## recorded weights, the simulator, provisioned sites, a mailbox, a PACS: some minutes
 	$(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder $(REAL)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 
-from fedshift.data.locate import SITE_FILE, read_settings
+from fedshift.data.locate import read_settings
 from flare_armour.restart import Kill
 
 
@@ -63,17 +61,3 @@ def starter(kit: Path) -> Starter | None:
     from fedshift.flare.launchers.kubernetes import KubernetesStarter
 
     return KubernetesStarter(kit, chosen.k8s)
-
-
-def require_no_orders(job_meta: Mapping[str, Any]) -> None:
-    """A job that says how it is started could name an image, and so bring code.
-
-    Raises:
-        RuntimeError: it says so; NVFlare tells the server that the site cannot run the job.
-    """
-    for key in (JobMetaKey.JOB_LAUNCHER_SPEC.value, JobMetaKey.RESOURCE_SPEC.value):
-        if any((job_meta.get(key) or {}).values()):
-            raise RuntimeError(
-                f"the job's meta.json has {key}, and only the site decides how its processes are started: leave it "
-                f"out, and see launcher in {SITE_FILE}"
-            )
