@@ -19,6 +19,7 @@ from fedshift.schema.job import JobSpec, WeightsSpec
 from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.starting import network_from
 from fedshift_bench.spec import GRADIENT_NORMS, Settings
 
 CellKind = Literal["federation", "pooled", "leave_one_out", "cross_site"]
@@ -80,7 +81,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> CellPl
     if metric is not None and metric not in known:
         raise ConfigError("unknown-metric", f"there is no metric {metric!r}{nearest(metric, known)}")
     if file is not None and weights is not None:
-        pretrained.take(built.network(), pretrained.read(file), where=str(file))
+        network_from(job, file)
         pretrained.keep(file, weights)
     jobs = {job.name: job}
     if run == "leave_one_out":

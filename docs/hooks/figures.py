@@ -69,7 +69,7 @@ def adapters() -> str:
         for way in ways
     ]
     before = f"Validation Dice of the base at the two sites: {ways[0]['validation dice of the base']:.1f}; after all "
-    after = ", ".join(f"{max(way['validation dice'].values()):.1f} ({way['way']})" for way in ways)
+    after = ", ".join(f"{way['validation dice']:.1f} ({way['way']})" for way in ways)
     columns = ["trained", "a site's message", "of all weights", "test Dice", "learning rate", "seconds a step"]
     return f"{table(columns, rows)}\n\n{before}rounds {after}."
 

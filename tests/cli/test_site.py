@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapted import VIT, with_base
 import yaml
 from conftest import make_image_site, small_image_job
+from errors import raises
 from kits import SERVER
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
@@ -429,6 +431,20 @@ def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
         if isinstance(item.value, np.ndarray):
             assert shown[name].shape == item.shape
     assert shown[f"{NAME}/n_steps"].value == 1
+
+
+def test_a_dry_run_trains_adapters_beside_the_sites_own_base(data: dict[str, Path], tmp_path: Path) -> None:
+    def make(methods: str, *options: str) -> JobSpec:
+        return job(*options, methods=methods)
+
+    spec, _ = with_base(make, tmp_path / "bases", "fedavg", *VIT)
+    settings = SiteSettings(device="cpu", weights=tmp_path / "bases")
+    shown = dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=settings)[1].items
+    assert {item.name.rpartition(".lora_")[2] for item in shown if ".lora_" in item.name} == {
+        f"{factor}.shared.weight" for factor in "AB"
+    }
+    with raises("weights-missing", naming="base.pt"):
+        dry_run(spec, NAME, data[NAME], tmp_path / "none", settings=SiteSettings(device="cpu"))
 
 
 def test_a_dry_run_holds_to_the_sites_policy(

@@ -149,6 +149,15 @@ def test_the_kit_says_on_how_many_devices_else_the_environment_else_one(tmp_path
         read_settings(tmp_path, {})
 
 
+def test_the_kit_says_where_bases_of_adapters_are(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, {}).weights is None
+    (tmp_path / "fedshift.yaml").write_text("weights: /srv/bases\n", encoding="utf-8")
+    assert read_settings(tmp_path, {}).weights == Path("/srv/bases")
+    (tmp_path / "fedshift.yaml").write_text("weights: bases\n", encoding="utf-8")
+    with raises("invalid-value", naming=("fedshift.yaml", "'weights'")):
+        read_settings(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     ("dataset", "command"),
     [

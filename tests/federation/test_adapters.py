@@ -17,11 +17,13 @@ from errors import raises
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import ADAPTED, read_model_file
+from fedshift.federation.protocols import cross_site
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
+from fedshift.schema.protocol_results import own_model
 from fedshift.schema.results import LAST
 from fedshift.tasks.pretrained import identify
 from fedshift.tasks.starting import starting_network
@@ -212,3 +214,19 @@ def test_a_centralised_reference_trains_adapters_but_no_private_ones(
     assert run_pooled(job, three_image_sites, tmp_path / "all").results.final is not None
     with raises("options-clash", naming="network.adapters.private"):
         with_base(small_image_job, weights, "all", *VIT, adapted=PRIVATE)
+
+
+def test_models_of_single_sites_are_merged_with_their_private_adapters(
+    three_image_sites: dict[str, Path], tmp_path: Path, weights: Path
+) -> None:
+    job, _ = with_base(small_image_job, weights, "fedavg", *VIT, "optimizer.lr=0.5", adapted=PRIVATE)
+    cross_site(job, three_image_sites, tmp_path / "cross", keep_models=True)
+    model = open_model(own_model(tmp_path / "cross", "A"))
+    kept = torch.load(tmp_path / "cross/site_state/A/round_000002.pt", weights_only=True)["personal"]
+    assert all(torch.equal(model.adapter_weights[key], value) for key, value in kept.items())
+    net, _ = starting_network(job)
+    net.load_state_dict(model.adapter_weights)
+    x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours, theirs = make_ready(model, Choice(), device="cpu").predictor.net(x), net.eval()(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fedshift.cli import main
 from fedshift.schema.job import WeightsSpec, read_job
 from fedshift.tasks import networks, nnunet_networks, pretrained
-from fedshift.tasks.kinds import build_task
 from fedshift.tasks.nnunet_checkpoint import Described
+from fedshift.tasks.starting import starting_network
 
 pytest.importorskip("dynamic_network_architectures", reason="pip install 'fedshift[nnunet]'")
 
@@ -252,8 +252,7 @@ def test_a_job_starts_from_it(
     job = read_job(next((tmp_path / "jobs" / "warm").rglob("fedshift.yaml")))
     weights = job.task.network.weights
     assert job.task.network.name == "nnunet.PlainConvUNet" and isinstance(weights, WeightsSpec) and not weights.partial
-    net = build_task(job).network()
-    pretrained.load(net, weights)
+    net, _ = starting_network(job)
     first: Tensor = net.state_dict()["encoder.stages.0.0.convs.0.conv.weight"]
     assert torch.equal(first, pretrained.read(file)["encoder.stages.0.0.convs.0.conv.weight"])
     assert main([*base, "--set", "network.options.n_stages=4"]) == 2

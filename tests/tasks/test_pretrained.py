@@ -26,6 +26,8 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec, WeightsSpec, read_job
 from fedshift.schema.results import BEST, read_results
 from fedshift.tasks import networks, pretrained
+from fedshift.tasks.kinds import build_task
+from fedshift.tasks.starting import starting_network
 
 State = dict[str, Tensor]
 
@@ -454,8 +456,7 @@ def test_a_bundle_gives_the_layers_that_fit_and_the_rest_is_named(
     assert "new: head" in said and "unused: head" in said and "extra (1" in said
     job = read_job(tmp_path / "jobs" / "fedavg_shapes" / "app" / "config" / "fedshift.yaml")
     assert job.task.network.weights == pretrained.identify(folder / pretrained.IN_BUNDLE, partial=True)
-    net, own = small_net(1), small_net(1).state_dict()
-    pretrained.load(net, job.task.network.weights)
+    (net, _), own = starting_network(job), build_task(job).network().state_dict()
     for key, value in net.state_dict().items():
         assert torch.equal(value, own[key] if key.startswith("head.") else theirs[key]), key
 

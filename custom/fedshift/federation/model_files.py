@@ -29,8 +29,9 @@ from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.packages import PackageSpec
 from fedshift.schema.results import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.strict import Strict
-from fedshift.tasks.adapters import merge, without
+from fedshift.tasks.adapters import merge, with_adapters
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.starting import base_weights
 
 FORMAT, SCHEMA = MODEL_FORMAT, MODEL_SCHEMA
 ADAPTED = "adapter_weights"
@@ -105,14 +106,13 @@ def write_model_file(
 ) -> None:
     """Write a model (whole or not at all), with the ``methods``' arrays such as FedRDN's pairs. The rest: `Header`.
 
-    ``base``: weights that the job's adapters are merged into; None of a job without, or of ciphertexts.
+    ``base``: the weights that the job's adapters are merged into, if they have been read already.
     """
     adapters, tensors = job.task.network.adapters, to_tensors(weights)
-    if base is None or adapters is None:
-        trained = {}
-    else:
+    trained: dict[str, Any] = {}
+    if adapters is not None and not encrypted:
         trained = {"adapters": adapters.model_dump(mode="json"), ADAPTED: tensors}
-        job, tensors = without(job), merge(base, tensors, adapters)
+        tensors, job = merge(base_weights(job) if base is None else base, tensors, adapters), with_adapters(job, None)
     content = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -232,6 +232,8 @@ def _checked_header(content: Any, *, where: str) -> Header:
             f"{content.get('fedshift')!s:.40}, this version reads schema {SCHEMA}: install that version",
         )
     header = header_of(content, where=where)
+    if header.job.task.network.adapters is not None and not header.encrypted:
+        raise ConfigError("file-damaged", f"{where} has adapters that are not merged: copy it again from the server")
     arrays = content.get("methods")
     named = [content.get("weights"), content.get(ADAPTED, {}), *(arrays.values() if isinstance(arrays, dict) else ())]
     if not isinstance(arrays, dict) or not all(map(_named_tensors, named)):

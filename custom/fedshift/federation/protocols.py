@@ -25,6 +25,7 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics, own_model
 from fedshift.schema.results import FinalScores, Results, joined, read_results
+from fedshift.tasks.adapters import with_adapters
 
 Which = Literal["best", "last"]
 
@@ -179,7 +180,7 @@ def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str,
     others = [] if set(model.weights) <= set(header.personal) else header.sites
     write_model_file(
         target,
-        job=header.job,
+        job=with_adapters(header.job, header.adapters),
         round_=header.round,
         weights=model.weights,
         methods={name: to_arrays(tensors) for name, tensors in content["methods"].items()},

@@ -65,9 +65,9 @@ def names() -> list[str]:
     return [*OWN, *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
 
 
-def without(job: JobSpec) -> JobSpec:
-    """The job with its network as it is without adapters."""
-    network = job.task.network.model_copy(update={"adapters": None})
+def with_adapters(job: JobSpec, adapters: AdaptersSpec | None) -> JobSpec:
+    """The job with these adapters in its network, or without."""
+    network = job.task.network.model_copy(update={"adapters": adapters})
     return job.model_copy(update={"task": job.task.model_copy(update={"network": network})})
 
 

@@ -56,7 +56,7 @@ def base_weights(job: JobSpec, *, weights: Path | None = None) -> dict[str, Tens
 
 def _plain(job: JobSpec, path: Path) -> tuple[nn.Module, pretrained.Taken]:
     """The job's network without adapters, and what it took of a file."""
-    net = build_task(adapters.without(job)).network()
+    net = build_task(adapters.with_adapters(job, None)).network()
     taken = pretrained.select(net, _file(job), path)
     net.load_state_dict(taken.arrays, strict=False)
     return net, taken
