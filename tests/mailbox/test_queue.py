@@ -25,7 +25,7 @@ QUEUED = "HK"
 
 def script_of_the_page(folder: Path) -> Path:
     """As a reader saves it, with the reader's own folders, on a queue without partitions or GPUs."""
-    (text,) = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     environment, shared = folder / "fedshift-env" / "bin", "/shared"
     environment.mkdir(parents=True)
     paths = f"{ROOT / 'custom'}:{ROOT}"
