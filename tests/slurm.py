@@ -191,11 +191,11 @@ AccountingStorageHost=localhost
 AccountingStoragePort={accounting}
 AccountingStoragePass={_socket(folder)}
 JobAcctGatherType=jobacct_gather/none
-SchedulerParameters=batch_sched_delay=0,sched_interval=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 KillWait=2
 ReturnToService=2
 NodeName={NODE} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
-PartitionName=main Nodes={NODE} Default=YES MaxTime=60:00 State=UP
+PartitionName=main Nodes={NODE} Default=YES MaxTime=24:00:00 State=UP
 """
 
 

@@ -119,7 +119,7 @@ class PersistentHandle(JobHandleSpec):
             if kill is None or self._ended.is_set():
                 return
             if number == self._restarts or not kill.again:
-                log.error("the job process was killed %d times (%s): given up", number + 1, kill.how)
+                log.error("the job process was killed %s (%s): given up", _times(number + 1), kill.how)
                 self._given_up = True
                 return
             pause = self._pause * 2**number
@@ -203,3 +203,7 @@ def _name(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
