@@ -138,6 +138,7 @@ def test_something_else_than_was_asked_is_not_written_and_does_not_stop_other_st
     ours = {"receive_port": pacs.receive_port} if way == "move" else {}
     record = fetch(asked(pacs, **ours), T2, tmp_path, masks="none")
     (failed,) = record.failed
+    assert (way == "move" and change is failing) == (f"port {pacs.receive_port}" in failed.reason)
     assert failed.study == wrong and wrong in failed.reason and pacs.address in failed.reason
     assert len(record.fetched) == len(list(tmp_path.glob("*/*"))) == 1
 

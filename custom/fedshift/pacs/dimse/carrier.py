@@ -168,14 +168,21 @@ class Dimse:
                 raise NoAnswer(
                     ANSWER,
                     f"it sent {sent} images of a series and failed with {lacking}: it may have them only in a "
-                    "compression that fedshift does not read, or not at all (see its log)",
+                    f"compression that fedshift does not read, or not at all (see its log){self._reach}",
                 )
             if code != SUCCESS:
-                raise self._failed(code)
+                raise self._failed(code, self._reach)
 
-    def _failed(self, code: int) -> NoAnswer:
+    @property
+    def _reach(self) -> str:
+        """What a PACS that sends to this machine needs, if it is to."""
+        ours = self._line.ours
+        port = ours.receive_port
+        return "" if port is None else f"; it must know {ours.title} with this machine's address and port {port}"
+
+    def _failed(self, code: int, more: str = "") -> NoAnswer:
         known = _FAILURES.get(code, "it failed: see its log").format(ours=self._line.ours.title)
-        return NoAnswer(ANSWER, f"{known} (status {code:04X})")
+        return NoAnswer(ANSWER, f"{known} (status {code:04X}){more}")
 
     @contextmanager
     def _receiving(self, classes: Sequence[str], arrivals: Arrivals) -> Iterator[None]:
