@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapted import VIT, with_base
 import yaml
+from adapted import VIT, with_base
 from conftest import make_image_site, small_image_job
 from errors import raises
 from kits import SERVER
