@@ -200,9 +200,10 @@ def _layers(net: nn.Module, spec: AdaptersSpec) -> Iterator[tuple[str, Layer]]:
             for inner, layer in module.named_modules(prefix=name):
                 if isinstance(layer, nn.Linear):
                     yield inner, layer
-        elif spec.on == "conv" and isinstance(module, CONVOLUTIONS) and _is_plain(module):
-            if not _has_few_weights(module, max(spec.rank, spec.private)):
-                yield name, module
+        elif spec.on == "conv" and isinstance(module, CONVOLUTIONS) and _can_be_merged(module):
+            if _has_few_weights(module, max(spec.rank, spec.private)):
+                continue
+            yield name, module
 
 
 def _has_few_weights(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, rank: int) -> bool:
@@ -219,7 +220,7 @@ def _full_rank(layer: Layer) -> int:
     return min(layer.weight.shape[0], prod(layer.weight.shape[1:]))
 
 
-def _is_plain(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
+def _can_be_merged(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
     """Whether peft's adapter of a convolution can be merged into it: it leaves dilation and padding modes out."""
     return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
 
