@@ -49,10 +49,10 @@ NETWORK = (
 )
 WAYS: dict[str, tuple[float, str | None]] = {
     "all weights": (0.001, None),
-    "adapters on attention": (0.003, "network.adapters={on: attention, rank: 8}"),
-    "adapters on convolutions": (0.003, "network.adapters={on: conv, rank: 8}"),
+    "adapters on attention": (0.001, "network.adapters={on: attention, rank: 8}"),
+    "adapters on convolutions": (0.001, "network.adapters={on: conv, rank: 8}"),
 }
-"""Way -> learning rate, and what makes it. That of all weights is the base's; few weights take a larger one."""
+"""Way -> learning rate, and what makes it."""
 
 
 def main() -> int:

@@ -53,27 +53,6 @@ def false_alarms() -> str:
     return table(["data", "flagged, unchanged", "flagged, another site"], rows)
 
 
-def adapters() -> str:
-    """Bytes and Dice of adapters beside those of fine-tuning all weights."""
-    ways = load("adapters")["ways"]
-    full = ways[0]["bytes up"]
-    rows = [
-        (
-            way["way"],
-            f"{way['bytes up'] / 1e6:.2f} MB",
-            f"{100 * way['bytes up'] / full:.1f} %",
-            f"{way['dice']:.1f}",
-            f"{way['learning rate']:g}",
-            f"{way['seconds a step']:.2f}",
-        )
-        for way in ways
-    ]
-    before = f"Validation Dice of the base at the two sites: {ways[0]['validation dice of the base']:.1f}; after all "
-    after = ", ".join(f"{way['validation dice']:.1f} ({way['way']})" for way in ways)
-    columns = ["trained", "a site's message", "of all weights", "test Dice", "learning rate", "seconds a step"]
-    return f"{table(columns, rows)}\n\n{before}rounds {after}."
-
-
 def lets_through() -> str:
     """How much of the outputs' own variation methods change, by recipe."""
     found = load("perturbations")

@@ -22,7 +22,7 @@ from fedshift.tasks import adapters
     ("name", "dims", "adapted"),
     [
         ("monai.SwinUNETR", 3, {"on": "attention"}),
-        ("monai.SwinUNETR", 3, {"on": "conv", "private": 1}),
+        ("monai.SwinUNETR", 3, {"on": "conv", "rank": 10, "private": 1}),
         ("monai.ViT", 2, {"on": "attention", "private": 3}),
         ("monai.DenseNet121", 2, {"on": "conv", "trained": ["head", "norms"]}),
         ("nnunet.PlainConvUNet", 2, {"on": "conv", "trained": []}),

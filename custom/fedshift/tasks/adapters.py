@@ -200,10 +200,19 @@ def _layers(net: nn.Module, spec: AdaptersSpec) -> Iterator[tuple[str, Layer]]:
             for inner, layer in module.named_modules(prefix=name):
                 if isinstance(layer, nn.Linear):
                     yield inner, layer
-        elif spec.on == "conv" and isinstance(module, CONVOLUTIONS) and _is_plain(module):
-            is_narrow = set(module.kernel_size) == {1} and _full_rank(module) < max(spec.rank, spec.private)
-            if not is_narrow:  # or it has few weights, such as that from one channel beside a residual block
-                yield name, module
+        elif spec.on == "conv" and isinstance(module, CONVOLUTIONS) and _can_be_merged(module):
+            if _has_few_weights(module, max(spec.rank, spec.private)):
+                continue
+            yield name, module
+
+
+def _has_few_weights(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, rank: int) -> bool:
+    """Whether a convolution may stay frozen for being narrower than a rank.
+
+    Such as that of one channel to patches, or beside a residual block, and of single voxels to one channel.
+    """
+    inputs, is_pointwise = prod(layer.weight.shape[1:]), set(layer.kernel_size) == {1}
+    return inputs < rank or (is_pointwise and layer.out_channels < rank)
 
 
 def _full_rank(layer: Layer) -> int:
@@ -211,7 +220,7 @@ def _full_rank(layer: Layer) -> int:
     return min(layer.weight.shape[0], prod(layer.weight.shape[1:]))
 
 
-def _is_plain(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
+def _can_be_merged(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
     """Whether peft's adapter of a convolution can be merged into it: it leaves dilation and padding modes out."""
     return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
 
