@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 
-from fedshift.data.locate import SITE_FILE, read_settings
+from fedshift.data.locate import SITE_FILE
 from flare_armour.restart import Kill
 
 
@@ -36,33 +35,6 @@ class Starter(Protocol):
     def close(self) -> None:
         """The site ends: nothing of it may go on elsewhere."""
         ...
-
-
-def starter(kit: Path) -> Starter | None:
-    """What the settings in a kit name; None if processes of jobs run beside the site's own.
-
-    Raises:
-        ConfigError: the settings cannot be read, or the kit is not prepared for this launcher.
-    """
-    from fedshift.flare.launchers.connection import require_connection
-
-    settings = read_settings(kit / "local")
-    chosen = settings.launcher
-    if chosen is None:
-        return None
-    require_connection(kit, chosen)
-    if chosen.slurm is not None:
-        from fedshift.flare.launchers.slurm import SlurmStarter
-
-        return SlurmStarter(kit, chosen.slurm)
-    if chosen.docker is not None:
-        from fedshift.flare.launchers.docker import DockerStarter
-
-        return DockerStarter(kit, chosen.docker, folders=tuple(map(Path, settings.data.values())))
-    assert chosen.k8s is not None
-    from fedshift.flare.launchers.kubernetes import KubernetesStarter
-
-    return KubernetesStarter(kit, chosen.k8s)
 
 
 def require_no_orders(job_meta: Mapping[str, Any]) -> None:
