@@ -26,11 +26,11 @@ from nvflare.apis.workspace import Workspace
 from fedshift.data.locate import SITE_FILE
 from fedshift.flare.guard import SiteJobLauncher
 from fedshift.flare.kit_files import site_settings
+from fedshift.flare.launchers.choice import starter
 from fedshift.flare.launchers.connection import COMM_CONFIG, comm_config, connection_fault
 from fedshift.flare.launchers.docker import DockerStarter
 from fedshift.flare.launchers.kubernetes import KubernetesStarter, manifests, object_name
 from fedshift.flare.launchers.slurm import end_orphans, killed_by_queue
-from fedshift.flare.launchers.starter import starter
 from fedshift.schema.launcher import Kubernetes, Launcher, parse_launcher
 
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"

@@ -13,7 +13,8 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 
 from fedshift.flare.job_kinds import client_configs, server_configs
-from fedshift.flare.launchers.starter import Starter, starter
+from fedshift.flare.launchers.choice import starter
+from fedshift.flare.launchers.starter import Starter
 from fedshift.flare.validation.job import MODELS
 from fedshift.reporting.progress import mark_failed
 from fedshift.schema.errors import FedshiftError

@@ -22,7 +22,7 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessEnv
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from fedshift.flare.launchers.orders import require_no_orders
+from fedshift.flare.launchers.starter import require_no_orders
 from fedshift.schema.launcher import Docker
 from flare_armour.restart import Kill, killed_by_signal
 

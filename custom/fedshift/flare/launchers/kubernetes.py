@@ -24,7 +24,7 @@ from nvflare.app_opt.job_launcher.k8s_launcher import JobState, K8sJobHandle
 from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential_env
 
 from fedshift.flare.launchers.connection import to_host
-from fedshift.flare.launchers.orders import require_no_orders
+from fedshift.flare.launchers.starter import require_no_orders
 from fedshift.schema.launcher import Kubernetes
 from flare_armour.restart import Kill
 

@@ -25,7 +25,7 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_opt.job_launcher.slurm import ClientSlurmJobLauncher
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
-from fedshift.flare.launchers.orders import require_no_orders
+from fedshift.flare.launchers.starter import require_no_orders
 from fedshift.schema.launcher import Slurm
 from flare_armour.restart import Kill
 

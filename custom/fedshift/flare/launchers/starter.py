@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 
-from fedshift.data.locate import read_settings
+from fedshift.data.locate import SITE_FILE
 from flare_armour.restart import Kill
 
 
@@ -36,28 +37,15 @@ class Starter(Protocol):
         ...
 
 
-def starter(kit: Path) -> Starter | None:
-    """What the settings in a kit name; None if processes of jobs run beside the site's own.
+def require_no_orders(job_meta: Mapping[str, Any]) -> None:
+    """A job that says how it is started could name an image, and so bring code.
 
     Raises:
-        ConfigError: the settings cannot be read, or the kit is not prepared for this launcher.
+        RuntimeError: it says so; NVFlare tells the server that the site cannot run the job.
     """
-    from fedshift.flare.launchers.connection import require_connection
-
-    settings = read_settings(kit / "local")
-    chosen = settings.launcher
-    if chosen is None:
-        return None
-    require_connection(kit, chosen)
-    if chosen.slurm is not None:
-        from fedshift.flare.launchers.slurm import SlurmStarter
-
-        return SlurmStarter(kit, chosen.slurm)
-    if chosen.docker is not None:
-        from fedshift.flare.launchers.docker import DockerStarter
-
-        return DockerStarter(kit, chosen.docker, folders=tuple(map(Path, settings.data.values())))
-    assert chosen.k8s is not None
-    from fedshift.flare.launchers.kubernetes import KubernetesStarter
-
-    return KubernetesStarter(kit, chosen.k8s)
+    for key in (JobMetaKey.JOB_LAUNCHER_SPEC.value, JobMetaKey.RESOURCE_SPEC.value):
+        if any((job_meta.get(key) or {}).values()):
+            raise RuntimeError(
+                f"the job's meta.json has {key}, and only the site decides how its processes are started: leave it "
+                f"out, and see launcher in {SITE_FILE}"
+            )
