@@ -141,7 +141,7 @@ def test_a_prediction_and_a_watcher_store_what_others_read_and_store_it_once(
 
 def test_by_dimse_the_same_comes_and_goes(pacs: Orthanc, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """C-FIND with C-GET, and with C-MOVE; C-STORE of results; and what a PACS that does not know us says."""
-    query = ["--query", "StudyDate=20260101-20260301", "Modality=MR", "SeriesDescription=t2*"]
+    query = ["--query", "StudyDate=20260301", "Modality=MR", "SeriesDescription=t2*"]
     fetched = {}
     for way, words in {
         "web": [pacs.dicomweb],
@@ -151,7 +151,7 @@ def test_by_dimse_the_same_comes_and_goes(pacs: Orthanc, tmp_path: Path, capsys:
         assert main(["data", "fetch", *words, *query, "--out", str(tmp_path / way)]) == 0, capsys.readouterr().err
         images = [(file.parent.name, pydicom.dcmread(file)) for file in (tmp_path / way).rglob("*.dcm")]
         fetched[way] = {(name, str(image.SOPInstanceUID)): image.to_json_dict() for name, image in images}
-    assert fetched["web"] == fetched["get"] == fetched["move"] and len(fetched["get"]) == 10
+    assert fetched["web"] == fetched["get"] == fetched["move"] and len(fetched["get"]) == 5
     model, image = brightness_model(tmp_path / "model.pt"), volume(**BALL)[0]
     write_slices(tmp_path / "new", image, seed="31", change=of_shoulder)
     pacs.add(tmp_path / "new")
@@ -214,7 +214,7 @@ def test_a_node_that_serves_takes_what_a_pacs_sends_and_stores_the_results_there
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not condition():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.2)
