@@ -76,7 +76,7 @@ def main() -> int:
                 for made in missing(out, site, seed, args):
                     add(made, out)
     runs = read(out)
-    table = table_of(runs)
+    table = table_of(runs, whole=args.whole)
     frame.write(out, {"schema": 1, "runs": runs}, table)
     print(table)
     return 0
@@ -187,7 +187,7 @@ class Stopwatch:
         self.wall, self.processor = time.perf_counter() - self._start[0], time.process_time() - self._start[1]
 
 
-def table_of(runs: list[dict[str, Any]]) -> str:
+def table_of(runs: list[dict[str, Any]], *, whole: bool) -> str:
     """Markdown: a row for each site and number of masks, and how often the decision was right."""
     rows, counts = [], []
     for masks in sorted({run["masks"] for run in runs}):
@@ -209,7 +209,7 @@ def table_of(runs: list[dict[str, Any]]) -> str:
                 "of_a_prediction": longest(of_masks),
             }
         )
-    return frame.page("adaptation", rows=rows, counts=counts, harm=HARM)
+    return frame.page("adaptation", rows=rows, counts=counts, harm=HARM, whole=whole)
 
 
 def longest(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
