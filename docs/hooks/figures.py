@@ -126,3 +126,20 @@ def phantom_shift() -> str:
 
 def _others(row: dict[str, float], site: str) -> float:
     return 100 * fmean(dice for other, dice in row.items() if other != site)
+
+
+def adapters() -> str:
+    """What adapters send and reach beside all weights, for equally many steps."""
+    rows = [
+        (
+            way["way"],
+            f"{way['bytes up'] / 1000:,.0f}",
+            f"{way['validation dice of the base']:.1f}",
+            f"{way['validation dice']:.1f}",
+            f"{way['dice']:.1f}",
+            f"{way['seconds a step']:.2f}",
+        )
+        for way in load("adapters")["ways"]
+    ]
+    heads = ["", "KB a site sends in a round", "Dice of the base, validation", "after training, validation"]
+    return table([*heads, "after training, test", "seconds a step"], rows)

@@ -359,6 +359,30 @@ def precision() -> str:
     return table(head, rows)
 
 
+def mailbox() -> str:
+    """A round by mailbox in which nobody trains."""
+    found = measured("mailbox")
+    seconds, many = found["seconds_a_round"], found["many_rounds"]
+    (early, late), (files, later_files) = many["seconds_a_round"].items(), many["files"].values()
+    megabytes, later_megabytes = many["megabytes"].values()
+    ends = found["peak_of_a_large_model_in_models"]
+    rows = [
+        *((f"a round, {name}, s", spread(value, 2)) for name, value in seconds.items()),
+        ("the second as a multiple of the first", spread(found["mailbox_to_one_process"], 1)),
+        (
+            "a step of a process of its own that finds nothing to do, s",
+            spread(found["seconds_of_a_process_that_waits"], 1),
+        ),
+        (f"a round of a small model, rounds {early[0]} and {late[0]}, s", f"{early[1]:.2f} and {late[1]:.2f}"),
+        (
+            f"files, and MB of memory, after {' and '.join(many['files'])} rounds",
+            f"{files} and {later_files}, {megabytes} and {later_megabytes}",
+        ),
+        ("memory to write and to read a model of 1 GB, in models", f"{ends['write']:.2f} and {ends['read']:.2f}"),
+    ]
+    return table(["", ""], rows)
+
+
 def on_paper() -> str:
     """What a round of large federations would take: calculated."""
     overhead, wire = measured("flare_overhead"), measured("wire_bytes")["bytes_a_round"]["unet, 32 features"]

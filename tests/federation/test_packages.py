@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from adapted import with_base
 from conftest import SHAPES, small_image_job, small_job
 from errors import raises
 from packagefiles import install
@@ -72,6 +74,21 @@ def test_it_trains_and_its_model_is_read_again(job: JobSpec, three_sites: Mappin
     for key, value in read_model_file(tmp_path / "serialised" / "server" / LAST)["weights"].items():
         np.testing.assert_array_equal(value, weights[key])
     assert open_model(tmp_path / "run" / LAST).header.job == job
+
+
+def test_adapters_stand_beside_its_network(
+    package: str, three_sites: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "bases"))
+    network, beside = f"network.name={package}:small", "network.adapters={on: conv, rank: 2}"
+    job, _ = with_base(small_job, tmp_path / "bases", "fedavg", network, adapted=beside)
+    run = run_in_process(job, three_sites, tmp_path / "run")
+    assert [record.rejected for record in run.results.rounds] == [[], []]
+    content = read_model_file(tmp_path / "run" / LAST)
+    base = torch.load(tmp_path / "bases" / "base.pt", weights_only=True)
+    assert content["weights"].keys() == base.keys()
+    assert not torch.equal(content["weights"]["body.0.weight"], base["body.0.weight"])
+    assert torch.equal(content["weights"]["body.0.bias"], base["body.0.bias"]), "it is frozen"
 
 
 def test_its_report_repeats_it_only_with_the_same_package(

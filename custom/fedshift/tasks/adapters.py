@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.schema.adapters import PRIVATE, SHARED, AdaptersSpec
+from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec, NetworkSpec
 from fedshift.schema.seeding import derive_seed, seeded_global
@@ -61,7 +62,7 @@ class Adapted(nn.Module):
 
 
 def names() -> list[str]:
-    """The networks that may have adapters: those for which there are files of others, and the U-Net."""
+    """Built-in networks that may have adapters: those for which there are files of others, and the U-Net."""
     return [*OWN, *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
 
 
@@ -80,7 +81,7 @@ def adapt(net: nn.Module, network: NetworkSpec, *, seed: int) -> nn.Module:
     """
     spec = network.adapters
     assert spec is not None
-    if network.name not in names():
+    if package_of(network.name) is None and network.name not in names():
         raise ConfigError(
             "adapters-unfit", f"network {network.name} cannot have adapters{nearest(network.name, names())}"
         )
