@@ -3,9 +3,11 @@
     python -m benchmarks.performance.mailbox
 
 Compared in one run are the coordinator in one process, which checks, stores, sums and saves and writes no message; and
-the coordinator and six sites by mailbox, whose steps are made in turn in one process. Then: a step of a process of its
-own that finds nothing to do; many rounds of a small model, with the files and the memory after the first and the last
-of them; and what a model of 1 GB takes beside itself, to be written and to be read, in processes of their own.
+the coordinator and six sites by mailbox, whose steps are made in turn in one process. Then the same with the demo's job
+and data, whose sites train, in one process as `fedshift run --in-process` runs them and by mailbox. Then: a step of a
+process of its own that finds nothing to do; many rounds of a small model, with the files and the memory after the first
+and the last of them; and what a model of 1 GB takes beside itself, to be written and to be read, in processes of their
+own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -27,6 +30,8 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks import frame
 from benchmarks.performance.flare_overhead import ROOT, coordinator, environment, idle_job
 from data_prep.phantom import make_phantom
+from fedshift.federation.in_process import run_in_process
+from fedshift.flare.export import read_job_folder
 from fedshift.mailbox.content import Answer, decode_answer, encode_answer
 from fedshift.mailbox.coordinator_party import JOB_FILE, CoordinatorParty
 from fedshift.mailbox.letter import TRAIN, Task
@@ -57,9 +62,11 @@ class IdleSite(SiteParty):
 
 
 class Parties:
-    """A coordinator and six idle sites, in a folder of their own."""
+    """A coordinator and six sites, in a folder of their own."""
 
-    def __init__(self, job: JobSpec, folder: Path, kits: Path, data: Path) -> None:
+    def __init__(
+        self, job: JobSpec, folder: Path, kits: Path, data: Path, *, party: type[SiteParty] = IdleSite
+    ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "mail").mkdir(parents=True)
         self.folder = folder
@@ -73,7 +80,7 @@ class Parties:
             if name == SERVER:
                 write_private(folder / name / JOB_FILE, job.model_dump_json(by_alias=True).encode())
         self.coordinator = CoordinatorParty(folder / SERVER)
-        self.sites = [IdleSite(folder / name) for name in job.task.sites]
+        self.sites = [party(folder / name) for name in job.task.sites]
 
     def turn(self) -> bool:
         """A step of everyone; whether the coordinator has ended the run."""
@@ -87,7 +94,7 @@ class Parties:
 
 
 def main() -> None:
-    args = frame.parser(__doc__, rounds=12, repeats=5, many=500).parse_args()
+    args = frame.parser(__doc__, rounds=12, repeats=5, many=500, demo=3).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         kits = provision(folder / "provisioned")
@@ -106,6 +113,7 @@ def main() -> None:
             "mailbox_to_one_process": frame.ratios(
                 rounds["mailbox, steps in one process"], rounds["coordinator in one process"]
             ),
+            "demo": demo(folder, kits, args.demo, args.repeats),
             "seconds_of_a_process_that_waits": frame.spread([waiting_step(folder) for _ in range(args.repeats)]),
             "many_rounds": many_rounds(args.many, folder, kits, data),
             "peak_of_a_large_model_in_models": large(folder),
@@ -134,6 +142,35 @@ def a_round(parties: Parties, rounds: int) -> float:
         elif at["task"] != TRAIN and began:
             return (time.monotonic() - began) / rounds
     raise SystemExit("the run was over before it was measured")
+
+
+def demo(folder: Path, kits: Path, rounds: int, repeats: int) -> dict[str, Any]:
+    """The demo's job with its sites' training, shortened to some rounds: seconds a round, and the ratio."""
+    make_phantom(folder / "demo")
+    raw = read_job_folder(ROOT / "jobs" / "fedfa_prostate").dump()
+    raw["task"]["schedule"]["rounds"] = rounds
+    job = JobSpec.parse(raw, where="demo")
+    data = folder / "demo" / "prostate"
+
+    def in_one_process() -> float:
+        shutil.rmtree(folder / "one", ignore_errors=True)
+        sites = {site: data / site for site in job.task.sites}
+        results = run_in_process(job, sites, folder / "one", device="cpu").results
+        return sum(record.seconds for record in results.rounds) / rounds
+
+    measures = {
+        "in one process": in_one_process,
+        "mailbox, steps in one process": lambda: a_round(
+            Parties(job, folder / "demo_mailbox", kits, data, party=SiteParty), rounds
+        ),
+    }
+    seconds = frame.in_turn(measures, repeats)
+    names = list(measures)
+    return {
+        "rounds": rounds,
+        "seconds_a_round": seconds,
+        "mailbox_to_one_process": frame.ratios(seconds[names[1]], seconds[names[0]]),
+    }
 
 
 def waiting_step(folder: Path) -> float:

@@ -362,13 +362,16 @@ def precision() -> str:
 def mailbox() -> str:
     """A round by mailbox in which nobody trains."""
     found = measured("mailbox")
-    seconds, many = found["seconds_a_round"], found["many_rounds"]
+    seconds, demo = (part["seconds_a_round"] for part in (found, found["demo"]))
+    many = found["many_rounds"]
     (early, late), (files, later_files) = many["seconds_a_round"].items(), many["files"].values()
     megabytes, later_megabytes = many["megabytes"].values()
     ends = found["peak_of_a_large_model_in_models"]
     rows = [
-        *((f"a round, {name}, s", spread(value, 2)) for name, value in seconds.items()),
+        *((f"a round without training, {name}, s", spread(value, 2)) for name, value in seconds.items()),
         ("the second as a multiple of the first", spread(found["mailbox_to_one_process"], 1)),
+        *((f"a round of the demo, which trains, {name}, s", spread(value, 2)) for name, value in demo.items()),
+        ("the second as a multiple of the first", spread(found["demo"]["mailbox_to_one_process"], 2)),
         (
             "a step of a process of its own that finds nothing to do, s",
             spread(found["seconds_of_a_process_that_waits"], 1),
