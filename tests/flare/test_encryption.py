@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 import yaml
 from adapted import VIT, with_base
-from conftest import make_image_site, make_site, small_image_job, small_job
+from conftest import SHAPES, make_image_site, make_site, small_image_job, small_job
 from errors import raises
 from kits import ROOT, SERVER, provision_project
 
@@ -29,11 +28,13 @@ from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.encryption.vector import COUNTS, Layout
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import ADAPTED, read_model_file
+from fedshift.federation.resolve import resolve
 from fedshift.federation.server.run_files import load_state
 from fedshift.federation.site.site import Site, SiteOptions
 from fedshift.federation.tensors import read_weights
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Results
 from fedshift_testing.serialised import Federation, Message
@@ -486,7 +487,12 @@ def test_adapters_are_encrypted_and_merged_where_they_are_decrypted(
 ) -> None:
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
     data = {site: make_image_site(tmp_path / "data", site) for site in SITES}
-    options, make = (*VIT, "schedule.rounds=1", "federation.min_sites=3"), partial(small_image_job, sites=SITES)
+    task, options = tmp_path / "shapes.yaml", (*VIT, "schedule.rounds=1", "federation.min_sites=3")
+    task.write_text(SHAPES.read_text(encoding="utf-8").replace("[A, B, C]", f"[{', '.join(SITES)}]"), encoding="utf-8")
+
+    def make(methods: str, *options: str) -> JobSpec:
+        return resolve(str(task), methods, options=options)
+
     plain, _ = with_base(make, tmp_path / "weights", "fedavg", *options)
     run_in_process(plain, data, tmp_path / "plain")
     job, _ = with_base(make, tmp_path / "weights", "fedavg", *options, ENCRYPTED)

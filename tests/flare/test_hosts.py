@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_image_site, small_image_job
+from conftest import SHAPES, make_image_site, small_image_job
 from errors import raises
 from modelfiles import assert_same_weights
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode
@@ -36,7 +36,7 @@ SITES = ("A", "B", "C", "D", "E")
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
     """The tests' task with five sites."""
-    text = Path(__file__).parents[1].joinpath("shapes.yaml").read_text(encoding="utf-8")
+    text = SHAPES.read_text(encoding="utf-8")
     path = tmp_path / "five.yaml"
     path.write_text(text.replace("[A, B, C]", "[A, B, C, D, E]"), encoding="utf-8")
     return path
@@ -44,7 +44,7 @@ def task(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(task: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobSpec]:
-    monkeypatch.setattr("conftest.SHAPES", task)
+    monkeypatch.setattr("fedshift_testing.jobs.SHAPES", task)
     return lambda names, *options: small_image_job(names, *options, sites=SITES)
 
 

@@ -303,7 +303,7 @@ def test_the_sites_settings_are_valid_as_written_and_with_all_that_is_commented_
     assert settings.privacy == Policy(), "written out, not changed"
     for network, other in (("weights", "dp_sgd"), ("dp_sgd", "weights")):
         shown = text
-        for key in ("strata", "statistics", network, "budget"):
+        for key in ("strata", "packages", "statistics", network, "budget"):
             shown = shown.replace(f"  # {key}:", f"  {key}:")
         with_noise = yaml.safe_load(shown)
         assert set(with_noise["privacy"]) == set(Policy.model_fields) - {"encryption", other}

@@ -78,6 +78,7 @@ privacy:
   survey_cases: 3                     # cases before a survey gets more than their number; groups of a validation too
   scanners: false                     # true: a survey is told the scanners' makes and models
   # strata: [vendor]                  # columns of the site's table by which validations tell scores (default: all)
+  # packages: {{}}                      # installed packages that jobs may use: 'fedshift site packages KIT' tells
   # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
