@@ -53,7 +53,7 @@ def organs(folder: Path) -> None:
 
 LIMITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "Other tasks than outlining structures and sorting images into classes": (kinds, "there is no kind"),
-    "Networks of your own, or foundation models": (networks, "there is no network"),
+    "Code in a job": (networks, "there is no network"),
     "Any two methods together": (together, "cannot be combined"),
     "Encrypted updates together with robust averages": (robust, "which the server cannot read"),
     "Registering sequences": (grids, "grid"),
