@@ -46,7 +46,7 @@ jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
 # Three at a time on two cores: some tests wait for processes that they start.
-test: install lint ## lint, types and the tests of a change: about ten minutes on two cores
+test: install lint ## lint, types and the tests of a change: about ten minutes on two fast cores
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 # The slow tests that a change most likely breaks: recorded weights, and a run of each kind.

@@ -112,6 +112,24 @@ def archive(client: Client) -> Archive:
     return Archive(Web(client, ADDRESS))  # type: ignore[arg-type]
 
 
+# --- what a faulty PACS sends in place of an image, by its number -------------------------------------------
+
+
+def another_study(image: Dataset, number: int) -> Dataset:
+    image.StudyInstanceUID = generate_uid()
+    return image
+
+
+def the_first_twice(image: Dataset, number: int) -> Dataset:
+    if number == 0:
+        the_first_twice.image = image  # type: ignore[attr-defined]
+    return the_first_twice.image  # type: ignore[attr-defined,no-any-return]
+
+
+def one_less(image: Dataset, number: int) -> Dataset | None:
+    return None if number == 1 else image
+
+
 def write_study(folder: Path, seed: str, *, date: str = "20260102", mask: bool = True) -> tuple[str, str]:
     """A study with a series ``t2_tse_tra`` of a ball, one ``adc`` and a reader's SEG; UIDs of study and first."""
 

@@ -8,7 +8,7 @@ import pydicom
 import pytest
 import requests
 from errors import raises
-from fakepacs import ADDRESS, Client, archive, write_study
+from fakepacs import ADDRESS, Client, another_study, archive, one_less, the_first_twice, write_study
 from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 
@@ -154,24 +154,9 @@ def test_nothing_found_is_an_error(held: Path, tmp_path: Path) -> None:
         fetch(archive(Client(held)), parse_query(["Modality=SEG"]), tmp_path / "out")
 
 
-def another_study(image: Dataset, number: int) -> Dataset:
-    image.StudyInstanceUID = generate_uid()
-    return image
-
-
 def another_class(image: Dataset, number: int) -> Dataset:
     image.SOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
     return image
-
-
-def the_first_twice(image: Dataset, number: int) -> Dataset:
-    if number == 0:
-        the_first_twice.image = image  # type: ignore[attr-defined]
-    return the_first_twice.image  # type: ignore[attr-defined,no-any-return]
-
-
-def one_less(image: Dataset, number: int) -> Dataset | None:
-    return None if number == 1 else image
 
 
 def nameless(image: Dataset, number: int) -> Dataset:

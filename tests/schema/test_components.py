@@ -18,15 +18,6 @@ from fedshift.tasks import losses, networks
 OTHER = PackageSpec(version="1.0", sha256="0" * 64)
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of Python packages that Python looks into."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
-
-
 def test_nothing_of_a_package_is_imported_before_it_was_admitted(site: Path) -> None:
     install(site, "acme-early")
     with raises("package-unnamed", naming="acme-early:halved"):

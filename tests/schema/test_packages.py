@@ -15,15 +15,6 @@ from fedshift.schema.components import choose
 from fedshift.schema.packages import installed, offering
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of Python packages that Python looks into."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
-
-
 def test_the_hash_is_that_of_a_list_of_files_as_sha256sum_writes_it(site: Path) -> None:
     install(site, "acme-hash", files={"acme_hash.py": "x = 1\n"}, points={"fedshift.losses": {"a": "acme_hash"}})
     counted = ["acme_hash-1.0.dist-info/METADATA", "acme_hash-1.0.dist-info/entry_points.txt", "acme_hash.py"]

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift.inference.dicom_source import NOTE, Origin, Source, making, uids_of
-from fedshift.inference.dicom_sr import device_of
+from fedshift.inference.dicom_report import comment, save_report
+from fedshift.inference.dicom_source import Origin, Source, making, uids_of
 from fedshift.schema.codes import SHORT
 
 OWN = "99FEDSHIFT"
@@ -70,33 +70,10 @@ def write_classes(
                 qualitative_evaluations=decisions,
                 source_images=images,
             )
-            for comment in [f"{NOTE}; {origin.algorithm}", *remarks]:
-                group[0].ContentSequence.append(
-                    hd.sr.TextContentItem(
-                        name=codes.DCM.Comment, value=comment, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
-                    )
-                )
+            comment(group, origin, remarks)
             groups.append(group)
-        report = hd.sr.MeasurementReport(
-            observation_context=hd.sr.ObservationContext(observer_device_context=device_of(origin, uid("device"))),
-            procedure_reported=Code("363679005", "SCT", "Imaging procedure"),
-            imaging_measurements=groups,
-            title=codes.DCM.ImagingMeasurementReport,
-        )
-        made = hd.sr.ComprehensiveSR(
-            evidence=list(source.objects),
-            content=report,
-            series_instance_uid=hd.UID(uid("series")),
-            series_number=source.series_number,
-            sop_instance_uid=hd.UID(uid("object")),
-            instance_number=1,
-            manufacturer="fedshift",
-            manufacturer_model_name="fedshift",
-            software_versions=origin.version,
-            device_serial_number=origin.model,
-            series_description=origin.description,
-        )
-        made.save_as(path)
+        evidence = source.objects
+        save_report(path, hd.sr.ComprehensiveSR, groups, evidence=evidence, source=source, origin=origin, uid=uid)
 
 
 def own_code(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedshift.data.scans import Scan
-from fedshift.inference.dicom_source import Origin, Source, check_written, digest_of, making, uids_of
+from fedshift.inference.dicom_source import Origin, Source, check_written, digest_of, making, object_fields, uids_of
 from fedshift.inference.geometry import stored_grid
 from fedshift.runtime.regions import voxels_of
 from fedshift.schema.codes import ClassCodes, Code
@@ -74,19 +74,11 @@ def write_segmentation(
             pixel_array=_segment_masks(grid, len(classes)) if regions else grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
-            series_instance_uid=hd.UID(uid("series")),
-            series_number=source.series_number,
-            sop_instance_uid=hd.UID(uid("object")),
-            instance_number=1,
-            manufacturer="fedshift",
-            manufacturer_model_name="fedshift",
-            software_versions=origin.version,
-            device_serial_number=origin.model,
             pixel_measures=measures,
             omit_empty_frames=True,
             content_label="SEGMENTATION",
             content_description=origin.description,
-            series_description=origin.description,
+            **object_fields(source, origin, uid),
         )
         for item in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
             item.DimensionOrganizationUID = uid("dimensions")

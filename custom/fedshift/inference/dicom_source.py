@@ -147,6 +147,26 @@ class Source:
         return np.array(position, float), cosines[:3] * between_columns, cosines[3:] * between_rows
 
 
+def object_fields(source: Source, origin: Origin, uid: Callable[[str], str]) -> dict[str, Any]:
+    """What every result says of itself and of what made it, as arguments of highdicom's objects.
+
+    ``uid``: as `uids_of` gives it.
+    """
+    import highdicom as hd
+
+    return {
+        "series_instance_uid": hd.UID(uid("series")),
+        "series_number": source.series_number,
+        "sop_instance_uid": hd.UID(uid("object")),
+        "instance_number": 1,
+        "manufacturer": "fedshift",
+        "manufacturer_model_name": "fedshift",
+        "software_versions": origin.version,
+        "device_serial_number": origin.model,
+        "series_description": origin.description,
+    }
+
+
 def uids_of(source: Source, origin: Origin, *content: object) -> Callable[[str], str]:
     """A function that gives the UID of what is named, of a result with this content.
 

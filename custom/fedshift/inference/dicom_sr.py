@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedshift.inference.dicom_report import comment, save_report
 from fedshift.inference.dicom_seg import concept
-from fedshift.inference.dicom_source import NOTE, Origin, Source, making, uids_of
+from fedshift.inference.dicom_source import Origin, Source, making, uids_of
 
 
 def write_report(
@@ -40,9 +41,7 @@ def write_report(
 
     uid = uids_of(source, origin, "sr", str(segmentation.SOPInstanceUID), *volumes.items(), *remarks)
     with making(path, "DICOM SR"):
-        device = device_of(origin, uid("device"))
         algorithm = hd.sr.AlgorithmIdentification(name=origin.algorithm, version=origin.full_version)
-        comments = [f"{NOTE}; {origin.algorithm}", *remarks]
         groups = []
         for number, name in enumerate(classes, start=1):
             if not volumes[name]:
@@ -69,47 +68,7 @@ def write_report(
                     )
                 ],
             )
-            for comment in comments:
-                group[0].ContentSequence.append(
-                    hd.sr.TextContentItem(
-                        name=codes.DCM.Comment, value=comment, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
-                    )
-                )
+            comment(group, origin, remarks)
             groups.append(group)
-        report = hd.sr.MeasurementReport(
-            observation_context=hd.sr.ObservationContext(observer_device_context=device),
-            procedure_reported=Code("363679005", "SCT", "Imaging procedure"),
-            imaging_measurements=groups,
-            title=codes.DCM.ImagingMeasurementReport,
-        )
-        made = hd.sr.Comprehensive3DSR(
-            evidence=[segmentation, *source.objects],
-            content=report,
-            series_instance_uid=hd.UID(uid("series")),
-            series_number=source.series_number,
-            sop_instance_uid=hd.UID(uid("object")),
-            instance_number=1,
-            manufacturer="fedshift",
-            manufacturer_model_name="fedshift",
-            software_versions=origin.version,
-            device_serial_number=origin.model,
-            series_description=origin.description,
-        )
-        made.save_as(path)
-
-
-def device_of(origin: Origin, uid: str) -> Any:
-    """The program as the observer of a report."""
-    import highdicom as hd
-    from pydicom.sr.codedict import codes
-
-    return hd.sr.ObserverContext(
-        observer_type=codes.DCM.Device,
-        observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
-            uid=hd.UID(uid),
-            name=origin.algorithm,
-            manufacturer_name="fedshift",
-            model_name="fedshift",
-            serial_number=origin.model,
-        ),
-    )
+        evidence = [segmentation, *source.objects]
+        save_report(path, hd.sr.Comprehensive3DSR, groups, evidence=evidence, source=source, origin=origin, uid=uid)

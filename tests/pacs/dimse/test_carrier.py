@@ -11,10 +11,10 @@ import pydicom
 import pytest
 from errors import raises
 from fakenode import TITLE, Node, running_node
-from fakepacs import Client, archive, write_study
+from fakepacs import Client, another_study, archive, one_less, the_first_twice, write_study
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
-from pydicom.uid import MPEG2MPML, generate_uid
+from pydicom.uid import MPEG2MPML
 
 from fedshift.pacs.access import Access, open_archive
 from fedshift.pacs.archive import Archive
@@ -105,21 +105,6 @@ def test_images_in_a_form_that_is_not_read_are_said(held: Path, tmp_path: Path) 
     with running_node(tmp_path / "pacs", storage=["1.2.840.10008.5.1.4.1.1.2"]) as pacs:
         (failed,) = fetch(asked(pacs), T2, tmp_path / "other", masks="none").failed
     assert "MR Image Storage" in failed.reason and "--receive-port" in failed.reason
-
-
-def another_study(image: Dataset, number: int) -> Dataset:
-    image.StudyInstanceUID = generate_uid()
-    return image
-
-
-def the_first_twice(image: Dataset, number: int) -> Dataset:
-    if number == 0:
-        the_first_twice.image = image  # type: ignore[attr-defined]
-    return the_first_twice.image  # type: ignore[attr-defined,no-any-return]
-
-
-def one_less(image: Dataset, number: int) -> Dataset | None:
-    return None if number == 1 else image
 
 
 def failing(image: Dataset, number: int) -> Dataset | int:
