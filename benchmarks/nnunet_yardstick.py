@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import frame
 import numpy as np
@@ -31,7 +31,7 @@ import torch
 from monai.metrics import compute_dice, compute_hausdorff_distance  # type: ignore[attr-defined]
 from scipy import stats
 
-from fedshift.schema.manifest import Manifest, read_manifest
+from fedshift.schema.manifest import Manifest, Split, read_manifest
 from fedshift.schema.results import LAST, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +60,7 @@ def main() -> int:
         "configuration": args.configuration,
         "epochs": args.epochs,
         "steps": args.epochs * args.steps,
-        "cases": {split: sum(m.n_cases(split) for m in manifests) for split in ("train", "val", "test")},
+        "cases": {split: sum(len(m.by_split(split)) for m in manifests) for split in get_args(Split)},
         **frame.made_with("torch", "monai"),
         "nnunetv2": "2.8.1",
         "rows": measured,
