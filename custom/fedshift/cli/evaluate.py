@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,15 @@ from fedshift.cli import evaluate_labels, own_scans
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.display import console
 from fedshift.cli.guarantee import add_calibration, calibrate, check_calibration
-from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics, scored_model
+from fedshift.cli.model_choice import (
+    add_choice,
+    add_models,
+    averaged_models,
+    choice,
+    describe,
+    print_statistics,
+    scored_model,
+)
 from fedshift.reporting import false_positives
 from fedshift.reporting.known_scores import SCORES
 from fedshift.reporting.report.wording import counted, say
@@ -58,6 +66,7 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"for {TABLE} and {SUMMARY}")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_models(parser)
     add_calibration(parser)
     add_choice(parser)
     parser.set_defaults(func=run)
@@ -88,9 +97,11 @@ def run(args: argparse.Namespace) -> int:
     sets, cases = own_scans.cases_for(model, args)
     for line in describe(model):
         print(line)
+    others = averaged_models(model, args)
     for finding in (finding for folder in sets for finding in folder.findings):
         print(f"warning: {finding.sentence()}")
-    ready = scoring.ready_for(model, cases, choice(args), device=args.device, true_spacing=args.true_spacing)
+    about_scans = {"device": args.device, "true_spacing": args.true_spacing}
+    ready = scoring.ready_for(model, cases, choice(args), others=others, **about_scans)
     print_statistics(ready)
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
     make_folder(args.out)
@@ -105,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     classes = model.header.job.task.structures
     summary = scoring.summary(scored, classes, subjects=subjects)
     columns = PICTURES if model.of_pictures else COLUMNS
-    _write(args.out, columns, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
+    described = scored_model(model, ready.statistics, others)
+    _write(args.out, columns, scored, _record(model, described, scored, summary, tolerance=tolerance))
     if summary.cases:
         console.print(_table(summary, classes, columns))
     for name, counts in summary.one_sided.items():
@@ -167,12 +179,12 @@ def _table(summary: Summary, classes: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _record(
-    model: Model, scored: Sequence[Scored], summary: Summary, *, tolerance: float, statistics: str
+    model: Model, described: Mapping[str, Any], scored: Sequence[Scored], summary: Summary, *, tolerance: float
 ) -> LabelledScans:
-    """What ``fedshift report`` makes a page of."""
+    """What ``fedshift report`` makes a page of; ``described``: of `scored_model`."""
     kept = [case for case in scored if case.error is None]
     return LabelledScans(
-        **scored_model(model, statistics),
+        **described,
         tolerance=tolerance,
         classes=list(model.header.job.task.structures),
         cases=list(summary.cases),

@@ -37,6 +37,7 @@ OF_MASKS = {
     "interpolate": "--interpolate",
     "empty": "--empty",
     "tolerance": "--tolerance",
+    "models": "--models",
 }
 
 

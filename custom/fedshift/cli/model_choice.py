@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.arguments import add_shared
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
@@ -27,6 +28,35 @@ def add_choice(parser: Any) -> None:
     )
     add_shared(parser, "--true-spacing")
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 … (default: a GPU if any)")
+
+
+def add_models(parser: Any) -> None:
+    """Add ``--models``, which `averaged_models` reads."""
+    parser.add_argument(
+        "--models",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="models of the same task, such as of other folds, whose probabilities are averaged with those of MODEL",
+    )
+
+
+def averaged_models(model: Model, args: argparse.Namespace) -> list[Model]:
+    """The models of ``--models``, each of which is said to be averaged.
+
+    Raises:
+        ConfigError: as `fedshift.inference.ensemble.open_others`; or something else asks for a single model.
+    """
+    from fedshift.inference.ensemble import open_others
+
+    if args.models and args.guarantee is not None:
+        said = "--guarantee is about a single model, whose cases set its levels: leave out --models or --guarantee"
+        raise ConfigError("options-clash", said)
+    others = open_others(model, args.models)
+    for other in others:
+        print(f"averaged with {other.path}: {'+'.join(other.header.job.methods)}, round {other.header.round}")
+    return others
 
 
 def choice(args: argparse.Namespace) -> Choice:
@@ -49,7 +79,7 @@ def describe(model: Model) -> Iterator[str]:
     yield "research use only; not a medical device"
 
 
-def scored_model(model: Model, statistics: str) -> dict[str, Any]:
+def scored_model(model: Model, statistics: str, others: Sequence[Model] = ()) -> dict[str, Any]:
     """What a record of scores says of a model: the fields of `fedshift.schema.protocol_results.ScoredModel`."""
     from fedshift.schema.results import new_results
 
@@ -61,6 +91,7 @@ def scored_model(model: Model, statistics: str) -> dict[str, Any]:
         "versions": results.versions,
         "model": model.path.name,
         "sha256": hashlib.sha256(model.path.read_bytes()).hexdigest(),
+        "averaged_with": [hashlib.sha256(other.path.read_bytes()).hexdigest() for other in others],
         "round": header.round,
         "sites": list(header.sites),
         "kind": header.kind,

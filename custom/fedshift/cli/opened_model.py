@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.guarantee import show
-from fedshift.cli.model_choice import choice, describe, print_statistics
+from fedshift.cli.model_choice import averaged_models, choice, describe, print_statistics
 from fedshift.schema.codes import parse_codes
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
@@ -28,6 +28,8 @@ class OpenedModel:
     """A model, and what ``--guarantee`` asks of it."""
 
     model: Model | Bundle
+    others: Sequence[Model]
+    """Models that are averaged with it."""
     promise: Promised | None
     stamp: Stamp
     """What its files were known by before they were read."""
@@ -50,9 +52,17 @@ class OpenedModel:
         return self.model
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What the record of predictions says of it."""
+        averaged = [
+            other.about["model"] | {"file": f"{other.path.parent.name}/{other.path.name}"} for other in self.others
+        ]
+        return self.model.about | ({"averaged_with": averaged} if averaged else {})
+
+    @property
     def has_changed(self) -> bool:
         """Whether its files are others than those that were read, or are away."""
-        return _stamp(self.model.path) != self.stamp
+        return _stamp(self.model.path, *(other.path for other in self.others)) != self.stamp
 
     def ready(self, make: Callable[[], ReadyModel], *, of_these_images: bool) -> ReadyModel:
         """The network with its statistics, of ``make``; each time anew if they are estimated ``of_these_images``."""
@@ -66,7 +76,7 @@ class OpenedModel:
         from fedshift.inference import dicom_source
 
         if self._origin is None:
-            self._origin = dicom_source.origin(self.model, codes_of(codes))
+            self._origin = dicom_source.origin(self.model, codes_of(codes), others=self.others)
         return self._origin
 
 
@@ -79,14 +89,17 @@ def open_for(args: argparse.Namespace) -> OpenedModel:
     from fedshift.inference.model import Choice, Model, open_model
     from fedshift.inference.monai_bundle import describe_bundle, open_bundle
 
-    bundle, stamp = args.model.is_dir(), _stamp(args.model)
+    bundle, stamp = args.model.is_dir(), _stamp(args.model, *args.models)
     if bundle and choice(args) != Choice():
         said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
         raise ConfigError("no-effect", f"{args.model} {said}")
+    if bundle and args.models:
+        raise ConfigError("no-effect", f"{args.model} is a bundle, and bundles are not averaged: leave out --models")
     model = open_bundle(args.model, device=args.device) if bundle else open_model(args.model)
     for line in describe(model) if isinstance(model, Model) else describe_bundle(model):
         print(line)
-    return OpenedModel(model, _promise(model, args), stamp)
+    others = averaged_models(model, args) if isinstance(model, Model) else []
+    return OpenedModel(model, others, _promise(model, args), stamp)
 
 
 def _promise(model: Model | Bundle, args: argparse.Namespace) -> Promised | None:
@@ -113,11 +126,10 @@ def codes_of(file: Path | None) -> Any:
     return codes
 
 
-def _stamp(path: Path) -> Stamp:
-    """What a file, or those of a folder, are known by: name, size, and when and where they were written."""
-    files = path.rglob("*") if path.is_dir() else [path]
+def _stamp(*paths: Path) -> Stamp:
+    """What files, or those of a folder, are known by: name, size, and when and where they were written."""
     known = []
-    for file in files:
+    for file in (file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])):
         try:
             status = file.stat()
         except FileNotFoundError:

@@ -12,7 +12,7 @@ import fedshift
 from fedshift.cli import predict_classes, predict_pacs
 from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.guarantee import add_guarantee
-from fedshift.cli.model_choice import add_choice, choice
+from fedshift.cli.model_choice import add_choice, add_models, choice
 from fedshift.cli.opened_model import OpenedModel, open_for
 from fedshift.cli.predict_pacs import Source
 from fedshift.cli.predict_table import NOTE, TABLE, Row, predicted_before, write_rows
@@ -64,6 +64,7 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="also a picture of every scan with the mask's outline; of pictures, what speaks for their class",
     )
+    add_models(parser)
     predict_pacs.add_pacs(parser)
     add_guarantee(
         parser,
@@ -99,7 +100,7 @@ def predict(opened: OpenedModel, args: argparse.Namespace, *, source: Source | N
         1 if it failed for some of the images.
     """
     model = opened.model
-    about = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE, **model.about}
+    about = {"schema": 1, "fedshift": fedshift.__version__, "note": NOTE, **opened.about}
     about |= {} if opened.promise is None else opened.promise.about
     if source is not None or target is not None:
         predict_pacs.require_results(opened)
@@ -149,7 +150,8 @@ def _segment(
     segmenter: segment.Segmenter
     if isinstance(model, Model):
         chosen = choice(args) if promise is None else promises.of_statistics(model, choice(args))
-        ready_for = partial(segment.ready_for, model, cases, chosen, device=args.device, true_spacing=args.true_spacing)
+        about_scans = {"device": args.device, "true_spacing": args.true_spacing}
+        ready_for = partial(segment.ready_for, model, cases, chosen, others=opened.others, **about_scans)
         ready = opened.ready(ready_for, of_these_images=chosen.estimate)
         if promise is not None:
             promises.require_statistics(promise, ready)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import predict, predict_classes, predict_pacs
 from fedshift.cli.arguments import add_shared, positive
-from fedshift.cli.model_choice import add_choice
+from fedshift.cli.model_choice import add_choice, add_models
 from fedshift.cli.opened_model import OpenedModel, open_for
 from fedshift.cli.pacs_access import add_query, archive_at, check_access, node_of, port
 from fedshift.cli.predict_pacs import Source
@@ -81,6 +81,7 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument("--codes", type=Path, metavar="TASK", help="as of 'fedshift predict'")
     add_shared(parser, "--volume", "--bits")
+    add_models(parser)
     add_choice(parser)
     parser.set_defaults(func=run, images=[], overlay=False, guarantee=None, force=True)
 

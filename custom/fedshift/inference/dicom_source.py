@@ -69,8 +69,10 @@ class Origin:
         return f"{self.version}, model {self.model}"[:MOST]
 
 
-def origin(model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None) -> Origin:
-    """What results say of what made them; ``codes`` in place of those of its task.
+def origin(
+    model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None, *, others: Sequence[Model] = ()
+) -> Origin:
+    """What results say of what made them; ``codes`` in place of those of its task, ``others`` averaged with it.
 
     Raises:
         ConfigError: highdicom is not installed, or the classes have no codes, or others.
@@ -95,7 +97,9 @@ def origin(model: Model | Bundle, codes: Mapping[str, ClassCodes] | None = None)
         check_codes(codes or {}, structures, parts=parts)
     except ValueError as error:
         raise ConfigError("codes-invalid", f"--codes does not fit {weights}: {error}") from None
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    program += f", mean of {1 + len(others)} models" if others else ""
+    content = b"".join(file.read_bytes() for file in (weights, *(other.path for other in others)))
+    sha256 = hashlib.sha256(content).hexdigest()[:16]
     return Origin(name, program, fedshift.__version__, sha256, simulated, codes or {})
 
 

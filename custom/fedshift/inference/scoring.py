@@ -193,11 +193,15 @@ def score_cases(
 
 
 def ready_for(
-    model: Model, cases: Sequence[CaseFiles], choice: Choice, *, device: str = "auto", true_spacing: bool = False
+    model: Model,
+    cases: Sequence[CaseFiles],
+    choice: Choice,
+    *,
+    others: Sequence[Model] = (),
+    device: str = "auto",
+    true_spacing: bool = False,
 ) -> ReadyModel:
-    """Prepare a model for scoring; with ``choice.estimate``, statistics come from the cases that can be read.
-
-    ``true_spacing``: as of `score_cases`.
+    """Prepare a model for scoring, as `fedshift.inference.segment.ready_for` for prediction.
 
     Raises:
         ConfigError: as `fedshift.inference.model.make_ready`, or a score needs a library that is not installed.
@@ -206,7 +210,7 @@ def ready_for(
     if model.header.job.evaluation.cldice:
         check_installed()
     readable = map(_Labelled, cases)
-    return segment.ready_for(model, readable, choice, device=device, true_spacing=true_spacing)
+    return segment.ready_for(model, readable, choice, others=others, device=device, true_spacing=true_spacing)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedshift.data.case_check import known_spacing, readings_of
 from fedshift.data.scans import Scan
+from fedshift.inference.ensemble import averaged
 from fedshift.inference.masks import OUTLINES_SEG, ScanMask, volume_ml, write_results
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
 from fedshift.inference.plausible import (
@@ -105,11 +106,23 @@ def outline(ready: ReadyModel, voxels: np.ndarray, spacing: Sequence[float] | No
 
 
 def ready_for(
-    model: Model, cases: Iterable[Stacked], choice: Choice, *, device: str = "auto", true_spacing: bool = False
+    model: Model,
+    cases: Iterable[Stacked],
+    choice: Choice,
+    *,
+    others: Sequence[Model] = (),
+    device: str = "auto",
+    true_spacing: bool = False,
 ) -> ReadyModel:
     """Prepare a model for prediction. With ``choice.estimate``, statistics come from the cases that can be read.
 
-    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder.
+    Args:
+        model: from `fedshift.inference.model.open_model`.
+        cases: what will be segmented.
+        choice: whose statistics.
+        others: models that are averaged with it, of `fedshift.inference.ensemble.open_others`.
+        device: a torch device name, or ``auto``.
+        true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
 
     Raises:
         ConfigError: as `make_ready`.
@@ -121,8 +134,12 @@ def ready_for(
         scan, voxels = case.read_stacked()
         return network_images(voxels, known_spacing(scan, true=true_spacing), model.spec)
 
-    readers = (partial(images_of, case) for case in cases)
-    return make_ready(model, choice, images=lambda: Images([*chain(*readable(readers))]), device=device)
+    @cache
+    def images() -> Images:
+        return Images([*chain(*readable(partial(images_of, case) for case in cases))])
+
+    ready, *more = (make_ready(each, choice, images=images, device=device) for each in (model, *others))
+    return averaged(ready, more)
 
 
 class Stacked(Protocol):

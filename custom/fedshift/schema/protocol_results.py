@@ -139,6 +139,7 @@ class ScoredModel(_Record):
     Attributes:
         model: name of the model's file.
         sha256: of that file.
+        averaged_with: SHA-256 of the model files whose probabilities are averaged with its own.
         round: of the model.
         sites: that trained it.
         kind: what its training data are.
@@ -147,6 +148,7 @@ class ScoredModel(_Record):
 
     model: str
     sha256: str
+    averaged_with: list[str] = []
     round: int
     sites: list[str]
     kind: Literal["phantom", "patients", "images"]

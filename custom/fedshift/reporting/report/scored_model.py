@@ -29,6 +29,7 @@ def facts(record: ScoredModel) -> list[tuple[str, str]]:
     return [
         ("Model", record.model),
         ("SHA-256", record.sha256),
+        *(("Averaged with", sha256) for sha256 in record.averaged_with),
         ("Task", record.job.task),
         ("Methods", _methods(record)),
         ("Round", str(record.round)),

@@ -1,0 +1,92 @@
+"""Several models of one task as one segmenter, such as the models of several folds: their probabilities are averaged.
+
+Of a window x and models f_1 … f_n::
+
+    p(x) = 1/n Σ_i softmax(f_i(x))          of regions, which may overlap: sigmoid in place of softmax
+
+What is given on are logits of p, so mirror images, overlapping windows and guarantees go on as with a single model.
+Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation", Nature
+Methods 2021, averages the five models of a cross-validation in this way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from fedshift.inference.model import Model, ReadyModel, open_model
+from fedshift.schema.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ensemble(ReadyModel):
+    """The model of the other fields and ``others``, which take scans alike, averaged."""
+
+    others: tuple[ReadyModel, ...]
+
+    def logits(self, images: Tensor) -> Tensor:
+        first = super().logits(images)
+        every = torch.stack([first, *(ready.logits(images) for ready in self.others)]).float()
+        if self.written:
+            return _log_mean(logsigmoid(every)) - _log_mean(logsigmoid(-every))
+        return _log_mean(every.log_softmax(2))
+
+
+def _log_mean(logs: Tensor) -> Tensor:
+    """The logarithm of the mean over the first axis of what ``logs`` are the logarithms of."""
+    return logs.logsumexp(0) - math.log(len(logs))
+
+
+def averaged(ready: ReadyModel, others: Sequence[ReadyModel]) -> ReadyModel:
+    """The mean of models that are ready; a single one is as it was."""
+    if not others:
+        return ready
+    notes = dict.fromkeys(note for each in (ready, *others) for note in each.notes)
+    given = {field.name: getattr(ready, field.name) for field in fields(ready)}
+    return Ensemble(**given | {"notes": tuple(notes)}, others=tuple(others))
+
+
+def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
+    """Read the models that are averaged with a model.
+
+    Raises:
+        ConfigError: as `open_model`; or one of them does not take scans as ``model`` does, or is given twice.
+    """
+    if paths and not model.is_segmentation:
+        said = "classifies, and --models averages models that segment: leave it out"
+        raise ConfigError("no-effect", f"{model.path} {said}")
+    opened, known = [], {_digest(model.path): model.path}
+    for path in paths:
+        if path.is_dir():
+            said = "is a bundle, and bundles are not averaged: name model files with --models"
+            raise ConfigError("models-differ", f"{path} {said}")
+        other = open_model(path)
+        if (same := known.get(digest := _digest(path))) is not None:
+            raise ConfigError("models-differ", f"{path} is the same model as {same}: name each once")
+        known[digest] = path
+        for what, ours, theirs in (
+            ("structures", model.structures, other.structures),
+            ("sequences", model.sequences, other.sequences),
+            ("preparation of scans", (model.data, model.spec), (other.data, other.spec)),
+        ):
+            if ours != theirs:
+                shown = "" if what.startswith("preparation") else f" ({_named(ours)} and {_named(theirs)})"
+                said = f"{path} and {model.path} have different {what}{shown}: average models of the same task"
+                raise ConfigError("models-differ", said)
+        opened.append(other)
+    return opened
+
+
+def _named(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names)) or "without a name"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
