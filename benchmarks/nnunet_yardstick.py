@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the task's prepared sites")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--configuration", choices=("2d", "3d_fullres"), default="3d_fullres")
+    parser.add_argument("--batch", type=int, help="patches of a step, for all rows, in place of the plan's")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
@@ -60,6 +61,8 @@ def main() -> int:
         "configuration": args.configuration,
         "epochs": args.epochs,
         "steps": args.epochs * args.steps,
+        "batch_size": yardstick.plan["batch_size"],
+        "planned_batch_size": args.batch is None,
         "cases": {split: sum(len(m.by_split(split)) for m in manifests) for split in get_args(Split)},
         **frame.made_with("torch", "monai"),
         "nnunetv2": "2.8.1",
@@ -89,8 +92,12 @@ class Yardstick:
         self.trained = folders["nnUNet_results"] / self.dataset / f"nnUNetTrainer__nnUNetPlans__{args.configuration}"
         self._write_raw()
         self._plan()
-        plans = json.loads((self.prepared / "nnUNetPlans.json").read_text())
+        path = self.prepared / "nnUNetPlans.json"
+        plans = json.loads(path.read_text())
         self.plan: dict[str, Any] = plans["configurations"][args.configuration]
+        if args.batch is not None:
+            self.plan["batch_size"] = args.batch
+            frame.write(path, plans)
 
     def nnunet(self) -> dict[str, Any]:
         """Train and score nnU-Net."""
