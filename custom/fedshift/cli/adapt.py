@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 ABOUT = """Adapt a model to the scans of one hospital, if there is evidence that this helps.
 
-With --masks, of one to ten cases or more, it is fine-tuned; what is trained, how long and how fast is chosen by
-cross-validation over these cases, and so is whether it is worth it. Without masks the norm layers are adapted to the
-scans; the evidence is then how the model's outlines agree with those of the same scans altered.
+With --masks, of one to ten cases or more, it is fine-tuned, and goes half of the way from the weights that it had to
+those after training; for how long it trains, and whether it is worth it, is decided by cross-validation over these
+cases. Without masks the norm layers are adapted to the scans; the evidence is then how the model's outlines agree with
+those of the same scans altered.
 
 Where the evidence does not say that the model is better, it is kept: MODEL2 then holds the same weights. Either way it
 says what was found, on how many cases. Nothing of a case is in it.
@@ -45,7 +46,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--part",
         choices=("norm", "decoder", "all"),
-        help="with masks: train this part of the network (default: cross-validation chooses)",
+        help="with masks: train this part of the network (default: all)",
     )
     parser.add_argument(
         "--by",
@@ -129,11 +130,9 @@ def _with_masks(args: argparse.Namespace, model: Model) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fedshift-") as root:
         subjects = scoring.subjects_of(sets)
         given = fine_tuning.open_cases(model, cases, subjects, Path(root), true_spacing=args.true_spacing)
-        parts = decision.PARTS if args.part is None else (args.part,)
+        how = {"part": args.part or "all", "anyway": args.anyway, "seed": args.seed}
         with console.status("") as status:
-            return decision.with_masks(
-                ready, given, parts=parts, anyway=args.anyway, seed=args.seed, progress=status.update
-            )
+            return decision.with_masks(ready, given, **how, progress=status.update)
 
 
 def _without_masks(args: argparse.Namespace, model: Model) -> Outcome:

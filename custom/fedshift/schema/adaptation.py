@@ -23,7 +23,7 @@ class Evidence(Strict):
 
     ``score``: ``dice``, or the ``agreement`` of a model's outlines of the same scan, altered and as it is; from 0 to 1.
     ``n``: over how many subjects (or scans without masks). ``gain``: the mean difference; ``interval``: the 80 %
-    t-interval of that mean, None for fewer than two.
+    t-interval of that mean, and ``confidence`` that it is above 0 (Student's, one-sided), None for fewer than two.
     """
 
     score: Literal["dice", "agreement"]
@@ -31,14 +31,16 @@ class Evidence(Strict):
     before: float
     gain: float
     interval: tuple[float, float] | None = None
+    confidence: float | None = Field(default=None, ge=0, le=1)
 
 
 class Adaptation(Strict):
     """The result of ``fedshift adapt``.
 
     ``reason``: of the decision, a sentence. ``labelled``, ``unlabelled``: on how many cases it was made. ``means``,
-    ``part``, ``rate`` (learning rate), ``steps`` and ``anchor``: how the model was adapted, or would have been had it
-    not been kept; None where nothing was tried. ``statistics``: whose statistics it was adapted with.
+    ``part``, ``rate`` (learning rate), ``steps``, ``anchor`` and ``share`` (how far of the way from the weights before
+    to those after training it went): how the model was adapted, or would have been had it not been kept; None where
+    nothing was tried. ``statistics``: whose statistics it was adapted with.
     """
 
     decision: Decision
@@ -50,6 +52,7 @@ class Adaptation(Strict):
     rate: float | None = Field(default=None, gt=0)
     steps: int | None = Field(default=None, ge=1)
     anchor: float | None = Field(default=None, ge=0)
+    share: float | None = Field(default=None, gt=0, le=1)
     seed: int = Field(ge=0)
     evidence: Evidence | None = None
     statistics: Line

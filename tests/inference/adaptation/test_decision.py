@@ -44,7 +44,7 @@ def quiet(line: str) -> None:
 def test_fine_tuning_helps_on_shifted_scans_and_patients_not_seen_say_so(hospital: Hospital, tmp_path: Path) -> None:
     shifted = mean_dice(hospital.model, hospital.labelled, tmp_path / "before")
     ready, given = opened(hospital.model, hospital.labelled, tmp_path / "given")
-    outcome = with_masks(ready, given, parts=["norm"], progress=quiet)
+    outcome = with_masks(ready, given, part="norm", progress=quiet)
     record = outcome.adaptation
     assert (record.decision, record.means, record.part, record.labelled) == ("adapted", "fine-tuning", "norm", 4)
     evidence = record.evidence
@@ -72,7 +72,7 @@ def test_masks_of_other_patients_teach_nothing_and_the_model_is_kept(hospital: H
     outcome = with_masks(ready, given, progress=quiet)
     assert outcome.adaptation.decision == "kept" and outcome.adaptation.reason.startswith("kept: ")
     assert all(np.array_equal(outcome.weights[key], value) for key, value in ready.model.weights.items())
-    asked = with_masks(ready, given, parts=["norm"], anyway=True, progress=quiet).adaptation
+    asked = with_masks(ready, given, part="norm", anyway=True, progress=quiet).adaptation
     assert asked.decision == "asked" and "because it was asked for" in asked.reason
 
 
@@ -119,6 +119,32 @@ def test_an_anchor_holds_the_weights_where_they_were(
         state, start = ready.predictor.net.state_dict(), ready.model.weights
         moved.append(sum(float((state[k] - start[k]).square().sum()) for k in start if k.endswith("conv1.weight")))
     assert moved[1] < 0.8 * moved[0]
+
+
+def test_the_model_goes_half_of_the_way_that_training_went(
+    hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for number, share in enumerate((fine_tuning.SHARE, 1.0)):
+        monkeypatch.setattr(fine_tuning, "SHARE", share)
+        ready, given = opened(hospital.model, hospital.labelled, tmp_path / f"given{number}")
+        fine_tuning.fine_tune_on_all(ready, given, fine_tuning.Setting("all", 0.01, 3), seed=0)
+        ends.append(ready.predictor.net.state_dict())
+    start, (half, whole) = ready.model.weights, ends
+    for key, value in start.items():
+        wanted = (value + whole[key]) / 2 if value.is_floating_point() else whole[key]
+        torch.testing.assert_close(half[key], wanted)
+
+
+def test_cross_validation_scores_the_model_that_went_part_of_the_way(
+    hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fine_tuning, "SHARE", 0.0)
+    ready, given = opened(hospital.model, hospital.labelled, tmp_path / "given")
+    trials = [fine_tuning.Setting("norm", 0.01, steps) for steps in (1, 2)]
+    before, after = fine_tuning.cross_validate(ready, given, trials, seed=0)
+    np.testing.assert_array_equal(after, [before, before])
+    assert all(torch.equal(ready.predictor.net.state_dict()[key], value) for key, value in ready.model.weights.items())
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from fedshift.inference.adaptation.evidence import best_setting, gains_of_choice, interval
+from fedshift.inference.adaptation.evidence import best_setting, confidence, gains_of_choice, interval
 
 
 def test_the_interval_is_students() -> None:
@@ -13,6 +14,14 @@ def test_the_interval_is_students() -> None:
     low, high = interval(differences) or (0.0, 0.0)
     assert low == pytest.approx(2 - 1.8856 / 3**0.5, abs=1e-4) and high == pytest.approx(4 - low)
     assert interval(differences[:1]) is None
+
+
+def test_the_confidence_is_that_of_a_one_sided_test() -> None:
+    for differences in (np.array([1.0, -2.0, 4.0]), np.array([-1.0, -1.5]), np.array([0.3, 0.1, 0.2, 0.9])):
+        p = ttest_1samp(differences, 0, alternative="greater").pvalue
+        assert confidence(differences) == pytest.approx(1 - p)
+    assert confidence(np.array([1.0])) is None
+    assert [confidence(np.full(3, gain)) for gain in (0.25, 0.0, -0.25)] == [1.0, 0.5, 0.0]
 
 
 def test_a_setting_that_is_best_for_one_alone_is_not_chosen_for_it() -> None:

@@ -3,6 +3,9 @@
 **Interval.** Of n paired differences with mean d and deviation s the 80 % t-interval, d ± t(0.9, n - 1) s / √n: its
 lower end is the one-sided bound at 90 %. With three to five cases a bootstrap would be far too narrow.
 
+**Confidence.** The level at which the one-sided bound is 0: T(d √n / s), with T Student's distribution function of
+n - 1 degrees of freedom.
+
 **Choice.** The best of several settings looks better than it is. So its gain is that of the choice and not of the
 chosen: for each subject the setting is taken that is best on average for all others.
 """
@@ -27,6 +30,17 @@ def interval(differences: np.ndarray) -> tuple[float, float] | None:
     mean = float(differences.mean())
     half = float(t.ppf(LEVEL, n - 1)) * float(differences.std(ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
+
+
+def confidence(differences: np.ndarray) -> float | None:
+    """That the mean of paired differences (n,) is above 0; None for fewer than two."""
+    n = len(differences)
+    if n < 2:
+        return None
+    from scipy.stats import t
+
+    mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(n)
+    return float(t.cdf(mean / error, n - 1)) if error else (float(np.sign(mean)) + 1) / 2
 
 
 def best_setting(gains: np.ndarray) -> int:

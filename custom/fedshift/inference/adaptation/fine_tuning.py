@@ -5,15 +5,19 @@ Grandvalet & Davoine, "Explicit inductive bias for transfer learning with convol
 
     a / 2 · ‖w − w₀‖²
 
-to the loss, over the parameters that are trained. Up to `LEAVE_ONE_OUT` subjects each is left out in turn; more are
-dealt to as many folds. In each fold a part of the network is trained, and after each of `STOPS` steps
-the cases that are left out are scored as ``fedshift evaluate`` scores them.
+to the loss, over the parameters that are trained. The model then goes a part b of the way (`SHARE`), w₀ + b (w - w₀):
+between the weights before and after fine-tuning models hold better on what neither has seen (Wortsman et al., "Robust
+fine-tuning of zero-shot models", CVPR 2022, who take b = 0.5).
+
+Up to `LEAVE_ONE_OUT` subjects each is left out in turn; more are dealt to as many folds. In each fold a part of the
+network is trained, and after each of `STOPS` steps the cases that are left out are scored as ``fedshift evaluate``
+scores them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -21,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_prep.volumes import write_site
 from fedshift.data.cases import CaseFiles
@@ -43,8 +47,10 @@ LEAVE_ONE_OUT = 5
 """Subjects up to which each is left out in turn; the number of folds beyond."""
 RATE = 0.3
 """The learning rate, as a part of the job's."""
-STOPS = (40, 80, 160)
+STOPS = (80, 160)
 """Numbers of steps after which cases that are left out are scored."""
+SHARE = 0.5
+"""``b``: how far of the way from the weights before to those after training the model goes."""
 BATCH_SIZE = 8
 """Most samples of a step: with few cases more of them are no more different."""
 ANCHOR = 0.01
@@ -166,42 +172,52 @@ def _whole(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"task": job.task.model_copy(update={"data": data})})
 
 
-def settings(job: JobSpec, parts: Sequence[Part]) -> list[list[Setting]]:
-    """The settings that are tried, those of one training together, in the order of their steps."""
-    rate = RATE * job.task.optimizer.lr
-    return [[Setting(part, rate, steps) for steps in STOPS] for part in parts if keys_of(job, part)]
+def settings(job: JobSpec, part: Part) -> list[Setting]:
+    """The settings that are tried, in the order of their steps; none if the network has no such part."""
+    return [Setting(part, RATE * job.task.optimizer.lr, steps) for steps in STOPS] if keys_of(job, part) else []
 
 
 def cross_validate(
     ready: ReadyModel,
     given: LabelledCases,
-    trials: Sequence[Sequence[Setting]],
+    trials: Sequence[Setting],
     *,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
 
-    The latter is (settings, subjects). The model is as before when it ends. Subjects whose masks have no structure are
-    left out.
+    The latter is (settings, subjects). ``trials``: of one part and rate, by steps. The model is as before when it ends.
+    Subjects whose masks have no structure are left out.
     """
     net = ready.predictor.net
-    start = {key: value.clone() for key, value in net.state_dict().items()}
+    start = _weights(net)
     before = given.dice(ready, set(given.subjects))
     names = sorted(before)
-    after = np.full((sum(map(len, trials)), len(names)), np.nan)
-    folds = folds_of(names, seed=seed)
+    after = np.full((len(trials), len(names)), np.nan)
+    folds, stops = folds_of(names, seed=seed), [setting.steps for setting in trials]
     for number, fold in enumerate(folds):
-        samples, row = given.samples(set(given.subjects) - fold), 0
-        for k, trial in enumerate(trials):
-            progress(number * len(trials) + k, len(folds) * len(trials))
-            stops = [setting.steps for setting in trial]
-            for _ in fine_tune(ready, given.task, samples, trial[0], stops=stops, seed=_seed(seed, number)):
-                for name, value in given.dice(ready, fold).items():
-                    after[row, names.index(name)] = value
-                row += 1
-            net.load_state_dict(start)
+        progress(number, len(folds))
+        samples = given.samples(set(given.subjects) - fold)
+        for steps in fine_tune(ready, given.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
+            trained_weights = _weights(net)
+            net.load_state_dict(_part_way(start, trained_weights))
+            for name, value in given.dice(ready, fold).items():
+                after[stops.index(steps), names.index(name)] = value
+            net.load_state_dict(trained_weights)
+        net.load_state_dict(start)
     return np.array([before[name] for name in names]), after
+
+
+def _weights(net: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in net.state_dict().items()}
+
+
+def _part_way(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights `SHARE` of the way; what has no places between, such as counts of batches, is that of the end."""
+    return {
+        key: torch.lerp(start[key], value, SHARE) if value.is_floating_point() else value for key, value in end.items()
+    }
 
 
 def folds_of(subjects: Sequence[str], *, seed: int) -> list[set[str]]:
@@ -265,8 +281,9 @@ def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[T
 
 
 def fine_tune_on_all(ready: ReadyModel, given: LabelledCases, setting: Setting, *, seed: int) -> None:
-    """Fine-tune the model on all cases, in place."""
-    samples = given.samples(set(given.subjects))
-    stops = [setting.steps]
+    """Fine-tune the model on all cases, in place, and go `SHARE` of the way."""
+    net, samples, stops = ready.predictor.net, given.samples(set(given.subjects)), [setting.steps]
+    start = _weights(net)
     for _ in fine_tune(ready, given.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
         pass
+    net.load_state_dict(_part_way(start, _weights(net)))
