@@ -32,11 +32,9 @@ from fedshift.schema.messages import Weights
 
 LEAST_DICE = 0.01
 """Mean gain in Dice that is worth another model."""
-LEAST_CONFIDENCE = 0.7
+LEAST_CONFIDENCE = 0.6
 LEAST_AGREEMENT = 0.05
 FEWEST_SCANS = 5
-BLIND_STEPS = 20
-"""With a single case, on demand only; the rate is the job's."""
 Progress = Callable[[str], None]
 
 
@@ -76,9 +74,8 @@ def with_masks(
         said = f"the network {job.task.network.name} has no part {part} that could be trained by itself"
         raise ConfigError("no-effect", f"{ready.model.path}: {said}: leave out --part")
     if len(set(given.subjects)) == 1:
-        setting = Setting(part, job.task.optimizer.lr, BLIND_STEPS)
         said = "a single labelled patient cannot be cross-validated, so nothing says whether fine-tuning helps or harms"
-        return _fine_tuned(ready, given, setting, None, said, helps=False, anyway=anyway, seed=seed)
+        return _fine_tuned(ready, given, trials[0], None, said, helps=False, anyway=anyway, seed=seed)
     before, after = fine_tuning.cross_validate(
         ready,
         given,
@@ -87,9 +84,8 @@ def with_masks(
         progress=lambda done, of: progress(f"cross-validation: training {done + 1} of {of}"),
     )
     if len(before) < 2:
-        setting = trials[0]
         said = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"
-        return _fine_tuned(ready, given, setting, None, said, helps=False, anyway=anyway, seed=seed)
+        return _fine_tuned(ready, given, trials[0], None, said, helps=False, anyway=anyway, seed=seed)
     gains = np.nan_to_num(after) - before
     chosen = trials[best_setting(gains)]
     evidence = _evidence("dice", before, gains_of_choice(gains))
