@@ -2,8 +2,8 @@
 
 Four real sites are held out in turn and the others train. At the site that was held out the model is adapted without
 masks to all scans, and with the masks of one and of three patients, drawn several times; it is scored on all scans, or
-on those of all other patients. ``--anyway`` gives what would have been without a decision; what was decided says which
-of the two models the hospital has.
+on those of all other patients, also as it would be if fine-tuning went all of the way. ``--anyway`` gives what would
+have been without a decision; what was decided says which of the two models the hospital has.
 
 The data are 31 T2-weighted volumes of PROMISE12's training set, which you download yourself; prepare them with
 ``fedshift data prepare prostate --source DIR --out ROOT`` first. Then::
@@ -30,14 +30,17 @@ from typing import Any
 
 import frame
 import numpy as np
+import torch
 from left_out import SITES, pooled_without, trained_without
+from torch import Tensor
 
 from fedshift.data.cases import CaseFiles
 from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.inference import scoring
 from fedshift.inference.adaptation import decision, fine_tuning, unlabelled
-from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.inference.sequences import find_cases
 from fedshift.schema.seeding import derive_seed
 
@@ -121,7 +124,16 @@ def labelled(model: Model, cases: Sequence[CaseFiles], masks: int, draw: int, se
     with tempfile.TemporaryDirectory() as root, Stopwatch() as watch:
         given = fine_tuning.open_cases(model, taken, [case.id for case in taken], Path(root), true_spacing=False)
         outcome = decision.with_masks(ready, given, anyway=True, seed=seed)
-    return result(outcome.adaptation, before, dice(ready, tested), watch)
+    after = dice(ready, tested)
+    start = {key: value.to(ready.device) for key, value in model.weights.items()}
+    net = ready.predictor.net
+    net.load_state_dict({key: all_the_way(start[key], value) for key, value in net.state_dict().items()})
+    return result(outcome.adaptation, before, after, watch) | {"all_the_way": dice(ready, tested)}
+
+
+def all_the_way(start: Tensor, adapted: Tensor) -> Tensor:
+    """The weights after fine-tuning, of those that went a part of the way."""
+    return torch.lerp(start, adapted, 1 / fine_tuning.SHARE) if adapted.is_floating_point() else adapted
 
 
 def drawn(n: int, masks: int, draw: int, seed: int) -> frozenset[int]:
@@ -202,6 +214,7 @@ def table_of(runs: list[dict[str, Any]], *, whole: bool) -> str:
                 "runs": len(of_masks),
                 **means(of_masks),
                 "harm": sum(points < -HARM for points, _ in changes),
+                "harm_all_the_way": harm_all_the_way(of_masks),
                 "harm_let_through": sum(points < -HARM and accepted for points, accepted in changes),
                 "gain": sum(points > HARM for points, _ in changes),
                 "gain_prevented": sum(points > HARM and not accepted for points, accepted in changes),
@@ -221,16 +234,24 @@ def longest(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
     return dict(sorted(times.items()))
 
 
-def means(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean Dice in percent: before, adapted without a decision, and as decided."""
+def means(runs: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Mean Dice in percent: before, adapted without a decision, fine-tuned all of the way, and as decided."""
     before = [100 * statistics.fmean(run["before"]) for run in runs]
     after = [100 * statistics.fmean(run["after"]) for run in runs]
     decided = [b if run["accepted"] else a for run, a, b in zip(runs, before, after, strict=True)]
-    return {name: statistics.fmean(v) for name, v in {"before": before, "after": after, "decided": decided}.items()}
+    whole = [100 * statistics.fmean(run["all_the_way"]) for run in runs if "all_the_way" in run]
+    every = {"before": before, "after": after, "all_the_way": whole, "decided": decided}
+    return {name: statistics.fmean(values) if values else None for name, values in every.items()}
 
 
-def change(run: dict[str, Any]) -> float:
-    return statistics.fmean(run["after"]) - statistics.fmean(run["before"])
+def harm_all_the_way(runs: Sequence[dict[str, Any]]) -> int | None:
+    """How often fine-tuning all of the way would have harmed; None without masks."""
+    changes = [change(run, "all_the_way") for run in runs if "all_the_way" in run]
+    return sum(100 * points < -HARM for points in changes) if changes else None
+
+
+def change(run: dict[str, Any], after: str = "after") -> float:
+    return statistics.fmean(run[after]) - statistics.fmean(run["before"])
 
 
 def read(path: Path) -> list[dict[str, Any]]:

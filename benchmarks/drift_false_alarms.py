@@ -26,7 +26,8 @@ from fedshift.data.fingerprint import scan_fingerprint
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.tallies import merge
 from fedshift.federation.survey_answer import reference_of
-from fedshift.inference.model import Choice, Model, ReadyModel, make_ready, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.inference.segment import outline
 from fedshift.schema.fingerprint import Fingerprint, Reference
 from fedshift.schema.manifest import read_manifest

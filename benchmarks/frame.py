@@ -108,8 +108,8 @@ def page(name: str, **facts: Any) -> str:
 
 
 def _formatted(values: Any, spec: str) -> str:
-    numbers = [values] if isinstance(values, int | float) else values
-    return " | ".join(format(number, spec) for number in numbers)
+    numbers = [values] if values is None or isinstance(values, int | float) else values
+    return " | ".join("-" if number is None else format(number, spec) for number in numbers)
 
 
 def _word(argument: str) -> str:

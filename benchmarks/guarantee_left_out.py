@@ -27,8 +27,9 @@ from fedshift.data.case_check import known_spacing
 from fedshift.data.locate import find_site
 from fedshift.data.splits import case_splits
 from fedshift.inference import scoring
-from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
+from fedshift.inference.model import open_model
 from fedshift.inference.promise import EVEN
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.schema.guarantee import LEVELS, Level, Promise
 from fedshift.schema.manifest import read_manifest
 from fedshift.tasks.evaluation.guarantee import CaseRisks, Counts, own_promise

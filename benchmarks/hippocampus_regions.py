@@ -26,7 +26,8 @@ from fedshift.data.locate import find_site
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.runtime.regions import voxels_of
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest

@@ -26,7 +26,8 @@ from fedshift.data.cases import CaseFiles
 from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
 from fedshift.data.splits import case_splits
-from fedshift.inference.model import Choice, Model, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import Choice
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.results import BEST

@@ -30,7 +30,8 @@ from left_out import SITES, trained_without
 
 from fedshift.data.layouts.find import gather
 from fedshift.data.locate import find_site
-from fedshift.inference.model import Choice, Model, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import Choice
 from fedshift.inference.scoring import labelled_cases, ready_for, score_cases
 
 OUT = frame.RESULTS / "new_site_statistics.json"

@@ -20,7 +20,8 @@ from fedshift.cli import main
 from fedshift.federation.resolve import resolve
 from fedshift.federation.tensors import read_weights
 from fedshift.inference.ensemble import averaged
-from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.tasks.kinds import build_task
 
 REGIONS = "regions: {both: [left, right], right: [right]}\n"

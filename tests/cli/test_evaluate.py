@@ -22,7 +22,7 @@ from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.cli.evaluate import SUMMARY, TABLE
 from fedshift.data.layouts.find import gather
-from fedshift.inference.model import ReadyModel
+from fedshift.inference.ready import ReadyModel
 from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.protocol_results import LabelledScans

@@ -20,8 +20,9 @@ from cli.test_evaluate_labels import write_pictures
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import add_guarantee, header_of, read_model_file
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
 from fedshift.inference.promise import Outlines
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.guarantee import LEVELS, Guarantee, Level, Promise
 from fedshift.schema.results import BEST
 

@@ -26,7 +26,8 @@ from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference import overlay
 from fedshift.inference.classify import depth_of, read_input
-from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.schema.results import BEST
 from fedshift.tasks.kinds import build_task
 

@@ -17,7 +17,8 @@ from fedshift.cli.predict_table import RECORD, TABLE
 from fedshift.data.arrays import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference.classify import thresholds_of
-from fedshift.inference.model import Choice, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice
 from fedshift.schema.results import BEST, read_results
 
 

@@ -20,7 +20,8 @@ from fedshift.federation.model_files import ADAPTED, read_model_file
 from fedshift.federation.protocols import cross_site
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site, SiteOptions
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
 from fedshift.schema.protocol_results import own_model

@@ -28,7 +28,8 @@ from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.inference import export
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.runtime import monai_run
 from fedshift.runtime.segmentation import SliceSpec
 from fedshift.schema.results import LAST

@@ -12,7 +12,8 @@ from errors import raises
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.inference.model import SAME_EVERYWHERE, Choice, Images, Model, ReadyModel, make_ready, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import SAME_EVERYWHERE, Choice, Images, ReadyModel, make_ready
 from fedshift.runtime.segmentation import SliceSpec, slice_batches
 from fedshift.schema.results import LAST, read_results
 from fedshift.tasks.kinds import build_task

@@ -19,8 +19,9 @@ from volumesites import make_volume_site
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
 from fedshift.inference.nnunet_export import write_results_folder
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.results import LAST
 from inference.conftest import save_model
 

@@ -24,7 +24,8 @@ from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.inference import export
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.results import LAST, Results
 from fedshift.tasks.evaluation.by_class import dice_by_class

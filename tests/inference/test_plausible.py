@@ -16,8 +16,9 @@ from fedshift.data.fingerprint import fingerprint
 from fedshift.data.scans import Scan
 from fedshift.federation.model_files import add_references
 from fedshift.inference import plausible
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
 from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.fingerprint import Reference
 
 from .conftest import BALL, save_model

@@ -22,7 +22,8 @@ from fedshift.cli import main
 from fedshift.data.prepared import image_files
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.inference.segment import ready_for
 from fedshift.inference.sequences import find_case
 from fedshift.runtime import segmentation

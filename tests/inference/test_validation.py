@@ -22,7 +22,8 @@ from fedshift.federation.site.privacy.cells import Cells
 from fedshift.federation.site.privacy.ledger import Ledger
 from fedshift.federation.tensors import read_weights
 from fedshift.inference import labelled
-from fedshift.inference.model import Choice, Model, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import Choice
 from fedshift.inference.validation import CLASSES, CaseValues, SiteCases, answer
 from fedshift.inference.validation_areas import admitted, areas
 from fedshift.inference.validation_run import begin, validate_in_process

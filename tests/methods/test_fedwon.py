@@ -16,7 +16,8 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.inference import export
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.methods import fedwon
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet

@@ -21,7 +21,8 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site.privacy.ledger import Ledger
 from fedshift.federation.site.site import Site, SiteOptions
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.methods import landmarks
 from fedshift.runtime.grids import INNER, SCALE, piecewise_linear, standard_landmarks
 from fedshift.schema.job import JobSpec

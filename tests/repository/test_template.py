@@ -16,7 +16,8 @@ from errors import raises
 from fedshift.cli import main
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.resolve import resolve
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.methods import method_set
 from fedshift.schema import components
 from fedshift.schema.packages import installed

@@ -22,7 +22,8 @@ from fedshift.cli import main
 from fedshift.data.fingerprint import fingerprint
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import header_of, read_model_file
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 from fedshift.schema.errors import DataError
 from fedshift.schema.fingerprint import DOUBT, Fingerprint, LogSums, Reference
 from fedshift.schema.results import BEST, LAST

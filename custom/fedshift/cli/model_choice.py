@@ -13,7 +13,8 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import printable
 
 if TYPE_CHECKING:
-    from fedshift.inference.model import Choice, Model, ReadyModel
+    from fedshift.inference.model import Model
+    from fedshift.inference.ready import Choice, ReadyModel
 
 
 def add_choice(parser: Any) -> None:
@@ -61,7 +62,7 @@ def averaged_models(model: Model, args: argparse.Namespace) -> list[Model]:
 
 def choice(args: argparse.Namespace) -> Choice:
     """Whose statistics and personal parts the command line asks for."""
-    from fedshift.inference.model import Choice
+    from fedshift.inference.ready import Choice
 
     estimate = args.statistics == "own"
     return Choice(site=args.site or (None if estimate else args.statistics), estimate=estimate, state=args.site_state)

@@ -16,9 +16,10 @@ from fedshift.schema.job import read_yaml
 
 if TYPE_CHECKING:
     from fedshift.inference.dicom_source import Origin
-    from fedshift.inference.model import Model, ReadyModel
+    from fedshift.inference.model import Model
     from fedshift.inference.monai_bundle import Bundle
     from fedshift.inference.promise import Promised
+    from fedshift.inference.ready import ReadyModel
 
 Stamp = frozenset[tuple[str, int, int, int]]
 
@@ -86,8 +87,9 @@ def open_for(args: argparse.Namespace) -> OpenedModel:
     Raises:
         ConfigError: it cannot be read, or has nothing of what is asked of it.
     """
-    from fedshift.inference.model import Choice, Model, open_model
+    from fedshift.inference.model import Model, open_model
     from fedshift.inference.monai_bundle import describe_bundle, open_bundle
+    from fedshift.inference.ready import Choice
 
     bundle, stamp = args.model.is_dir(), _stamp(args.model, *args.models)
     if bundle and choice(args) != Choice():

@@ -21,8 +21,9 @@ from fedshift import runtime
 from fedshift.data.picture_scan import COLOURS
 from fedshift.federation.model_files import Header
 from fedshift.inference.export import write_torchscript
-from fedshift.inference.model import Model, ReadyModel
+from fedshift.inference.model import Model
 from fedshift.inference.plausible import expected_of
+from fedshift.inference.ready import ReadyModel
 from fedshift.runtime.segmentation import PatchSpec, SliceSpec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import written_whole

@@ -20,7 +20,8 @@ from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.scan_file import suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.inference.dicom_source import Source, open_picture, open_source
-from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
+from fedshift.inference.model import Model
+from fedshift.inference.ready import Choice, Images, ReadyModel, make_ready, readable
 from fedshift.inference.sequences import ScanCase
 from fedshift.schema.errors import DataError
 from fedshift.schema.reading import Reading

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fedshift.inference.model import Model, ReadyModel, open_model
+from fedshift.inference.model import Model, open_model
+from fedshift.inference.ready import ReadyModel
 from fedshift.schema.errors import ConfigError
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedshift.inference.model import Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import ReadyModel
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.stages import StagedNetwork
 

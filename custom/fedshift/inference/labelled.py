@@ -16,7 +16,8 @@ from torch import Tensor
 from data_prep.own_labels import prepare_labelled
 from fedshift.inference import classify
 from fedshift.inference.classify import Input, Thresholds
-from fedshift.inference.model import Choice, Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import Choice, ReadyModel
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.reading import Reading
@@ -75,7 +76,7 @@ def score(
 
     Raises:
         DataError: the table or an image cannot be used.
-        ConfigError: as `fedshift.inference.model.make_ready`.
+        ConfigError: as `fedshift.inference.ready.make_ready`.
     """
     task, job = cast(Task, model.task), model.header.job
     thresholds = classify.thresholds_of(model, choice) if task.findings else None
@@ -138,7 +139,7 @@ def scores_at_site(
 
     Raises:
         DataError: the folder cannot be used.
-        ConfigError: as `fedshift.inference.model.make_ready`.
+        ConfigError: as `fedshift.inference.ready.make_ready`.
     """
     task = cast(Task, model.task)
     thresholds = classify.thresholds_of(model, choice) if task.findings else None

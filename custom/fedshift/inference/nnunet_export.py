@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.inference.export import check_logits
-from fedshift.inference.model import ReadyModel
+from fedshift.inference.ready import ReadyModel
 from fedshift.runtime.nnunet import LEAST_DEVIATION
 from fedshift.runtime.segmentation import PatchSpec, uses_bf16
 from fedshift.schema.errors import ConfigError

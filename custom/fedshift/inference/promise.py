@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.inference.model import Choice, Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import Choice, ReadyModel
 from fedshift.runtime.segmentation import regions_of
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.guarantee import Curve, Guarantee, Level, Promise

@@ -17,8 +17,9 @@ from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.splits import subject_of
 from fedshift.inference import segment
-from fedshift.inference.model import Choice, Model, ReadyModel
+from fedshift.inference.model import Model
 from fedshift.inference.promise import first_place
+from fedshift.inference.ready import Choice, ReadyModel
 from fedshift.runtime.regions import IGNORED, voxels_of
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution, OneSided
@@ -204,7 +205,7 @@ def ready_for(
     """Prepare a model for scoring, as `fedshift.inference.segment.ready_for` for prediction.
 
     Raises:
-        ConfigError: as `fedshift.inference.model.make_ready`, or a score needs a library that is not installed.
+        ConfigError: as `fedshift.inference.ready.make_ready`, or a score needs a library that is not installed.
         DataError: none of the cases can be read.
     """
     if model.header.job.evaluation.cldice:

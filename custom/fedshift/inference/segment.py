@@ -16,7 +16,7 @@ from fedshift.data.case_check import known_spacing, readings_of
 from fedshift.data.scans import Scan
 from fedshift.inference.ensemble import averaged
 from fedshift.inference.masks import OUTLINES_SEG, ScanMask, volume_ml, write_results
-from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, readable
+from fedshift.inference.model import Model
 from fedshift.inference.plausible import (
     check_found,
     check_positions,
@@ -26,6 +26,7 @@ from fedshift.inference.plausible import (
     without_spacing,
 )
 from fedshift.inference.promise import Outlines
+from fedshift.inference.ready import Choice, Images, ReadyModel, make_ready, readable
 from fedshift.inference.sequences import ScanCase
 from fedshift.runtime.regions import voxels_of
 from fedshift.runtime.segmentation import network_images, written_as_classes
@@ -42,7 +43,7 @@ DICOM = ("seg", "rtstruct", "sr")
 
 
 class Segmenter(Protocol):
-    """What makes masks: `fedshift.inference.model.ReadyModel` or `fedshift.inference.monai_bundle.Bundle`."""
+    """What makes masks: `fedshift.inference.ready.ReadyModel` or `fedshift.inference.monai_bundle.Bundle`."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -24,8 +24,9 @@ from fedshift.federation.validation_noise import NoisyMeans
 from fedshift.inference import scoring
 from fedshift.inference.carried import Carried, Listed, main_score, misfit, open_carried, segments, structures_of
 from fedshift.inference.carried_bundle import bundle_scores
-from fedshift.inference.model import Choice, Model
+from fedshift.inference.model import Model
 from fedshift.inference.monai_bundle import Bundle
+from fedshift.inference.ready import Choice
 from fedshift.inference.validation_areas import admitted, areas
 from fedshift.schema.errors import DataError, FedshiftError, PolicyError
 from fedshift.schema.files import csv_text, write_text

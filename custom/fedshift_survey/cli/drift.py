@@ -13,7 +13,8 @@ from fedshift.cli.model_choice import add_choice, choice, describe, print_statis
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedshift.inference.model import Model, ReadyModel
+    from fedshift.inference.model import Model
+    from fedshift.inference.ready import ReadyModel
     from fedshift.schema.fingerprint import Reference
     from fedshift_survey.drift.compare import Compared, Limits
     from fedshift_survey.drift.conclusion import Month

@@ -25,7 +25,8 @@ from fedshift.data.shift import OF_A_SCAN, from_site
 from fedshift.data.splits import case_splits
 from fedshift.federation.survey_answer import reference_of
 from fedshift.inference.masks import volume_ml
-from fedshift.inference.model import Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import ReadyModel
 from fedshift.inference.segment import outline, refuse_other_kind
 from fedshift.inference.sequences import ScanCase, find_case, find_cases, picture_cases
 from fedshift.schema.errors import ConfigError, FedshiftError

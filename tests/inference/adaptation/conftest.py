@@ -18,7 +18,8 @@ from fedshift.federation.tensors import read_weights
 from fedshift.inference import scoring
 from fedshift.inference.adaptation import fine_tuning
 from fedshift.inference.adaptation.fine_tuning import LabelledCases, Setting, fine_tune, open_cases
-from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 
 from ..conftest import save_model
 

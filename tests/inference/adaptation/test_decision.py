@@ -14,7 +14,8 @@ from errors import raises
 from fedshift.inference.adaptation import fine_tuning, unlabelled
 from fedshift.inference.adaptation.decision import with_masks, without_masks
 from fedshift.inference.adaptation.parts import keys_of
-from fedshift.inference.model import Choice, ReadyModel, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, ReadyModel, make_ready
 from fedshift.inference.sequences import find_cases
 from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.adaptation import Part

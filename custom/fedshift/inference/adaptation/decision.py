@@ -25,7 +25,7 @@ from fedshift.federation.tensors import read_weights
 from fedshift.inference.adaptation import fine_tuning, unlabelled
 from fedshift.inference.adaptation.evidence import best_setting, confidence, gains_of_choice, interval
 from fedshift.inference.adaptation.fine_tuning import LabelledCases, Setting
-from fedshift.inference.model import ReadyModel
+from fedshift.inference.ready import ReadyModel
 from fedshift.schema.adaptation import Adaptation, Evidence, Means, Part
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Weights

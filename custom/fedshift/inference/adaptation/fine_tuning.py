@@ -34,7 +34,8 @@ from fedshift.data.samples import Samples
 from fedshift.federation.site.local_training import make_optimizer
 from fedshift.inference import scoring
 from fedshift.inference.adaptation.parts import keys_of, trained
-from fedshift.inference.model import Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import ReadyModel
 from fedshift.schema.adaptation import Part
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import TRUE_SPACING

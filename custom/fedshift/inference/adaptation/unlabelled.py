@@ -26,7 +26,8 @@ from torch import Tensor
 from fedshift.data.case_check import known_spacing
 from fedshift.federation.site.local_training import make_optimizer
 from fedshift.inference.adaptation.parts import keys_of, trained
-from fedshift.inference.model import Images, Model, ReadyModel
+from fedshift.inference.model import Model
+from fedshift.inference.ready import Images, ReadyModel
 from fedshift.inference.segment import Stacked, refuse_other_kind
 from fedshift.inference.sequences import ScanCase
 from fedshift.methods.base import Run
