@@ -45,8 +45,9 @@ from fedshift.federation.footprint import noise
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.schema.job import JobSpec, Precision
+from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
+from fedshift.schema.task import Precision
 from fedshift.tasks.captured import SWITCH
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedshift.schema.job import JobSpec, NetworkSpec
+from fedshift.schema.job import JobSpec
+from fedshift.schema.task import NetworkSpec
 from fedshift.tasks import adapters, networks, pretrained
 from fedshift.tasks.kinds import build_task
 

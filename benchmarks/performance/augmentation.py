@@ -29,7 +29,7 @@ from fedshift.tasks.losses import make_loss
 from fedshift.tasks.precision import autocast, prepare, settled
 
 if TYPE_CHECKING:
-    from fedshift.schema.job import Precision
+    from fedshift.schema.task import Precision
 
 CPU = torch.device("cpu")
 BATCHES: Mapping[str, tuple[int, int, tuple[int, ...]]] = {"2D": (16, 3, (128, 128)), "3D": (4, 1, (40, 56, 40))}

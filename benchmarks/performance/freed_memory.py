@@ -31,7 +31,7 @@ from benchmarks.performance.server_memory import resident
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
-from fedshift.schema.job import Precision
+from fedshift.schema.task import Precision
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, keep_freed_memory, prepare
 

@@ -19,7 +19,7 @@ import torch
 from benchmarks import frame
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
-from fedshift.schema.job import Precision
+from fedshift.schema.task import Precision
 from fedshift.tasks import optimizers
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, prepare

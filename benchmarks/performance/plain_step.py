@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedshift.schema.job import Precision
+from fedshift.schema.task import Precision
 from fedshift.tasks.base import Task
 from fedshift.tasks.losses import Logits
 from fedshift.tasks.precision import autocast

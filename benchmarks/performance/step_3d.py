@@ -36,7 +36,8 @@ from benchmarks.performance.training_step import Party
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
 from fedshift.methods.fedfa import Config, FeatureAugmentation
-from fedshift.schema.job import JobSpec, Precision
+from fedshift.schema.job import JobSpec
+from fedshift.schema.task import Precision
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, prepare, settled
 from fedshift.tasks.stages import StagedNetwork

@@ -15,8 +15,9 @@ from fedshift.data.locate import data_home
 from fedshift.federation.resolve import resolve
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, WeightsSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import pretrained
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.starting import network_from

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field
 from fedshift.data.splits import FOLDS
 from fedshift.methods.shared.search import Distribution
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import read_yaml
 from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict, nearest
+from fedshift.schema.yaml_file import read_yaml
 
 RunKind = Literal["federation", "leave_one_out", "cross_site"]
 ModelName = Literal["best", "last", "personal", "own_best"]

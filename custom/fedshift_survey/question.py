@@ -9,10 +9,11 @@ from typing import Any
 from fedshift.data.locate import prepared_datasets, prepared_sites
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
-from fedshift.schema.job import read_yaml, with_overlapping
 from fedshift.schema.regions import make_regions
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import with_overlapping
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 
 YAML = (".yaml", ".yml")
 

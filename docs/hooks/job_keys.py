@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from fedshift.schema import job, optimizer
+from fedshift.schema import job, optimizer, task
 from fedshift.schema.settings import Setting, settings
 from fedshift.tasks.kinds import classification
 from fedshift.tasks.segmentation import patches, slices
 
 SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
-    "task": (job.TaskSpec, ""),
+    "task": (task.TaskSpec, ""),
     "patches": (patches.DataSpec, "data."),
     "slices": (slices.DataSpec, "data."),
     "pictures": (classification.DataSpec, "data."),

@@ -22,8 +22,9 @@ from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST
+from fedshift.schema.yaml_file import read_yaml
 
 UNCODED = """
 name: organ

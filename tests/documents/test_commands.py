@@ -635,7 +635,7 @@ def progs(parser: Parser) -> Iterator[str]:
 def test_public_names_are_in_the_reference(site: Path) -> None:
     for page, name in (
         ("methods", "fedshift.methods.base.Client.inputs"),
-        ("tasks", "fedshift.schema.job.ScheduleSpec"),
+        ("tasks", "fedshift.schema.task.ScheduleSpec"),
         ("results", "fedshift.schema.evaluation.Evaluation"),
         ("running", "fedshift.federation.in_process.run_in_process"),
         ("privacy", "fedshift.schema.policy.Policy"),

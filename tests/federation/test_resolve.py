@@ -15,8 +15,9 @@ from fedshift.cli import main
 from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, WeightsSpec, read_job
+from fedshift.schema.job import JobSpec, read_job
 from fedshift.schema.results import new_results
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks.kinds import build_task
 
 

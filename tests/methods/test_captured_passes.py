@@ -11,7 +11,7 @@ from tasks.graphs import make_graphs
 from torch import nn
 
 from fedshift.federation.site import job_network
-from fedshift.schema.job import Precision
+from fedshift.schema.task import Precision
 from fedshift.tasks.captured import Captured, Graphed, MakeGraphs
 from fedshift_testing.every_method import Data, assert_same, run
 from fedshift_testing.jobs import job_for

@@ -15,8 +15,9 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.site import local_training
 from fedshift.methods import base, fedproto
 from fedshift.methods.shared.passes import Replayed
-from fedshift.schema.job import JobSpec, ScheduleSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.kinds import build_task
 
 from .made import NO_NORM, Embedded, InMemory, last_weights

@@ -33,9 +33,10 @@ from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import tasks
+from fedshift.schema.yaml_file import read_yaml
 from fedshift.tasks.kinds import build_task
 
 Setting = tuple[tuple[str, Any], ...]

@@ -7,9 +7,10 @@ from conftest import small_image_job
 from errors import raises
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.job import JobSpec
 from fedshift.schema.names import MOST_TEXT, one_line, printable
 from fedshift.schema.task_files import apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 
 BAD = [
     "$__import__('os').system('id')",

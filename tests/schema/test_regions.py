@@ -9,8 +9,9 @@ import pytest
 from errors import raises
 
 from fedshift.federation.resolve import resolve
-from fedshift.schema.job import JobSpec, TaskSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.regions import make_regions, overlapping
+from fedshift.schema.task import TaskSpec
 
 CLASSES = ("background", "edema", "core", "enhancing")
 TUMOUR = {"whole": CLASSES[1:], "inner": ("core", "enhancing"), "enhancing": ("enhancing",)}

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedshift.schema.adapters import AdaptersSpec
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import NetworkSpec
+from fedshift.schema.task import NetworkSpec
 from fedshift.tasks import adapters
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from fedshift.federation.resolve import resolve
 from fedshift.methods.shared import features
-from fedshift.schema.job import LossSpec
 from fedshift.schema.regions import Regions, make_regions
+from fedshift.schema.task import LossSpec
 from fedshift.tasks import losses
 from fedshift.tasks.losses import ce_dice_loss, dice_loss, make_loss
 

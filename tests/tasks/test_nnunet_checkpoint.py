@@ -19,7 +19,8 @@ from errors import raises
 from torch import Tensor, nn
 
 from fedshift.cli import main
-from fedshift.schema.job import WeightsSpec, read_job
+from fedshift.schema.job import read_job
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import networks, nnunet_networks, pretrained
 from fedshift.tasks.nnunet_checkpoint import Described
 from fedshift.tasks.starting import starting_network

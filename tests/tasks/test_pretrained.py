@@ -23,8 +23,9 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.table import scores_table
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, WeightsSpec, read_job
+from fedshift.schema.job import JobSpec, read_job
 from fedshift.schema.results import BEST, read_results
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import networks, pretrained
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.starting import starting_network

@@ -63,9 +63,9 @@ def _show_method(name: str) -> None:
 
 def show_tasks(args: argparse.Namespace) -> int:
     from fedshift.schema import components
-    from fedshift.schema.job import read_yaml
     from fedshift.schema.packages import offered
     from fedshift.schema.task_files import apps_dir, tasks
+    from fedshift.schema.yaml_file import read_yaml
 
     theirs = [f"{package}{components.SIGN}{name}" for package, name in offered("task")]
     for name in (*tasks(), *theirs):

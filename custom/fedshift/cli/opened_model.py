@@ -12,7 +12,7 @@ from fedshift.cli.guarantee import show
 from fedshift.cli.model_choice import averaged_models, choice, describe, print_statistics
 from fedshift.schema.codes import parse_codes
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import read_yaml
+from fedshift.schema.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from fedshift.inference.dicom_source import Origin

@@ -23,11 +23,12 @@ from fedshift.cli.prepared import (
 )
 from fedshift.schema.codes import Codes, parse_codes, takes_empty
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import read_yaml, with_overlapping
 from fedshift.schema.names import comma_separated
 from fedshift.schema.regions import Regions
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import with_overlapping
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from fedshift.data.cases import CaseFiles, CaseTable

@@ -18,10 +18,10 @@ from fedshift.cli.arguments import add_shared
 from fedshift.cli.display import console
 from fedshift.data.locate import DATA, data_home
 from fedshift.schema.codes import WITHOUT_STRUCTURE
-from fedshift.schema.job import read_yaml
 from fedshift.schema.manifest import DEPTH, Case, Manifest, Picture, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.task_files import apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from fedshift.data.scan_file import Finding

@@ -10,13 +10,14 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.job import JobSpec
 from fedshift.schema.launcher import Launcher
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.names import few_names
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 
 SITE_FILE = "fedshift.yaml"
 DATA = "FEDSHIFT_DATA"  # environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``

@@ -12,7 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedshift.data.locate import read_settings
 from fedshift.federation.memory import Measured
-from fedshift.schema.job import JobSpec, Precision
+from fedshift.schema.job import JobSpec
+from fedshift.schema.task import Precision
 from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.kinds import build_task

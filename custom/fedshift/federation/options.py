@@ -12,8 +12,8 @@ import yaml
 
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import TaskSpec
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import TaskSpec
 
 APART = {"federation": "federation.min_sites", "evaluation": "evaluation.gradient_norm"}
 """Keys of a job that don't belong to its task, each with an example of a key below it."""

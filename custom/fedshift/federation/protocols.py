@@ -20,11 +20,12 @@ from fedshift.schema import results
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
-from fedshift.schema.job import FILE_NAME, JobSpec, read_yaml
+from fedshift.schema.job import FILE_NAME, JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics, own_model
 from fedshift.schema.results import FinalScores, Results, joined, read_results
+from fedshift.schema.yaml_file import read_yaml
 from fedshift.tasks.adapters import with_adapters
 
 Which = Literal["best", "last"]

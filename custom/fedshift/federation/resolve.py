@@ -17,20 +17,13 @@ from fedshift.methods import method_set
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema import components
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import (
-    EvaluationSpec,
-    FederationSpec,
-    JobSpec,
-    Practical,
-    ProtocolExpects,
-    TaskSpec,
-    WeightsSpec,
-    read_yaml,
-)
+from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec
 from fedshift.schema.manifest import Manifest, read_manifest
 from fedshift.schema.policy import USUAL_SITES_IN_SUM
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import Practical, ProtocolExpects, TaskSpec, WeightsSpec
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.schema.yaml_file import read_yaml
 from fedshift.tasks import trial
 from fedshift.tasks.base import Task
 from fedshift.tasks.kinds import build_task

@@ -19,8 +19,9 @@ import yaml
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.identity import own_identity, own_packages
-from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
+from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 from fedshift.schema.validation import KEY
+from fedshift.schema.yaml_file import read_yaml
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME

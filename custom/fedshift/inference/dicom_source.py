@@ -20,7 +20,7 @@ from fedshift.data.scans import Scan
 from fedshift.inference.model import Model
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.job import check_codes
+from fedshift.schema.task import check_codes
 
 if TYPE_CHECKING:
     from fedshift.inference.monai_bundle import Bundle

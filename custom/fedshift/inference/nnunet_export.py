@@ -28,7 +28,7 @@ from fedshift.runtime.nnunet import LEAST_DEVIATION
 from fedshift.runtime.segmentation import PatchSpec, uses_bf16
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import written_whole
-from fedshift.schema.job import TaskSpec
+from fedshift.schema.task import TaskSpec
 from fedshift.tasks import nnunet_networks
 
 TRAINER, PLANS, CHECKPOINT = "nnUNetTrainer", "nnUNetPlans", "checkpoint_final.pth"

@@ -16,10 +16,10 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, odd_size
 from fedshift.data.series import first_file, is_dicom
-from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import apps_dir
+from fedshift.schema.yaml_file import read_yaml
 
 BODY_PART, MODALITY = "0018|0015", "0008|0060"
 FOLDER = "expected"

@@ -34,9 +34,10 @@ from fedshift.federation.run_lock import owner_of, take
 from fedshift.mailbox.identity import Card, Keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_private
-from fedshift.schema.job import JobSpec, read_yaml
+from fedshift.schema.job import JobSpec
 from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict, first_fault
+from fedshift.schema.yaml_file import read_yaml
 
 FILE_NAME, STATE, LOCK = "mailbox.json", "state.json", ".step.lock"
 SCHEMA = 1

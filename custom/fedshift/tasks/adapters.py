@@ -29,9 +29,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedshift.schema.adapters import PRIVATE, SHARED, AdaptersSpec
 from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, NetworkSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.schema.strict import nearest
+from fedshift.schema.task import NetworkSpec
 from fedshift.tasks import monai_classifiers, monai_networks, nnunet_networks
 from fedshift.tasks.last_layers import last_layers
 from fedshift.tasks.norms import is_norm

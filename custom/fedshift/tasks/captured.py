@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedshift.runtime.segmentation import uses_bf16
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import Precision
+from fedshift.schema.task import Precision
 from fedshift.tasks.losses import Logits
 from fedshift.tasks.precision import autocast
 

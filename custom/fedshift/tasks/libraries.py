@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedshift.schema.job import TaskSpec
+from fedshift.schema.task import TaskSpec
 
 
 def libraries(task: TaskSpec) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from fedshift.tasks.layers import keep_channels_last, protect
 from fedshift.tasks.machine import own_cores
 
 if TYPE_CHECKING:
-    from fedshift.schema.job import Precision, Threads
+    from fedshift.schema.task import Precision, Threads
 
 
 def settled(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from fedshift.data.locate import data_home
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import WeightsSpec
 from fedshift.schema.results import Lineage, lineage_of
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import networks, nnunet_checkpoint, nnunet_networks
 from fedshift.tasks.encoder_names import for_encoder
 from fedshift.tasks.monai_networks import without_second_names

@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, WeightsSpec
+from fedshift.schema.job import JobSpec
+from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import adapters, pretrained
 from fedshift.tasks.kinds import build_task
 

@@ -10,7 +10,7 @@ import yaml
 from fedshift.flare.export import APP, SPEC, write_folder
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
-from fedshift.schema.job import read_yaml
+from fedshift.schema.yaml_file import read_yaml
 
 TASK = "survey"
 HEADER = """\

@@ -17,7 +17,7 @@ import yaml
 from fedshift.data.tallies import add_intensities, merge, plain, quantile, spread, worded
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
-from fedshift.schema.job import TaskSpec
+from fedshift.schema.task import TaskSpec
 from fedshift_survey.planning.plan import Plan
 
 WIDTH = 100

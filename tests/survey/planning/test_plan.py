@@ -19,7 +19,7 @@ from fedshift.data.fingerprint import counts_only, fingerprint
 from fedshift.data.tallies import merge
 from fedshift.federation.resolve import resolve
 from fedshift.schema.fingerprint import INSIDE, Fingerprint, Geometry, SurveySpec, Tally
-from fedshift.schema.job import TaskSpec
+from fedshift.schema.task import TaskSpec
 from fedshift_survey.planning.network import GIGA, NetworkShape
 from fedshift_survey.planning.plan import Plan, make_plan
 from fedshift_survey.planning.task_file import ct_note, is_unchanged, task_file

@@ -10,7 +10,7 @@ from nnunetfiles import write_plans
 from scanfiles import write_described
 
 from fedshift.cli import main
-from fedshift.schema.job import TaskSpec
+from fedshift.schema.task import TaskSpec
 from fedshift_survey.planning.site_plans import propose, proposed_task, read_site_plan
 
 

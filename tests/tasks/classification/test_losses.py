@@ -12,7 +12,7 @@ from errors import raises
 from torch import Tensor
 from torch.nn import functional
 
-from fedshift.schema.job import LossSpec
+from fedshift.schema.task import LossSpec
 from fedshift.tasks.classification.losses import Loss, balanced_draw
 
 

@@ -26,9 +26,10 @@ from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.errors import Stopped
-from fedshift.schema.job import JobSpec, ScheduleSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import ClassifyingTask, SiteData, Subset, Task
 from fedshift.tasks.cache import PART

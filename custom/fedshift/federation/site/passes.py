@@ -18,7 +18,7 @@ from fedshift.federation.tensors import first_words
 from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import extra_pass, frozen_statistics
-from fedshift.schema.job import ScheduleSpec
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.base import Task
 from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import autocast

@@ -37,12 +37,13 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Reference
 from fedshift.schema.guarantee import RiskCurves
 from fedshift.schema.identity import own_identity
-from fedshift.schema.job import JobSpec, ScheduleSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.packages import PackageSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.base import Everything, SiteData, Subset, Task
 from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.kinds import build_task

@@ -14,8 +14,9 @@ from fedshift.flare import codec
 from fedshift.flare.context import config_folder
 from fedshift.flare.export import APP, SPEC, write_folder
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import FILE_NAME, read_yaml
+from fedshift.schema.job import FILE_NAME
 from fedshift.schema.validation import KEY, ModelRef, ValidationSpec
+from fedshift.schema.yaml_file import read_yaml
 from flare_armour.patches.submissions import LARGEST
 
 MODELS = "models"

@@ -1,6 +1,6 @@
 """Losses of each domain in a batch with equally many samples of all domains, for the centralised references.
 
-A domain is a site, unless the job says that several sites are parts of one (`fedshift.schema.job.TaskSpec.domains`).
+A domain is a site, unless the job says that several sites are parts of one (`fedshift.schema.task.TaskSpec.domains`).
 """
 
 from __future__ import annotations

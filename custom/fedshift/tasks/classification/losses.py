@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from fedshift.schema.components import package_of
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import LossSpec
 from fedshift.schema.strict import Strict, nearest
+from fedshift.schema.task import LossSpec
 from fedshift.tasks import package_losses
 from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import precise

@@ -31,9 +31,10 @@ from fedshift.flare.export import write_job
 from fedshift.methods import base, method_set
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.job import JobSpec, ScheduleSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import DpSgd, Policy
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
 from fedshift_testing.serialised import Kit

@@ -51,9 +51,9 @@ from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, Stopped
-from fedshift.schema.job import ScheduleSpec
 from fedshift.schema.policy import DpSgd
 from fedshift.schema.seeding import derive_seed, seeded_global
+from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.base import ClassifyingTask, SiteData, Task
 from fedshift.tasks.losses import Logits
 from fedshift.tasks.out_of_memory import batch_out_of_memory, is_out_of_memory
