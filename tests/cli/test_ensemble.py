@@ -32,14 +32,15 @@ Fold = Callable[..., Path]
 def fold(tmp_path: Path) -> Fold:
     """Writes a model with random weights."""
 
-    def write(seed: int, *options: str, task: str = BLOBS) -> Path:
+    def write(seed: int, *options: str, task: str = BLOBS, kind: str = "phantom") -> Path:
         (tmp_path / "task.yaml").write_text(task, encoding="utf-8")
         job = resolve(str(tmp_path / "task.yaml"), "fedavg", options=list(options))
         draw = np.random.default_rng(seed)
         start = read_weights(build_task(job).network())
         weights = {key: value + draw.normal(0, 0.3, value.shape).astype(value.dtype) for key, value in start.items()}
         (tmp_path / f"fold_{seed}").mkdir()
-        return save_model(tmp_path / f"fold_{seed}" / "model.pt", job, weights, sites=["A"], statistics=["A"])
+        about = {"sites": ["A"], "statistics": ["A"], "kind": kind}
+        return save_model(tmp_path / f"fold_{seed}" / "model.pt", job, weights, **about)
 
     return write
 
@@ -94,6 +95,7 @@ def test_models_that_take_scans_otherwise_are_refused(fold: Fold, tmp_path: Path
     words = [str(first), str(tmp_path), "--out", str(tmp_path / "out"), "--models"]
     refused("predict", *words, str(fold(2, "data.normalise=percentile")), code="models-differ")
     refused("predict", *words, str(regions), code="models-differ")
+    refused("predict", *words, str(fold(4, kind="patients")), code="models-differ", naming=("phantom", "patients"))
     refused("predict", *words, str(first), code="models-differ")
     refused("predict", *words, str(tmp_path), code="models-differ")
     refused("predict", *words, str(fold(3)), "--guarantee", "0.1", code="options-clash")

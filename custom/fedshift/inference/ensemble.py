@@ -58,7 +58,8 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
     """Read the models that are averaged with a model.
 
     Raises:
-        ConfigError: as `open_model`; or one of them does not take scans as ``model`` does, or is given twice.
+        ConfigError: as `open_model`; or one of them does not take scans as ``model`` does, is of simulated scans where
+            the others are of patients, or is given twice.
     """
     if paths and not model.is_segmentation:
         said = "classifies, and --models averages models that segment: leave it out"
@@ -75,6 +76,7 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
         for what, ours, theirs in (
             ("structures", model.structures, other.structures),
             ("sequences", model.sequences, other.sequences),
+            ("kinds of training data", (model.header.kind,), (other.header.kind,)),
             ("preparation of scans", (model.data, model.spec), (other.data, other.spec)),
         ):
             if ours != theirs:
