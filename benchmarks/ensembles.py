@@ -26,7 +26,8 @@ from left_out import SITES, pooled_without
 from scipy import stats
 
 from fedshift.inference.ensemble import averaged
-from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.inference.model import open_model
+from fedshift.inference.ready import Choice, make_ready
 
 OUT = frame.RESULTS / "ensembles.json"
 
