@@ -114,7 +114,7 @@ def drawn_by_fedshift(image: np.ndarray, patch: tuple[int, ...], args: Any) -> d
 
 
 def compared(name: str, plain: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
-    """How often each changes the patch, the quartiles of what is measured where it does, and how far they are apart."""
+    """How often each changes the patch, percentiles of what is measured where it does, and how far they are apart."""
     measured, shares = [], []
     for patches in (ours, theirs):
         texture = patches[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -17,11 +18,14 @@ from volumesites import BLOBS, make_volume_site
 
 from cli.conftest import Refused
 from fedshift.cli import main
+from fedshift.cli.opened_model import open_for
 from fedshift.federation.resolve import resolve
 from fedshift.federation.tensors import read_weights
+from fedshift.inference.dicom_source import origin
 from fedshift.inference.ensemble import averaged
 from fedshift.inference.model import open_model
 from fedshift.inference.ready import Choice, ReadyModel, make_ready
+from fedshift.schema.codes import ClassCodes
 from fedshift.tasks.kinds import build_task
 
 REGIONS = "regions: {both: [left, right], right: [right]}\n"
@@ -99,6 +103,22 @@ def test_models_that_take_scans_otherwise_are_refused(fold: Fold, tmp_path: Path
     refused("predict", *words, str(first), code="models-differ")
     refused("predict", *words, str(tmp_path), code="models-differ")
     refused("predict", *words, str(fold(3)), "--guarantee", "0.1", code="options-clash")
+
+
+def test_a_model_that_is_averaged_is_known_by_its_files_and_named_in_dicom(fold: Fold) -> None:
+    first, second = fold(0), fold(1)
+    args = argparse.Namespace(model=first, models=[second], site=None, statistics=None, site_state=None, guarantee=None)
+    opened = open_for(args)
+    assert not opened.has_changed
+    code = {"category": [91723000, "SCT", "Anatomical Structure"]}
+    codes = {
+        name: ClassCodes.parse(code | {"type": [number, "SCT", name]}, where=name)
+        for number, name in enumerate(("left", "right"), start=1)
+    }
+    alone, both = origin(opened.model, codes), origin(opened.model, codes, others=opened.others)
+    assert "mean of 2 models" in both.algorithm and alone.model != both.model
+    shutil.copy(first, second)
+    assert opened.has_changed
 
 
 def test_classifiers_are_not_averaged(tmp_path: Path, refused: Refused) -> None:

@@ -17,6 +17,7 @@ from fedshift.schema.names import printable
 if TYPE_CHECKING:
     from fedshift.inference.adaptation.decision import Outcome
     from fedshift.inference.model import Model
+    from fedshift.schema.adaptation import Part
 
 ABOUT = """Adapt a model to the scans of one hospital, if there is evidence that this helps.
 
@@ -130,9 +131,11 @@ def _with_masks(args: argparse.Namespace, model: Model) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fedshift-") as root:
         subjects = scoring.subjects_of(sets)
         given = fine_tuning.open_cases(model, cases, subjects, Path(root), true_spacing=args.true_spacing)
-        how = {"part": args.part or "all", "anyway": args.anyway, "seed": args.seed}
+        part: Part = args.part or "all"
         with console.status("") as status:
-            return decision.with_masks(ready, given, **how, progress=status.update)
+            return decision.with_masks(
+                ready, given, part=part, anyway=args.anyway, seed=args.seed, progress=status.update
+            )
 
 
 def _without_masks(args: argparse.Namespace, model: Model) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +81,7 @@ def describe(model: Model) -> Iterator[str]:
 
 def scored_model(model: Model, statistics: str, others: Sequence[Model] = ()) -> dict[str, Any]:
     """What a record of scores says of a model: the fields of `fedshift.schema.protocol_results.ScoredModel`."""
+    from fedshift.federation.carried_model import sha256_of
     from fedshift.schema.results import new_results
 
     header = model.header
@@ -91,8 +91,8 @@ def scored_model(model: Model, statistics: str, others: Sequence[Model] = ()) ->
         "job": results.job.model_copy(update=lineage),
         "versions": results.versions,
         "model": model.path.name,
-        "sha256": hashlib.sha256(model.path.read_bytes()).hexdigest(),
-        "averaged_with": [hashlib.sha256(other.path.read_bytes()).hexdigest() for other in others],
+        "sha256": sha256_of(model.path),
+        "averaged_with": [sha256_of(other.path) for other in others],
         "round": header.round,
         "sites": list(header.sites),
         "kind": header.kind,

@@ -130,8 +130,9 @@ def codes_of(file: Path | None) -> Any:
 
 def _stamp(*paths: Path) -> Stamp:
     """What files, or those of a folder, are known by: name, size, and when and where they were written."""
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
     known = []
-    for file in (file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])):
+    for file in files:
         try:
             status = file.stat()
         except FileNotFoundError:

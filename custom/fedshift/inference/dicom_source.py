@@ -97,10 +97,12 @@ def origin(
         check_codes(codes or {}, structures, parts=parts)
     except ValueError as error:
         raise ConfigError("codes-invalid", f"--codes does not fit {weights}: {error}") from None
-    program += f", mean of {1 + len(others)} models" if others else ""
-    content = b"".join(file.read_bytes() for file in (weights, *(other.path for other in others)))
-    sha256 = hashlib.sha256(content).hexdigest()[:16]
-    return Origin(name, program, fedshift.__version__, sha256, simulated, codes or {})
+    sha256 = hashlib.sha256(weights.read_bytes())
+    for other in others:
+        sha256.update(other.path.read_bytes())
+    if others:
+        program += f", mean of {1 + len(others)} models"
+    return Origin(name, program, fedshift.__version__, sha256.hexdigest()[:16], simulated, codes or {})
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ Of a window x and models f_1 … f_n::
 
     p(x) = 1/n Σ_i softmax(f_i(x))          of regions, which may overlap: sigmoid in place of softmax
 
-What is given on are logits of p, so mirror images, overlapping windows and guarantees go on as with a single model.
-Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation", Nature
-Methods 2021, averages the five models of a cross-validation in this way.
+What is given on are logits of p, so mirror images and overlapping windows go on as with a single model. nnU-Net 2
+averages the five models of a cross-validation by their logits, so its masks differ a little.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fedshift.federation.carried_model import sha256_of
 from fedshift.inference.model import Model, open_model
 from fedshift.inference.ready import ReadyModel
 from fedshift.schema.errors import ConfigError
@@ -64,13 +63,13 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
     if paths and not model.is_segmentation:
         said = "classifies, and --models averages models that segment: leave it out"
         raise ConfigError("no-effect", f"{model.path} {said}")
-    opened, known = [], {_digest(model.path): model.path}
+    opened, known = [], {sha256_of(model.path): model.path}
     for path in paths:
         if path.is_dir():
             said = "is a bundle, and bundles are not averaged: name model files with --models"
             raise ConfigError("models-differ", f"{path} {said}")
         other = open_model(path)
-        if (same := known.get(digest := _digest(path))) is not None:
+        if (same := known.get(digest := sha256_of(path))) is not None:
             raise ConfigError("models-differ", f"{path} is the same model as {same}: name each once")
         known[digest] = path
         for what, ours, theirs in (
@@ -89,7 +88,3 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
 
 def _named(names: Sequence[object]) -> str:
     return ", ".join(map(str, names)) or "without a name"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,8 +2,8 @@
 
 **With masks** the gain in Dice is cross-validated (`fedshift.inference.adaptation.evidence`), and the model is adapted
 if the mean gain is at least `LEAST_DICE` and above 0 with a confidence of `LEAST_CONFIDENCE`. That is less than a test
-asks for: fine-tuning that goes half of the way harms little where it does not help, and with three cases a test keeps
-nearly every model (``benchmarks/results/adaptation_whole.md``).
+asks for: fine-tuning that goes half of the way harms little where it does not help, and with three cases a confidence
+of 90 % would adapt two of the 16 models of ``benchmarks/results/adaptation_whole.json``.
 
 **Without masks** nothing says how good an outline is. The model is adapted if its outlines agree better with those of
 the same scans altered, by at least `LEAST_AGREEMENT` even at the lower end of the interval, over at least
@@ -25,6 +25,7 @@ from fedshift.federation.tensors import read_weights
 from fedshift.inference.adaptation import fine_tuning, unlabelled
 from fedshift.inference.adaptation.evidence import best_setting, confidence, gains_of_choice, interval
 from fedshift.inference.adaptation.fine_tuning import LabelledCases, Setting
+from fedshift.inference.adaptation.parts import copied_weights
 from fedshift.inference.ready import ReadyModel
 from fedshift.schema.adaptation import Adaptation, Evidence, Means, Part
 from fedshift.schema.errors import ConfigError
@@ -147,7 +148,7 @@ def without_masks(
     if not possible:
         said = "its norm layers have neither running statistics nor scale and shift: give masks of some cases"
         raise ConfigError("no-effect", f"{ready.model.path} cannot be adapted without masks: {said}")
-    start = {key: value.clone() for key, value in net.state_dict().items()}
+    start = copied_weights(net)
     before, best = unlabelled.judge(ready, scans), None
     for each in possible:
         unlabelled.adapt(ready, scans, each, seed=seed)
@@ -156,7 +157,7 @@ def without_masks(
         evidence = _evidence("agreement", before.agreement, after.agreement - before.agreement)
         progress(f"{each}: agreement of outlines {_change(evidence)}{f'; but {against}' if against else ''}")
         if best is None or (against is None, evidence.gain) > (best[2] is None, best[1].gain):
-            best = each, evidence, against, {key: value.clone() for key, value in net.state_dict().items()}
+            best = each, evidence, against, copied_weights(net)
         net.load_state_dict(start)
     assert best is not None
     chosen, evidence, against, adapted = best

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data_prep.volumes import write_site
 from fedshift.data.cases import CaseFiles
@@ -33,7 +33,7 @@ from fedshift.data.draws import sample_seeds
 from fedshift.data.samples import Samples
 from fedshift.federation.site.local_training import make_optimizer
 from fedshift.inference import scoring
-from fedshift.inference.adaptation.parts import keys_of, trained
+from fedshift.inference.adaptation.parts import copied_weights, keys_of, trained
 from fedshift.inference.model import Model
 from fedshift.inference.ready import ReadyModel
 from fedshift.schema.adaptation import Part
@@ -192,7 +192,7 @@ def cross_validate(
     Subjects whose masks have no structure are left out.
     """
     net = ready.predictor.net
-    start = _weights(net)
+    start = copied_weights(net)
     before = given.dice(ready, set(given.subjects))
     names = sorted(before)
     after = np.full((len(trials), len(names)), np.nan)
@@ -201,17 +201,13 @@ def cross_validate(
         progress(number, len(folds))
         samples = given.samples(set(given.subjects) - fold)
         for steps in fine_tune(ready, given.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
-            trained_weights = _weights(net)
+            trained_weights = copied_weights(net)
             net.load_state_dict(_part_way(start, trained_weights))
             for name, value in given.dice(ready, fold).items():
                 after[stops.index(steps), names.index(name)] = value
             net.load_state_dict(trained_weights)
         net.load_state_dict(start)
     return np.array([before[name] for name in names]), after
-
-
-def _weights(net: nn.Module) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in net.state_dict().items()}
 
 
 def _part_way(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -284,7 +280,7 @@ def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[T
 def fine_tune_on_all(ready: ReadyModel, given: LabelledCases, setting: Setting, *, seed: int) -> None:
     """Fine-tune the model on all cases, in place, and go `SHARE` of the way."""
     net, samples, stops = ready.predictor.net, given.samples(set(given.subjects)), [setting.steps]
-    start = _weights(net)
+    start = copied_weights(net)
     for _ in fine_tune(ready, given.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
         pass
-    net.load_state_dict(_part_way(start, _weights(net)))
+    net.load_state_dict(_part_way(start, copied_weights(net)))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.methods.shared.norms import is_norm, module_keys, norm_keys
 from fedshift.schema.adaptation import Part
@@ -27,6 +27,11 @@ def keys_of(job: JobSpec, part: Part) -> frozenset[str]:
         return frozenset(net.state_dict())
     keys = norm_keys(net, "all") if part == "norm" else _after_bottleneck(net, task.spatial)
     return keys if keys & parameters else frozenset()
+
+
+def copied_weights(net: nn.Module) -> dict[str, Tensor]:
+    """A network's ``state_dict``, which stays as it is while the network is trained."""
+    return {key: value.clone() for key, value in net.state_dict().items()}
 
 
 def _after_bottleneck(net: nn.Module, size: tuple[int, ...]) -> frozenset[str]:
