@@ -42,7 +42,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier
 from fedshift.methods.fedfa import feature_statistics
-from fedshift.methods.fedrdn import image_statistics
+from fedshift.methods.shared.image_statistics import image_statistics
 from fedshift.schema.errors import QuorumError
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy

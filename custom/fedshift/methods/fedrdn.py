@@ -23,21 +23,18 @@ same, and it can do nothing. ``fedshift job`` warns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.features import over_space, spatial_dims
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.methods.shared import image_statistics
+from fedshift.methods.shared.features import over_space
+from fedshift.methods.shared.image_statistics import SMALLEST_STD
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
-from fedshift.tasks.stages import StagedNetwork
-
-SMALLEST_STD = 1e-6
 
 
 class Config(Strict):
@@ -60,12 +57,6 @@ class Config(Strict):
             )
 
 
-def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and (biased, as in the paper) standard deviation per image and channel: (B, C, *spatial) -> 2 x (B, C)."""
-    x = x.double()
-    return x.mean(spatial_dims(x)), x.std(spatial_dims(x), correction=0)
-
-
 class Client(base.Client[Config]):
     """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
 
@@ -84,45 +75,16 @@ class Client(base.Client[Config]):
         return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Mean and standard deviation, (C,) each. Images are scaled to at most [0, 255] before any method sees them."""
-        if self.config.mode == "fixed":
-            return {}
-        shape = (cast(StagedNetwork, net).in_channels,)
-        reveals = "average {} of the site's training images, per channel (of its only image, if it has one)"
-        mean = base.ArraySpec(
-            shape,
-            "float64",
-            "once",
-            low=-255,
-            high=255,
-            reveals=reveals.format("brightness"),
-            kind="statistics",
-            mean_of="intensities",
-            alike="norm",
-        )
-        std = replace(
-            mean, low=SMALLEST_STD, reveals=reveals.format("contrast"), mean_of="deviations", alike="elements"
-        )
-        return {"mean": mean, "std": std}
+        """Mean and standard deviation, (C,) each."""
+        return {} if self.config.mode == "fixed" else image_statistics.sent(net)
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """μ^k and σ^k over the un-augmented training images; also kept in the site's state for test time."""
         if self.config.mode == "fixed":
             return {}
-        sums: list[tuple[Tensor, Tensor]] = []
-        for chunk in data.images_alone():
-            mean, std = image_statistics(chunk)
-            sums.append((mean.sum(0), std.sum(0)))
-        own_mean = torch.stack([s[0] for s in sums]).sum(0) / data.n_images
-        own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_images
-        if float(own_std.min()) < SMALLEST_STD:
-            raise DataError(
-                "images-constant",
-                f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "
-                "with it: run 'fedshift data check' on the site",
-            )
-        ctx.state["mean"], ctx.state["std"] = own_mean, own_std
-        return {"mean": own_mean.numpy(), "std": own_std.numpy()}
+        arrays = image_statistics.site_statistics(data.images_alone(), site=ctx.run.site, method="FedRDN")
+        ctx.state.update({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return arrays
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """All sites' pairs, (K, C) each; with ``mode: mean`` their mean, with ``mode: fixed`` the fixed pair."""
@@ -158,19 +120,11 @@ class Server(base.Server[Config]):
     """Collects the pairs once and sends all of them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        if self.config.mode == "fixed":
-            return {}
-        reveals = "every site's `{}`, without names"
-        return {
-            f"{name}s": base.ArraySpec(("sites", *spec.shape), spec.dtype, reveals=reveals.format(name))
-            for name, spec in Client(self.config).up(net).items()
-        }
+        return {} if self.config.mode == "fixed" else image_statistics.sent_to_all(net)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         if ctx.round == 0 and self.config.mode != "fixed":
-            self.state = {
-                f"{name}s": np.stack([update.arrays["fedrdn"][name] for update in updates]) for name in ("mean", "std")
-            }
+            self.state = image_statistics.collected(updates, "fedrdn")
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         return self.state
