@@ -19,7 +19,19 @@ from fedshift_testing.sites import small_sites
 
 _shallow = pytest.fixture(autouse=True, scope="module")(shallow_networks)
 
-WHOLE = ("feddyn", "fedprox", "fedrep", "fedsam", "fedsgd", "fedwon", "harmofl", "moon", "partialfed", "fedavg+mixup")
+WHOLE = (
+    "fedalign",
+    "feddyn",
+    "fedprox",
+    "fedrep",
+    "fedsam",
+    "fedsgd",
+    "fedwon",
+    "harmofl",
+    "moon",
+    "partialfed",
+    "fedavg+mixup",
+)
 """Change loss, inputs, gradients, steps, or which parameters train: the network is one graph."""
 IN_PARTS = ("fedfa", "fedrod", "fedsr", "fraug", "manifold_mixup", "mixstyle")
 """Attach layers to the network."""

@@ -19,7 +19,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 
-OF_ONE_CLASS = {"fedmix", "fedproto", "fedrod", "fedsr", "fpl", "fraug"}
+OF_ONE_CLASS = {"fedalign", "fedmix", "fedproto", "fedrod", "fedsr", "fpl", "fraug"}
 """They read which one class an image has."""
 OF_VOLUMES = {"landmarks"}
 SITES = {"A": (18, 1.0), "B": (36, 0.5), "C": (24, 1.4)}
@@ -44,9 +44,11 @@ def job_for(name: str, *options: str) -> JobSpec:
         return small_image_job(name, *chosen, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
 
 
-@pytest.mark.parametrize("name", sorted(set(method_set.available()) - OF_ONE_CLASS - OF_VOLUMES))
-def test_a_method_trains_on_findings(name: str, data: Data, tmp_path: Path) -> None:
-    job = job_for(name)
+@pytest.mark.parametrize(
+    "described", [*sorted(set(method_set.available()) - OF_ONE_CLASS - OF_VOLUMES), "fedalign fedalign.contrast=0"]
+)
+def test_a_method_trains_on_findings(described: str, data: Data, tmp_path: Path) -> None:
+    job = job_for(*described.split())
     run = run_pooled if method_set.pooled_reference(job.methods) else run_in_process
     results = run(job, data, tmp_path).results
     sites = [site for record in results.rounds for site in record.sites.values()]

@@ -43,7 +43,9 @@ ON_SLICES = [
 """Methods, then options."""
 
 
-@pytest.mark.parametrize("method", ["ditto", "feddyn", "fediir", "fedper", "fedrep", "fedrod", "fedsr", "fpl", "moon"])
+@pytest.mark.parametrize(
+    "method", ["ditto", "fedalign", "feddyn", "fediir", "fedper", "fedrep", "fedrod", "fedsr", "fpl", "moon"]
+)
 def test_it_learns_on_shifted_images(method: str, three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     """On test images of every site most are right after six rounds, where chance is a third."""
     final = run(method, three_image_sites, tmp_path, *LEARNS).final

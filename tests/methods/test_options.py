@@ -83,6 +83,10 @@ ROWS = {
         base={"inner_lr": 0.1},
     ),
     "fedawa": Row({"lr": 0.5, "steps": 3}),
+    "fedalign": Row(
+        {"alpha": 2, "severity": 9, "contrast": 5, "agreement": 5, "distance": 5, "temperature": 1},
+        contexts=({"contrast": 0},),
+    ),
     "fedavgm": Row({"beta": 0.5, "server_lr": 0.5}, contexts=({"beta": 0},)),
     "fedce": Row(rounds=3, steps=20, batch=12),
     "feddg_ga": Row({"step": 0.6}, sites="ABC"),

@@ -42,6 +42,7 @@ slices partialfed partialfed.keep=[bn] -> partialfed keep
 """,
     "no-effect": """
 images elcfs elcfs.contrast=0.2 -> elcfs contrast
+images fedalign fedalign.contrast=0 fedalign.temperature=0.5 -> fedalign temperature
 slices elcfs elcfs.variant=released elcfs.alpha=0.1 -> elcfs variant alpha
 slices elcfs elcfs.inner_lr=0 elcfs.order=first -> elcfs order
 slices elcfs elcfs.contrast=0 elcfs.temperature=0.1 -> elcfs contrast temperature
@@ -171,6 +172,12 @@ images elcfs+fedsr
 images elcfs+fpl
 images elcfs+fraug
 images elcfs+moon
+images elcfs+fedalign
+images fedalign+fedmix
+images fedalign+fedproto
+images fedalign+moon
+images fedalign+fedrdn
+images fedalign+mixup mixup.draw=sample
 images fedwon+fedbn
 images fedwon fedavg.buffers=local
 images fedwon+partialfed

@@ -69,7 +69,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.features import over_space, spatial_dims, structures
+from fedshift.methods.shared.features import mean_over, on_grid_of, over_space, spatial_dims, structures
 from fedshift.methods.shared.passes import at_weights, same_precision, uncounted
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -179,13 +179,6 @@ def edges(y: Tensor, run: base.Run) -> Iterator[tuple[Tensor, Tensor]]:
         yield mask * (1 - eroded(whole, BOUNDARY)), dilated(mask, BACKGROUND) * (1 - whole)
 
 
-def mean_over(features: Tensor, mask: Tensor) -> Tensor:
-    """Mean features over masks (B, *spatial) that are not empty: (V·B, C, *spatial) -> (V, B, C)."""
-    z = features.unflatten(0, (-1, len(mask))).flatten(3)  # type: ignore[no-untyped-call]
-    weights = mask.to(z).flatten(1)
-    return torch.einsum("vbcs,bs->vbc", z, weights / weights.sum(1, keepdim=True))
-
-
 def info_nce(
     boundary: Tensor, background: Tensor, *, temperature: float, bounded: bool = True, released: bool = False
 ) -> Tensor:
@@ -210,10 +203,7 @@ def boundary_loss(
 
     ``y``: their masks (B, *spatial).
     """
-    features = precise(features)
-    if features.shape[2:] != y.shape[1:]:
-        mode = "trilinear" if y.dim() == 4 else "bilinear"
-        features = functional.interpolate(features, y.shape[1:], mode=mode, align_corners=False)
+    features = on_grid_of(y, precise(features))
     total = features.new_zeros(())
     versions = features.reshape(-1, *y.shape[:1], *features.shape[1:])
     for boundary, background in edges(y, run):

@@ -57,6 +57,21 @@ def structures(y: Tensor, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
     return ((mask, mask | ignored) for mask in masks)
 
 
+def on_grid_of(y: Tensor, features: Tensor) -> Tensor:
+    """Features (B, C, …) with as many voxels as the targets (…, *spatial), linearly interpolated."""
+    if features.shape[2:] == y.shape[1:]:
+        return features
+    mode = "trilinear" if y.dim() == 4 else "bilinear"
+    return functional.interpolate(features, y.shape[1:], mode=mode, align_corners=False)
+
+
+def mean_over(features: Tensor, mask: Tensor) -> Tensor:
+    """Mean features over masks (B, *spatial) that are not empty: (V·B, C, *spatial) -> (V, B, C)."""
+    z = features.unflatten(0, (-1, len(mask))).flatten(3)  # type: ignore[no-untyped-call]
+    weights = mask.to(z).flatten(1)
+    return torch.einsum("vbcs,bs->vbc", z, weights / weights.sum(1, keepdim=True))
+
+
 def blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
     """``share * a + (1 - share) * b``, in the dtype of ``a``; one share for each sample, (B,), or for all, (1,)."""
     x, y = precise(a), precise(b)
