@@ -14,6 +14,7 @@ site's test cases.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -26,8 +27,9 @@ from data_prep.volumes import SitePlan, VolumePlan
 from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import settle_labels
 from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
+from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.manifest import TRUE_SPACING, Split
 from fedshift.schema.strict import nearest
 
 SITE = "nnunet"
@@ -80,12 +82,12 @@ def plan_volumes(
         )
     elif (plans, configuration) != (DEFAULT_PLANS, CONFIGURATION):
         raise ConfigError("no-effect", "--plans and --configuration are for --preprocessed: add it, or leave them out")
-    cases = table.cases if fold is None else _in_fold(table.cases, folder, ready, fold)
+    cases, left_out = (table.cases, ()) if fold is None else _in_fold(table.cases, folder, ready, fold)
     name = NAME.fullmatch(folder.name)
     site_plan = SitePlan(
         site=site,
         cases=cases,
-        findings=table.findings,
+        findings=(*table.findings, *left_out),
         source=f"{folder.name}, in nnU-Net's layout",
         licence=table.licence or LICENCE,
         citation=CITATION,
@@ -121,15 +123,22 @@ def _prepared_folder(preprocessed: Path, name: str) -> Path:
     return preprocessed if preprocessed.name == name else preprocessed / name
 
 
-def _in_fold(cases: Sequence[CaseFiles], folder: Path, ready: Preprocessed | None, fold: int) -> tuple[CaseFiles, ...]:
-    """The cases of a fold; its validation cases are of the test part, and the others' parts are not decided."""
+def _in_fold(
+    cases: Sequence[CaseFiles], folder: Path, ready: Preprocessed | None, fold: int
+) -> tuple[tuple[CaseFiles, ...], tuple[Finding, ...]]:
+    """The cases of a fold, and a warning of those that it leaves out.
+
+    Its validation cases are the test part, and no others: a checkpoint of the fold has trained on those. Of these a
+    fifth of all is for validation.
+    """
     files = [place / SPLITS for place in ([ready.folder] if ready else []) + [folder]]
     path = next((file for file in files if file.is_file()), None)
     if path is None:
         said = " nor ".join(str(file) for file in files)
         raise ConfigError("folds-missing", f"there is no {said}: leave out --fold, and the cases are dealt")
     try:
-        folds = [(set(each["train"]), set(each["val"])) for each in json.loads(path.read_text(encoding="utf-8"))]
+        said = json.loads(path.read_text(encoding="utf-8"))
+        folds = [(set(map(str, each["train"])), set(map(str, each["val"]))) for each in said]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError("not-json", f"{path} has no folds as nnU-Net writes them ({error}): copy it again") from None
     if not 0 <= fold < len(folds):
@@ -140,4 +149,12 @@ def _in_fold(cases: Sequence[CaseFiles], folder: Path, ready: Preprocessed | Non
         wrong = min(train & val or (train | val) - known)
         said = "in both parts of the fold" if train & val else f"no case of {folder}"
         raise DataError("folds-other-data", f"{path}: {wrong} is {said}: copy the splits of this data set")
-    return tuple(replace(case, split="test" if case.id in val else None) for case in cases if case.id in train | val)
+    dealt = sorted(train, key=lambda case: hashlib.sha256(f"{folder.name}/{case}".encode()).digest())
+    selecting = set(dealt[: min(max(1, round((len(train) + len(val)) / 5)), len(train) - 1)])
+    parts: dict[str, Split] = {case: "val" if case in selecting else "train" for case in train}
+    parts |= dict.fromkeys(val, "test")
+    chosen = tuple(replace(case, split=parts[case.id]) for case in cases if case.id in parts)
+    others = sorted(known - parts.keys())
+    what = f"has {len(others)} cases of the data set in neither part of fold {fold}, such as {', '.join(others[:3])}"
+    remedy = "add them to the fold, if they are to be used"
+    return chosen, (Finding("warning", "folds-incomplete", path, what, remedy),) if others else ()

@@ -49,6 +49,48 @@ def test_a_data_set_is_a_site_and_a_fold_its_test_part(raw: Path, tmp_path: Path
         plan_volumes(raw, fold=0)
 
 
+def test_a_case_that_a_fold_trained_on_is_no_test_case(tmp_path: Path) -> None:
+    """A checkpoint of the fold has seen it. What is in neither part of the fold is named."""
+    source = write_described(tmp_path / "raw" / NAME, classes=("left", "right"), style="nnunet", cases=15)
+    held_out = ["case_2", "case_5"]
+    train = [f"case_{k}" for k in range(14) if f"case_{k}" not in held_out]
+    (source / "splits_final.json").write_text(json.dumps([{"train": train, "val": held_out}]))
+    plan = plan_volumes(source.parent, site="A", fold=0)
+    (folder,) = write_volumes(plan, tmp_path / "out")
+    manifest = read_manifest(folder)
+    assert [case.id for case in manifest.by_split("test")] == held_out
+    assert len(manifest.by_split("val")) == 3 and len(manifest.by_split("train")) == 9
+    assert [finding.code for finding in plan.sites[0].findings] == ["folds-incomplete"]
+    assert "case_14" in plan.sites[0].findings[0].message
+
+
+def test_a_case_may_be_called_as_masks_elsewhere_are(raw: Path) -> None:
+    for place, end in (("imagesTr", "_0000"), ("labelsTr", "")):
+        for file in (raw / NAME / place).iterdir():
+            number = file.name.removeprefix("case_")[0]
+            file.rename(file.with_name(f"P{number}_seg{end}.nii.gz"))
+    plan = plan_volumes(raw)
+    assert [case.id for case in plan.sites[0].cases] == [f"P{k}_seg" for k in range(5)]
+    assert not plan.sites[0].findings
+
+
+def test_variables_in_the_table_of_cases_are_filled_in(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nnU-Net does."""
+    described = raw / NAME / "dataset.json"
+    content = json.loads(described.read_text())
+    content["dataset"] = {
+        f"case_{k}": {
+            "images": [f"${{THEIR_RAW}}/imagesTr/case_{k}_0000.nii.gz"],
+            "label": f"$THEIR_RAW/labelsTr/case_{k}.nii.gz",
+        }
+        for k in range(5)
+    }
+    described.write_text(json.dumps(content))
+    monkeypatch.setenv("THEIR_RAW", str(raw / NAME))
+    plan = plan_volumes(raw)
+    assert len(plan.sites[0].cases) == 5 and not plan.sites[0].findings
+
+
 def test_another_data_set_is_refused(raw: Path) -> None:
     with raises("dataset-name", naming="Dataset005_Heart"):
         plan_volumes(raw, dataset="Dataset005_Heart")

@@ -193,8 +193,13 @@ def _files_of(folder: Path, pair: Pair, names: Sequence[str]) -> _Listed:
 
 
 def _place(folder: Path, text: str) -> Path:
-    """The path that a list names; in whatever form its letters with accents are, or with the separators of Windows."""
+    """The path that a list names; in whatever form its letters with accents are, or with the separators of Windows.
+
+    Variables of the environment are filled in where there is no such file.
+    """
     path = Path(os.path.normpath(folder / text))
+    if not _is_there(path) and "$" in text:  # which nnU-Net fills in
+        path = Path(os.path.normpath(folder / os.path.expandvars(text)))
     if not _is_there(path) and "\\" in text:
         path = Path(os.path.normpath(folder / text.replace("\\", "/")))
     if not _is_there(path) and path.parent.is_dir():

@@ -72,7 +72,7 @@ def pair_folders(
     mask_ids = []
     for file in read(masks) or scan_files(masks):
         stem = stem_of(file)
-        mask_ids.append((stem if as_compared(stem) in stems else _masked(stem, known) or stem, file))
+        mask_ids.append((stem if as_compared(stem) in stems | known else _masked(stem, known) or stem, file))
     below = [(entry.name, entry) for entry in visible(masks) if entry.is_dir()]
     entries = _numbered(entries, [*mask_ids, *below], several=len(names) > 1)
     lacking = {as_compared(image.case) for image in entries} - {as_compared(case) for case, _ in mask_ids}
