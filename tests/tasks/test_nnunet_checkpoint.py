@@ -101,7 +101,7 @@ def options_of(found: Described) -> nn.Module:
         found.name,
         found.options,
         in_channels=found.channels,
-        n_classes=found.outputs,
+        n_classes=len(found.named),
         seed=1,
         spatial_dims=found.dims,
     )
@@ -146,7 +146,7 @@ def test_the_network_is_that_of_the_plans_and_all_weights_are_taken(tmp_path: Pa
     file = save(tmp_path / "checkpoint_final.pth")
     found = pretrained.from_nnunet(file)
     assert found is not None
-    assert (found.dims, found.channels, found.outputs) == (3, 1, 3)
+    assert (found.dims, found.channels, len(found.named)) == (3, 1, 3)
     assert found.options["strides"] == ARGUMENTS["strides"] and found.options["norm_op"] == "instance"
     net = options_of(found)
     taken = pretrained.take(net, pretrained.read(file), where=file.name)
@@ -202,6 +202,10 @@ def other_layer(plans: dict[str, Any]) -> None:
     plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]["norm_op"] = "os.system"
 
 
+def turned_axes(plans: dict[str, Any]) -> None:
+    plans["transpose_forward"] = [2, 0, 1]
+
+
 def no_patch(plans: dict[str, Any]) -> None:
     del plans["configurations"]["3d_fullres"]["patch_size"]
 
@@ -213,6 +217,7 @@ def no_patch(plans: dict[str, Any]) -> None:
         (cascade, "network-unlisted", "3d_lowres"),
         (other_layer, "network-unlisted", "norm_op"),
         (no_patch, "plans-form", "patch_size"),
+        (turned_axes, "weights-unfit", "transpose_forward"),
     ],
 )
 def test_plans_that_are_refused(
@@ -263,3 +268,31 @@ def test_a_job_starts_from_it(
     save(file, init_args=given)
     assert main([*base, "--force", "--set", "data.patch=[16,16,16]"]) == 2
     assert "2 classes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("labels", "ends", "says"),
+    [
+        ({"background": 0, "posterior": 1, "anterior": 2}, 2, "background, posterior, anterior"),
+        ({"posterior": 2, "background": 0, "anterior": [1]}, 0, ""),
+        ({"background": 0, "whole": [1, 2], "core": [2], "edge": [1]}, 2, "regions"),
+        ({"background": 0, "liver": 1, "tumour": 2}, 0, "background, liver, tumour"),
+    ],
+)
+def test_outputs_of_other_classes_are_not_taken_for_the_tasks(
+    labels: dict[str, Any],
+    ends: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same classes in another order, and regions, are refused; other ones are named."""
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    given = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": {**DATASET, "labels": labels}}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=given)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    assert main([*words, "--set", "data.patch=[16,16,16]"]) == ends
+    said = capsys.readouterr()
+    assert says in (said.err if ends else said.out)
+    assert ("its outputs are" in said.out) == (not ends and bool(says))

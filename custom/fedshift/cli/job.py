@@ -107,6 +107,7 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
 def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any) -> JobSpec:
     """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options."""
     from fedshift.federation.resolve import resolve
+    from fedshift.schema.codes import plain_name
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
     from fedshift.tasks.nnunet_checkpoint import check_fits
@@ -138,9 +139,18 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     net = task.network()
     if nnunet is not None:
         channels = cast("StagedNetwork", net).in_channels
-        check_fits(nnunet, channels=channels, outputs=job.task.outputs, dims=len(task.spatial), path=path)
+        regions = job.task.made_regions
+        named = job.task.classes if regions is None else regions.names
+        check_fits(
+            nnunet, channels=channels, named=named, regions=regions is not None, dims=len(task.spatial), path=path
+        )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
+            if [*map(plain_name, nnunet.named)] != [*map(plain_name, named)]:
+                print(
+                    f"its outputs are {', '.join(nnunet.named)}: the last layer begins with them as "
+                    f"{', '.join(named)}, in this order"
+                )
     _, loaded = network_from(job, path)
     kept = pretrained.keep(path, weights)
     if not quiet:

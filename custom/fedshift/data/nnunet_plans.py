@@ -139,7 +139,10 @@ class Plans:
             ConfigError: there is none of this name, it needs another's output, or fedshift prepares no such volumes.
         """
         where = f"{self.path}, configuration {name},"
-        raw = self._inherited(name, ())
+        try:
+            raw = self._inherited(name, ())
+        except (TypeError, ValueError) as error:
+            raise _broken(self.path, f"{type(error).__name__}: {error}") from None
         if raw.get("previous_stage"):
             raise ConfigError(
                 "nnunet-cascade",
@@ -161,6 +164,8 @@ class Plans:
 
     def _configuration(self, where: str, name: str, raw: Mapping[str, Any]) -> Configuration:
         dims = len(raw["patch_size"])
+        if dims not in (AXES - 1, AXES) or not raw["normalization_schemes"]:
+            raise ValueError("its patch has no 2 or 3 axes, or its images no channel")
         # Which of slices, rows and columns each axis of a prepared array is.
         order = [self.axes[axis] for axis in self.forward]
         if dims == AXES - 1 and order[0] != 0:
@@ -218,10 +223,15 @@ def read_plans(path: Path) -> Plans:
     missing = [key for key in needed if not isinstance(content, dict) or key not in content]
     if missing:
         raise _broken(path, f"it lacks {missing[0]!r}")
-    plans = Plans(path, content).turned(content.get(OWN_KEY, AS_THEY_LIE))
-    for said in (plans.forward, plans.axes):
-        if sorted(said) != [*AS_THEY_LIE]:
-            raise _broken(path, f"its axes are {list(said)}")
+    if not isinstance(content["configurations"], dict):
+        raise _broken(path, "its 'configurations' are no table")
+    try:
+        plans = Plans(path, content).turned(content.get(OWN_KEY, AS_THEY_LIE))
+        axes = [sorted(said) for said in (plans.forward, plans.axes)]
+    except (TypeError, ValueError) as error:
+        raise _broken(path, f"its axes are none ({error})") from None
+    if axes != [[*AS_THEY_LIE]] * 2:
+        raise _broken(path, f"its axes are {list(plans.forward)} and {list(plans.axes)}")
     if plans.reader not in READERS:
         raise ConfigError(
             "nnunet-plans", f"{path} reads images by {plans.reader}, and fedshift takes volumes of {', '.join(READERS)}"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from fedshift.schema.codes import plain_name
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
 from fedshift.tasks import nnunet_networks
@@ -31,16 +32,17 @@ NOT_OPTIONS = ("conv_op",)
 class Described:
     """The network of a checkpoint, and how the plans prepared its images.
 
-    ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``channels``, ``outputs``: of images and logits.
-    ``patch`` (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a
-    channel.
+    ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``channels``: of images. ``named``: what the logits
+    are of, in their order, classes with the background first or ``regions``. ``patch`` (voxels), ``spacing`` (mm):
+    along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
     """
 
     name: str
     options: dict[str, Any]
     dims: int
     channels: int
-    outputs: int
+    named: tuple[str, ...]
+    regions: bool
     patch: tuple[int, ...]
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
@@ -126,17 +128,41 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
     name, arguments = _architecture(chosen, path)
     labels = dataset["labels"]
     regions = any(isinstance(value, list) and len(value) > 1 for value in labels.values())
-    named = [key for key in labels if key != "ignore"]
+    kept = {str(key): value for key, value in labels.items() if key != "ignore"}
+    if regions:
+        named = [name for name, values in kept.items() if values not in (0, [0])]
+    else:
+        named = sorted(kept, key=lambda name: _least(kept[name]))
+    _check_axes(plans, arguments, path)
     return Described(
         name=nnunet_networks.PREFIX + name,
         options=_options(name, arguments, dims, path),
         dims=dims,
         channels=len(dataset.get("channel_names") or dataset["modality"]),
-        outputs=len(named) - regions,  # regions have no background
+        named=tuple(named),
+        regions=regions,
         patch=tuple(int(side) for side in chosen["patch_size"]),
         spacing=tuple(float(mm) for mm in chosen.get("spacing", ())),
         normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
     )
+
+
+def _least(values: Any) -> int:
+    return int(min(values) if isinstance(values, list) else values)
+
+
+def _check_axes(plans: Mapping[str, Any], arguments: Mapping[str, Any], path: Path) -> None:
+    """Refuse a network that treats one axis otherwise, if its plans turn axes: here it would be another axis."""
+    order = [int(axis) for axis in plans.get("transpose_forward") or ()]
+    layers = [*(arguments.get("kernel_sizes") or ()), *(arguments.get("strides") or ())]
+    uneven = any(len(set(layer)) > 1 for layer in layers if isinstance(layer, list | tuple))
+    if uneven and order != sorted(order):
+        raise ConfigError(
+            "weights-unfit",
+            f"{path}: its plans turn the axes of files (transpose_forward {order}), and its network has thin layers "
+            "along one of them, which would be another axis here: train it on files whose first axis is across slices, "
+            "or take another checkpoint",
+        )
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -197,19 +223,34 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def check_fits(found: Described, *, channels: int, outputs: int, dims: int, path: Path) -> None:
-    """Refuse a checkpoint of a network for other images or classes than the task's (`ConfigError`)."""
-    for what, theirs, ours in (
+def check_fits(found: Described, *, channels: int, named: Sequence[str], regions: bool, dims: int, path: Path) -> None:
+    """Refuse a checkpoint of a network for other images or outputs than the task's (`ConfigError`).
+
+    ``named``: what the task's outputs are of, in their order: classes with the background first, or ``regions``.
+    """
+    for what, trained, given in (
         ("dimensions", found.dims, dims),
         ("channels of images", found.channels, channels),
-        ("classes or regions", found.outputs, outputs),
+        ("classes or regions", len(found.named), len(named)),
     ):
-        if theirs != ours:
+        if trained != given:
             raise ConfigError(
                 "weights-unfit",
-                f"{path} was trained with {theirs} {what}, and the task has {ours}: take a task with as many, or "
+                f"{path} was trained with {trained} {what}, and the task has {given}: take a task with as many, or "
                 "another checkpoint",
             )
+    if found.regions != regions:
+        words = ("regions, which overlap", "classes") if found.regions else ("classes", "regions")
+        raise ConfigError(
+            "weights-unfit", f"{path} was trained on {words[0]}, and the task has {words[1]}: take another checkpoint"
+        )
+    theirs, ours = ([plain_name(name) for name in each] for each in (found.named, named))
+    if theirs != ours and sorted(theirs) == sorted(ours):
+        raise ConfigError(
+            "weights-unfit",
+            f"{path} has the outputs {', '.join(found.named)}, and the task the same in the order {', '.join(named)}: "
+            "put the task's in that of the checkpoint",
+        )
 
 
 # --- numbers of NumPy in a checkpoint -----------------------------------------------------------------------

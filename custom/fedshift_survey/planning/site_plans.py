@@ -15,24 +15,46 @@ from fedshift.data.layouts.dataset_json import read_description
 from fedshift.data.nnunet_plans import Configuration, Plans, read_plans
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
+from fedshift.schema.regions import Regions
 from fedshift_survey.planning.network import GIGA, NetworkShape, Topology, topology_for
 from fedshift_survey.planning.task_file import LEARNING, ROUNDS, Entry, written
 
 NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
 PLAIN = NETWORKS[0]
+LAYERS: Mapping[str, tuple[Any, ...]] = {
+    "norm_op": ("InstanceNorm3d", "InstanceNorm2d"),
+    "nonlin": ("LeakyReLU",),
+    "conv_bias": (True,),
+    "dropout_op": (None,),
+}
+"""What nnU-Net's planners write, and the task's network has by default."""
 SAMPLES = 4
 """Patches of a case in an epoch, with which a survey's plan begins."""
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """A site's plan: its configuration, and the classes and sequences of its data, which lie beside the plans."""
+    """A site's plan: its configuration, and what lies beside the plans: the classes and sequences of its data.
+
+    ``regions``: of the classes, which a prepared site's manifest does not have. ``ignore``: whether masks have voxels
+    to ignore.
+    """
 
     site: str
     plans: Plans
     configuration: Configuration
     classes: tuple[str, ...]
     sequences: tuple[str, ...]
+    regions: Regions | None = None
+    ignore: bool = False
+
+    @property
+    def said_regions(self) -> str:
+        """The regions with their classes, in their order."""
+        if self.regions is None:
+            return "none"
+        names = ([self.classes[number] for number in members] for members in self.regions.members)
+        return ", ".join(f"{name} of {' + '.join(of)}" for name, of in zip(self.regions.names, names, strict=True))
 
     @property
     def network(self) -> str:
@@ -84,15 +106,38 @@ def read_site_plan(site: str, path: Path, configuration: str) -> SitePlan:
         raise ConfigError(
             "nnunet-plans", f"{path} says its network as nnU-Net did before 2.4: plan again with a newer one"
         )
+    _check_network(chosen.architecture, path)
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
-        return SitePlan(site, plans, chosen, manifest.classes, manifest.sequences)
+        return SitePlan(site, plans, chosen, manifest.classes, manifest.sequences, ignore=manifest.ignore)
     described = read_description(path.parent)
     if described.labels is None:
         raise ConfigError(
             "labels-missing", f"{path.parent} has no dataset.json with labels beside the plans: copy it there"
         )
-    return SitePlan(site, plans, chosen, described.labels.classes, described.sequences)
+    labels = described.labels
+    return SitePlan(
+        site, plans, chosen, labels.classes, described.sequences, regions=labels.regions, ignore=bool(labels.ignored)
+    )
+
+
+def _check_network(architecture: Mapping[str, Any], path: Path) -> None:
+    """Refuse a network that is described otherwise than nnU-Net's planners do, or made of other layers than here."""
+    said = architecture.get("arch_kwargs")
+    options: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    for key in ("strides", "kernel_sizes", "features_per_stage"):
+        if not isinstance(options.get(key), list):
+            raise ConfigError(
+                "nnunet-plans", f"{path} is no plans file of nnU-Net 2 (its network has no list of {key}): plan again"
+            )
+    for key, usual in LAYERS.items():
+        layer = options.get(key, usual[0])
+        if str(layer).rpartition(".")[2] not in map(str, usual):
+            raise ConfigError(
+                "nnunet-plans",
+                f"{path} has a network with {key} {layer}, and a proposed one has {usual[0]}: plan with nnU-Net's "
+                "default planner",
+            )
 
 
 def propose(sites: Sequence[SitePlan], *, of: str, memory: float) -> Proposal:
@@ -159,6 +204,8 @@ def _range(site: SitePlan) -> str:
 _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
     ("dimensions", lambda site: site.configuration.dims),
     ("classes", lambda site: ", ".join(site.classes)),
+    ("regions", lambda site: site.said_regions),
+    ("voxels to ignore", lambda site: "yes" if site.ignore else "no"),
     ("sequences", lambda site: ", ".join(site.sequences) or "one"),
     ("normalisation", lambda site: site.configuration.data()["normalise"]),
 )
@@ -172,6 +219,16 @@ _COMPARED: tuple[tuple[str, Callable[[SitePlan], str]], ...] = (
     ("stages", lambda site: str(len(site.options["strides"]))),
     ("widths", lambda site: _shown(site.options["features_per_stage"])),
 )
+
+
+def _regions(site: SitePlan) -> list[Entry]:
+    made, classes = site.regions, site.classes
+    entries = [Entry("ignore", True)] if site.ignore else []
+    if made is None:
+        return entries
+    members = {name: [classes[k] for k in of] for name, of in zip(made.names, made.members, strict=True)}
+    order = [Entry("regions_class_order", [classes[k] for k in made.order])] if made.order else []
+    return [Entry("regions", members), *order, *entries]
 
 
 def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str, name: str) -> str:
@@ -196,7 +253,8 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
         if key in ("n_conv_per_stage", "n_blocks_per_stage", "n_conv_per_stage_decoder")
     }
     depth = proposal.topology.depth
-    options = {key: [*value][: depth - key.endswith("decoder")] for key, value in options.items()}
+    lists = {key: value if isinstance(value, list) else [value] * depth for key, value in options.items()}
+    options = {key: value[: depth - key.endswith("decoder")] for key, value in lists.items()}
     features = [*chosen.options["features_per_stage"]]
     made = {
         "features_per_stage": (features + [features[-1]] * depth)[:depth],
@@ -225,6 +283,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
         Entry("dataset", dataset),
         Entry("sites", [site.site for site in sites]),
         Entry("classes", [*chosen.classes]),
+        *_regions(chosen),
         Entry(
             "data",
             [

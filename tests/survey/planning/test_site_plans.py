@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from errors import raises
 from nnunetfiles import write_plans
@@ -53,3 +57,64 @@ def test_the_command_writes_a_task_and_keeps_a_changed_one(tmp_path: Path) -> No
     assert main(words) == 2
     assert main([*words, "--force"]) == 0
     assert main([*words[:2], "B", *words[3:]]) == main([*words, "--propose", "C"]) == 2
+
+
+def with_labels(root: Path, name: str, labels: dict[str, Any], order: list[int]) -> Path:
+    path = site(root, name)
+    described = path.parent / "dataset.json"
+    content = json.loads(described.read_text()) | {"labels": labels, "regions_class_order": order}
+    described.write_text(json.dumps(content))
+    return path
+
+
+def test_regions_and_voxels_to_ignore_come_into_the_task(tmp_path: Path) -> None:
+    labels: dict[str, Any] = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    one = read_site_plan("A", with_labels(tmp_path, "A", labels, [1, 2]), "3d_fullres")
+    task = TaskSpec.parse(
+        yaml.safe_load(proposed_task(propose([one], of="A", memory=8), [one], dataset="blobs", name="blobs")),
+        where="the plan",
+    )
+    made = task.made_regions
+    assert made is not None and made.names == ("whole", "core") and [len(of) for of in made.members] == [2, 1]
+    assert task.ignore
+    other = read_site_plan("B", site(tmp_path, "B", classes=tuple(one.classes[1:])), "3d_fullres")
+    with raises("nnunet-plans-differ", naming="regions"):
+        propose([one, other], of="A", memory=8)
+
+
+def arguments(content: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = content["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    return options
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "strides": lambda content: arguments(content).pop("strides"),
+    "BatchNorm3d": lambda content: arguments(content).update(norm_op="torch.nn.modules.batchnorm.BatchNorm3d"),
+    "conv_bias": lambda content: arguments(content).update(conv_bias=False),
+    "channel": lambda content: content["configurations"]["3d_fullres"].update(normalization_schemes=[]),
+    "axes": lambda content: content.update(transpose_forward=None),
+    "2 or 3": lambda content: content["configurations"]["3d_fullres"].update(patch_size=[16]),
+    "no plans file": lambda content: content["configurations"].update({"3d_fullres": [1]}),
+    "no table": lambda content: content.update(configurations=["3d_fullres"]),
+}
+
+
+@pytest.mark.parametrize("named", sorted(CHANGES))
+def test_what_is_no_plan_of_nnunets_planners_is_refused(named: str, tmp_path: Path) -> None:
+    path = site(tmp_path, "A")
+    content = json.loads(path.read_text())
+    CHANGES[named](content)
+    path.write_text(json.dumps(content))
+    with raises("nnunet-plans", naming=named):
+        propose([read_site_plan("A", path, "3d_fullres")], of="A", memory=8)
+
+
+def test_one_number_of_convolutions_is_that_of_all_stages(tmp_path: Path) -> None:
+    path = site(tmp_path, "A")
+    content = json.loads(path.read_text())
+    arguments(content)["n_conv_per_stage"] = 2
+    path.write_text(json.dumps(content))
+    one = read_site_plan("A", path, "3d_fullres")
+    proposal = propose([one], of="A", memory=8)
+    task = yaml.safe_load(proposed_task(proposal, [one], dataset="blobs", name="blobs"))
+    assert task["network"]["options"]["n_conv_per_stage"] == [2] * proposal.topology.depth
