@@ -59,7 +59,8 @@ def test_an_adapted_model_is_used_as_any_other_and_says_what_it_is(
     record = json.loads((tmp_path / "masks" / "predictions.json").read_text(encoding="utf-8"))
     assert record["model"]["adaptation"]["decision"] == "adapted"
     assert main(["evaluate", str(first), *map(str, given(hospital.labelled)), "--out", str(tmp_path / "scores")]) == 0
-    assert "at one hospital: adapted by fine-tuning" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "at one hospital: adapted by fine-tuning" in told and "was adapted to 4 cases of one hospital" in told
     assert main(["export", str(first), "--bundle", str(tmp_path / "bundle")]) == 0
     metadata = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text(encoding="utf-8"))
     assert "Afterwards, at one hospital, it was adapted by fine-tuning" in metadata["description"]
@@ -95,6 +96,13 @@ def test_what_does_not_go_together_is_refused(hospital: Hospital, tmp_path: Path
     refused("adapt", model, "--images", images, "--site-state", tmp_path, *out, code="no-effect", naming="--site-state")
     refused("adapt", model, "--images", images, "--out", model, "--force", code="output-exists", naming="is MODEL")
     refused("adapt", model, "--images", images, "--out", tmp_path / "no" / "x.pt", code="folder-missing")
+    refused(
+        "adapt", model, "--images", images, "--out", tmp_path, "--force", code="output-exists", naming="is a folder"
+    )
+    twice = tmp_path / "twice"
+    shutil.copytree(images, twice)
+    shutil.copy(twice / "case01.nii.gz", twice / "copied.nii.gz")
+    refused("adapt", model, "--images", twice, *out, code="same-content", naming=("case01", "copied"))
     lacking = tmp_path / "lacking"
     shutil.copytree(hospital.labelled, lacking)
     (lacking / "masks" / "case01.nii.gz").unlink()

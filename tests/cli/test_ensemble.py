@@ -19,8 +19,9 @@ from volumesites import BLOBS, make_volume_site
 from cli.conftest import Refused
 from fedshift.cli import main
 from fedshift.cli.opened_model import open_for
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.federation.tensors import read_weights
+from fedshift.federation.tensors import read_weights, write_tensors
 from fedshift.inference.dicom_source import origin
 from fedshift.inference.ensemble import averaged
 from fedshift.inference.model import open_model
@@ -101,6 +102,9 @@ def test_models_that_take_scans_otherwise_are_refused(fold: Fold, tmp_path: Path
     refused("predict", *words, str(regions), code="models-differ")
     refused("predict", *words, str(fold(4, kind="patients")), code="models-differ", naming=("phantom", "patients"))
     refused("predict", *words, str(first), code="models-differ")
+    copied = tmp_path / "copied.pt"
+    write_tensors({**read_model_file(first), "round": 9}, copied)
+    refused("predict", *words, str(copied), code="models-differ", naming="is the same model as")
     refused("predict", *words, str(tmp_path), code="models-differ")
     refused("predict", *words, str(fold(3)), "--guarantee", "0.1", code="options-clash")
 

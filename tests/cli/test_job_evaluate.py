@@ -9,8 +9,11 @@ import torch
 from validations import blob_models, blob_sites, with_strata
 
 from fedshift.cli import main
+from fedshift.federation.model_files import read_model_file
+from fedshift.federation.tensors import write_tensors
 from fedshift.flare.export import SPEC
 from fedshift.flare.validation.job import read_validation_spec
+from fedshift.schema.adaptation import Adaptation
 from fedshift.schema.validation import read_validation
 
 
@@ -92,3 +95,18 @@ def test_a_model_that_was_trained_on_what_is_scored_is_named(home: Path, capsys:
     assert read_validation(home / "runs" / "all").models["run0_best"].seen_at == ["A", "B"]
     assert main(["report", "runs/all"]) == 0
     assert "its scores at these say too much for it" in (home / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_model_that_one_hospital_has_adapted_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file does not say which hospital, so any of those asked may have trained it."""
+    statistics = Adaptation(
+        decision="adapted", reason="adapted", labelled=4, unlabelled=0, seed=0, statistics="none", fedshift="0.1.0"
+    )
+    content = read_model_file(home / MODELS[0])
+    write_tensors({**content, "adaptation": statistics.model_dump(mode="json")}, home / "adapted.pt")
+    assert main(["job", "--evaluate", "adapted.pt", "blobs.yaml", "--name", "ours"]) == 0
+    assert "adapted was adapted to 4 cases of one hospital" in capsys.readouterr().out
+    assert main(["run", "jobs/ours", "--in-process"]) == 0
+    assert read_validation(home / "runs" / "ours").models["adapted"].adapted_on == 4
+    assert main(["report", "runs/ours"]) == 0
+    assert "adapted to 4 cases of one hospital" in (home / "report.html").read_text(encoding="utf-8")

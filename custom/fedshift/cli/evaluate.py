@@ -97,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
     sets, cases = own_scans.cases_for(model, args)
     for line in describe(model):
         print(line)
+    adaptation = model.header.adaptation
+    if adaptation is not None and adaptation.trained_on:
+        said = "if any is among these, the scores say too much for it"
+        print(f"warning: {model.path} was adapted to {counted(adaptation.trained_on, 'case')} of one hospital: {said}")
     others = averaged_models(model, args)
     for finding in (finding for folder in sets for finding in folder.findings):
         print(f"warning: {finding.sentence()}")

@@ -115,6 +115,11 @@ def write(args: argparse.Namespace) -> int:
             where = site_names(record.seen_at)
             print(f"! {record_name} was trained at {where}, on some of the cases that are scored there:")
             print("  its scores at these say too much for it")
+        if record.adapted_on:
+            print(
+                f"! {record_name} was adapted to {counted(record.adapted_on, 'case')} of one hospital, which its file"
+            )
+            print("  does not name: if it is one of these sites, its scores there say too much for it")
     part = "their test cases" if spec.part == "test" else "all their cases"
     print(f"{folder}: {counted(len(models), 'model')} scored on {part} at {site_names(spec.sites)} ({SPEC.name})")
     return 0

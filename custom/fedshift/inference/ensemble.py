@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fedshift.federation.carried_model import sha256_of
 from fedshift.inference.model import Model, open_model
 from fedshift.inference.ready import ReadyModel
 from fedshift.schema.errors import ConfigError
@@ -63,15 +62,15 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
     if paths and not model.is_segmentation:
         said = "classifies, and --models averages models that segment: leave it out"
         raise ConfigError("no-effect", f"{model.path} {said}")
-    opened, known = [], {sha256_of(model.path): model.path}
+    opened: list[Model] = []
     for path in paths:
         if path.is_dir():
             said = "is a bundle, and bundles are not averaged: name model files with --models"
             raise ConfigError("models-differ", f"{path} {said}")
         other = open_model(path)
-        if (same := known.get(digest := sha256_of(path))) is not None:
-            raise ConfigError("models-differ", f"{path} is the same model as {same}: name each once")
-        known[digest] = path
+        same = next((each for each in (model, *opened) if _same(each, other)), None)
+        if same is not None:
+            raise ConfigError("models-differ", f"{path} is the same model as {same.path}: name each once")
         for what, ours, theirs in (
             ("structures", model.structures, other.structures),
             ("sequences", model.sequences, other.sequences),
@@ -84,6 +83,13 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
                 raise ConfigError("models-differ", said)
         opened.append(other)
     return opened
+
+
+def _same(model: Model, other: Model) -> bool:
+    """Whether two models have the same weights; their files may still say other things, as those of a kept one do."""
+    return model.weights.keys() == other.weights.keys() and all(
+        torch.equal(value, other.weights[key]) for key, value in model.weights.items()
+    )
 
 
 def _named(names: Sequence[object]) -> str:

@@ -57,6 +57,7 @@ def _about(model: Model, spec: ValidationSpec) -> dict[str, Any]:
         "round": header.round,
         "sites": list(header.sites),
         "seen_at": [site for site in spec.sites if has_seen and site in header.sites],
+        "adapted_on": 0 if header.adaptation is None else header.adaptation.trained_on,
         "kind": header.kind,
     }
 

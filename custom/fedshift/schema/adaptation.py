@@ -57,3 +57,8 @@ class Adaptation(Strict):
     evidence: Evidence | None = None
     statistics: Line
     fedshift: Line
+
+    @property
+    def trained_on(self) -> int:
+        """On how many cases of the hospital the model's weights depend: none where it was kept."""
+        return 0 if self.decision == "kept" else self.labelled + self.unlabelled

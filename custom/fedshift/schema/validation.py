@@ -250,7 +250,8 @@ class ModelRecord(_Model):
     """What a model's header says of it.
 
     ``file_sha256``: of the model file that it was made from. ``sites``: that trained it, on data of ``kind``.
-    ``seen_at``: sites of the validation of whose scored cases it was trained on some.
+    ``seen_at``: sites of the validation of whose scored cases it was trained on some. ``adapted_on``: cases of one
+    hospital, which the model's file does not name, that it was adapted to.
     """
 
     file: Line
@@ -260,6 +261,7 @@ class ModelRecord(_Model):
     round: int | None = None
     sites: list[Line] = []
     seen_at: list[Line] = []
+    adapted_on: int = Field(default=0, ge=0)
     kind: Literal["patients", "images", "phantom", "unknown"] = "unknown"
 
 

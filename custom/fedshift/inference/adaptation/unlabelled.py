@@ -18,12 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.data.case_check import known_spacing
+from fedshift.data.scan_file import ScanError
 from fedshift.federation.site.local_training import make_optimizer
 from fedshift.inference.adaptation.parts import keys_of, trained
 from fedshift.inference.model import Model
@@ -69,15 +72,20 @@ def windows_of(model: Model, cases: Sequence[ScanCase | Stacked], *, true_spacin
     So no window is at an end of the scan, where there may be no structure.
 
     Raises:
-        DataError: a scan cannot be read.
+        DataError: a scan cannot be read, or is there twice: evidence counts scans.
     """
     assert model.spec is not None
+    first: dict[bytes, Path] = {}
     most = max(LEAST_OF_EACH, MOST_WINDOWS // max(len(cases), 1))
     scans = []
     for case in cases:
         scan, voxels = case.read_stacked()
         if isinstance(case, ScanCase):
             refuse_other_kind(scan, case.image, pictures=model.of_pictures)
+            same = first.setdefault(sha256(voxels.tobytes()).digest(), case.image)
+            if same != case.image:
+                what, remedy = f"has the same voxels as {same}", "remove one of the two, or it counts twice"
+                raise ScanError("same-content", case.image, what, remedy)
         images = network_images(voxels, known_spacing(scan, true=true_spacing), model.spec)
         each = torch.cat(images)
         n = min(most, len(each))

@@ -75,6 +75,8 @@ def _findings(record: Validation) -> Iterator[Finding]:
     for model, about in record.models.items():
         if about.seen_at:
             yield finding("caution", "validation_seen", model=model, sites=about.seen_at)
+        if about.adapted_on:
+            yield finding("caution", "validation_adapted", model=model, cases=about.adapted_on)
     if record.is_phantom:
         yield finding("caution", "validation_phantom")
     for site, reason in record.refused.items():
