@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedshift.federation.tensors import read_weights, write_tensors
 from fedshift.inference.dicom_source import origin
 from fedshift.inference.ensemble import averaged
 from fedshift.inference.model import open_model
-from fedshift.inference.ready import Choice, ReadyModel, make_ready
+from fedshift.inference.ready import SAME_EVERYWHERE, Choice, ReadyModel, make_ready
 from fedshift.schema.codes import ClassCodes
 from fedshift.tasks.kinds import build_task
 
@@ -64,6 +65,18 @@ def test_probabilities_are_averaged(fold: Fold, task: str) -> None:
         logits = averaged(models[0], models[1:]).logits(images)
     torch.testing.assert_close(probable(logits), wanted)
     assert averaged(models[0], []) is models[0]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_statistics_are_those_of_the_model_that_has_some(place: int, fold: Fold) -> None:
+    """In whatever order the models are named."""
+    plain = make_ready(open_model(fold(0)), Choice(site="A"), device="cpu")
+    normalises = replace(ready(fold(1)), used=Choice(site="A"), statistics="site A")
+    assert SAME_EVERYWHERE in plain.notes
+    members = [plain, normalises] if place else [normalises, plain]
+    both = averaged(members[0], members[1:])
+    assert both.statistics == "site A" and both.used == Choice(site="A") and SAME_EVERYWHERE not in both.notes
+    assert SAME_EVERYWHERE in averaged(plain, [plain]).notes
 
 
 def test_predict_and_evaluate_take_several_models(fold: Fold, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fedshift.inference.model import Model, open_model
-from fedshift.inference.ready import ReadyModel
+from fedshift.inference.ready import SAME_EVERYWHERE, Choice, ReadyModel
 from fedshift.schema.errors import ConfigError
 
 
@@ -47,9 +47,14 @@ def averaged(ready: ReadyModel, others: Sequence[ReadyModel]) -> ReadyModel:
     """The mean of models that are ready; a single one is as it was."""
     if not others:
         return ready
-    notes = dict.fromkeys(note for each in (ready, *others) for note in each.notes)
+    members = (ready, *others)
+    notes = dict.fromkeys(note for each in members for note in each.notes)
+    chosen = next((each for each in members if each.used != Choice()), ready)  # whose statistics matter
+    if chosen.used != Choice():
+        notes.pop(SAME_EVERYWHERE, None)
     given = {field.name: getattr(ready, field.name) for field in fields(ready)}
-    return Ensemble(**given | {"notes": tuple(notes)}, others=tuple(others))
+    said = {"notes": tuple(notes), "used": chosen.used, "statistics": chosen.statistics}
+    return Ensemble(**given | said, others=tuple(others))
 
 
 def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
