@@ -14,7 +14,6 @@ site's test cases.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from data_prep.msd import find_described
 from data_prep.nnunet_arrays import Preprocessed, open_preprocessed
-from data_prep.volumes import SitePlan, VolumePlan
+from data_prep.volumes import SitePlan, VolumePlan, deal_splits
 from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import settle_labels
 from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
@@ -128,8 +127,8 @@ def _in_fold(
 ) -> tuple[tuple[CaseFiles, ...], tuple[Finding, ...]]:
     """The cases of a fold, and a warning of those that it leaves out.
 
-    Its validation cases are the test part, and no others: a checkpoint of the fold has trained on those. Of these a
-    fifth of all is for validation.
+    Its validation cases are the test part, and no others: a checkpoint of the fold has trained on its training cases,
+    of which as many as a fifth of all are for validation.
     """
     files = [place / SPLITS for place in ([ready.folder] if ready else []) + [folder]]
     path = next((file for file in files if file.is_file()), None)
@@ -137,8 +136,8 @@ def _in_fold(
         said = " nor ".join(str(file) for file in files)
         raise ConfigError("folds-missing", f"there is no {said}: leave out --fold, and the cases are dealt")
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        folds = [(set(map(str, each["train"])), set(map(str, each["val"]))) for each in said]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        folds = [(set(map(str, each["train"])), set(map(str, each["val"]))) for each in content]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError("not-json", f"{path} has no folds as nnU-Net writes them ({error}): copy it again") from None
     if not 0 <= fold < len(folds):
@@ -149,12 +148,13 @@ def _in_fold(
         wrong = min(train & val or (train | val) - known)
         said = "in both parts of the fold" if train & val else f"no case of {folder}"
         raise DataError("folds-other-data", f"{path}: {wrong} is {said}: copy the splits of this data set")
-    dealt = sorted(train, key=lambda case: hashlib.sha256(f"{folder.name}/{case}".encode()).digest())
-    selecting = set(dealt[: min(max(1, round((len(train) + len(val)) / 5)), len(train) - 1)])
-    parts: dict[str, Split] = {case: "val" if case in selecting else "train" for case in train}
-    parts |= dict.fromkeys(val, "test")
-    chosen = tuple(replace(case, split=parts[case.id]) for case in cases if case.id in parts)
-    others = sorted(known - parts.keys())
+    subjects = {case: case for case in train | val}
+    held_out: dict[str, Split] = dict.fromkeys(val, "test")
+    split_of = deal_splits(subjects, dataset=folder.name, site="", fixed=held_out, parts=("val",))
+    chosen = tuple(replace(case, split=split_of[case.id]) for case in cases if case.id in split_of)
+    others = sorted(known - split_of.keys())
+    if not others:
+        return chosen, ()
     what = f"has {len(others)} cases of the data set in neither part of fold {fold}, such as {', '.join(others[:3])}"
     remedy = "add them to the fold, if they are to be used"
-    return chosen, (Finding("warning", "folds-incomplete", path, what, remedy),) if others else ()
+    return chosen, (Finding("warning", "folds-incomplete", path, what, remedy),)

@@ -290,11 +290,16 @@ def refuse_unmatched(findings: Sequence[Finding], site: str) -> None:
 
 
 def deal_splits(
-    subjects: Mapping[str, str], *, dataset: str, site: str, fixed: Mapping[str, Split]
+    subjects: Mapping[str, str],
+    *,
+    dataset: str,
+    site: str,
+    fixed: Mapping[str, Split],
+    parts: Sequence[Split] = ("test", "val"),
 ) -> dict[str, Split]:
     """Assign a split to every case; cases in ``fixed`` keep theirs. The module's docstring describes the rule.
 
-    ``subjects``: case -> whose scan it is.
+    ``subjects``: case -> whose scan it is. ``parts``: those that others are dealt to, beside training.
 
     Where ``fixed`` has one subject in several splits, its new sessions go to training if a case of it is there: in
     another split they would be scored by a model that has seen the subject.
@@ -306,7 +311,7 @@ def deal_splits(
                 split_of.setdefault(subject, split)
     everyone = set(subjects.values())
     held_out = max(1, round(len(everyone) / 5)) if len(everyone) >= 3 else 0
-    lacking: dict[Split, int] = {"test": held_out, "val": held_out}
+    lacking: dict[Split, int] = dict.fromkeys(parts, held_out)
     for split in split_of.values():
         if split in lacking:
             lacking[split] -= 1

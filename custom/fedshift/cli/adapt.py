@@ -98,12 +98,12 @@ def _refuse_model(model: Model) -> None:
 
 
 def _refuse_options(args: argparse.Namespace) -> None:
+    if args.out.is_dir():
+        raise ConfigError("output-exists", f"{args.out} is a folder: name a file with --out")
     if args.out.exists() and (not args.force or args.out.samefile(args.model)):
         same = args.out.samefile(args.model)
         remedy = "name another file" if same else "name another file, or replace it with --force"
         raise ConfigError("output-exists", f"{args.out} {'is MODEL' if same else 'already exists'}: {remedy}")
-    if args.out.is_dir():
-        raise ConfigError("output-exists", f"{args.out} is a folder: name a file with --out")
     if not args.out.parent.is_dir():
         raise ConfigError("folder-missing", f"{args.out} is in a folder that does not exist: name another file")
     if args.site_state is not None:

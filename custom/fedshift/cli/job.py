@@ -107,10 +107,9 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
 def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any) -> JobSpec:
     """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options."""
     from fedshift.federation.resolve import resolve
-    from fedshift.schema.codes import plain_name
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
-    from fedshift.tasks.nnunet_checkpoint import check_fits
+    from fedshift.tasks.nnunet_checkpoint import check_fits, has_outputs
     from fedshift.tasks.starting import network_from
 
     start = args.weights or args.init
@@ -146,7 +145,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            if [*map(plain_name, nnunet.named)] != [*map(plain_name, named)]:
+            if not has_outputs(nnunet, named):
                 print(
                     f"its outputs are {', '.join(nnunet.named)}: the last layer begins with them as "
                     f"{', '.join(named)}, in this order"

@@ -223,6 +223,11 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def has_outputs(found: Described, named: Sequence[str]) -> bool:
+    """Whether the outputs of a checkpoint are called so, in this order, but for case and the like."""
+    return [*map(plain_name, found.named)] == [*map(plain_name, named)]
+
+
 def check_fits(found: Described, *, channels: int, named: Sequence[str], regions: bool, dims: int, path: Path) -> None:
     """Refuse a checkpoint of a network for other images or outputs than the task's (`ConfigError`).
 
@@ -244,8 +249,7 @@ def check_fits(found: Described, *, channels: int, named: Sequence[str], regions
         raise ConfigError(
             "weights-unfit", f"{path} was trained on {words[0]}, and the task has {words[1]}: take another checkpoint"
         )
-    theirs, ours = ([plain_name(name) for name in each] for each in (found.named, named))
-    if theirs != ours and sorted(theirs) == sorted(ours):
+    if not has_outputs(found, named) and sorted(map(plain_name, found.named)) == sorted(map(plain_name, named)):
         raise ConfigError(
             "weights-unfit",
             f"{path} has the outputs {', '.join(found.named)}, and the task the same in the order {', '.join(named)}: "

@@ -49,12 +49,12 @@ class SitePlan:
     ignore: bool = False
 
     @property
-    def said_regions(self) -> str:
-        """The regions with their classes, in their order."""
+    def members(self) -> dict[str, list[str]]:
+        """The classes of each region, in the order of the regions; empty without."""
         if self.regions is None:
-            return "none"
-        names = ([self.classes[number] for number in members] for members in self.regions.members)
-        return ", ".join(f"{name} of {' + '.join(of)}" for name, of in zip(self.regions.names, names, strict=True))
+            return {}
+        pairs = zip(self.regions.names, self.regions.members, strict=True)
+        return {name: [self.classes[number] for number in numbers] for name, numbers in pairs}
 
     @property
     def network(self) -> str:
@@ -204,7 +204,7 @@ def _range(site: SitePlan) -> str:
 _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
     ("dimensions", lambda site: site.configuration.dims),
     ("classes", lambda site: ", ".join(site.classes)),
-    ("regions", lambda site: site.said_regions),
+    ("regions", lambda site: ", ".join(f"{name} of {' + '.join(of)}" for name, of in site.members.items()) or "none"),
     ("voxels to ignore", lambda site: "yes" if site.ignore else "no"),
     ("sequences", lambda site: ", ".join(site.sequences) or "one"),
     ("normalisation", lambda site: site.configuration.data()["normalise"]),
@@ -222,13 +222,12 @@ _COMPARED: tuple[tuple[str, Callable[[SitePlan], str]], ...] = (
 
 
 def _regions(site: SitePlan) -> list[Entry]:
-    made, classes = site.regions, site.classes
-    entries = [Entry("ignore", True)] if site.ignore else []
-    if made is None:
-        return entries
-    members = {name: [classes[k] for k in of] for name, of in zip(made.names, made.members, strict=True)}
-    order = [Entry("regions_class_order", [classes[k] for k in made.order])] if made.order else []
-    return [Entry("regions", members), *order, *entries]
+    order = [] if site.regions is None else [site.classes[number] for number in site.regions.order]
+    return [
+        *([Entry("regions", site.members)] if site.members else []),
+        *([Entry("regions_class_order", order)] if order else []),
+        *([Entry("ignore", True)] if site.ignore else []),
+    ]
 
 
 def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str, name: str) -> str:
