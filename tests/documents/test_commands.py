@@ -122,6 +122,7 @@ PARSED: dict[str, str] = {
     r"fedshift drift ": "tests/survey/test_drift.py runs it, on scans by month",
     r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",
     r"fedshift (adapt|predict|card) (MODEL|adapted\.pt) ": "tests/cli/test_adapt.py runs it, on shifted scans",
+    r"fedshift postprocess ": "tests/cli/test_postprocess.py runs it, on masks of many parts",
     r"fedshift job --evaluate ": "tests/cli/test_job_evaluate.py runs it, and what follows, on models made there",
     r"fedshift predict calibrated\.pt ": "tests/cli/test_guarantee.py runs it, on scans with unsharp edges",
     r"fedshift report scores ": "tests/cli/test_evaluate.py runs it, of such scores",

@@ -46,12 +46,12 @@ def test_a_scan_is_segmented_slice_by_slice_as_from_all_its_probabilities(
     images = as_images(network_volume(voxels, shape, **intensities), dims=dims, context=context)
     whole = as_volume(softmax_in_place(sliding(network, images, **where)), dims)
     sure = np.zeros(SCAN, np.float32)
-    expected = classes_of(whole, SCAN, largest_component=True, certainty=sure)
+    expected = classes_of(whole, SCAN, largest_component=(1, 2, 3), certainty=sure)
     assert set(np.unique(expected)) == {0, 1, 2, 3}
 
     seen: list[np.ndarray] = []
     certainty = np.zeros(SCAN, np.float32)
-    options = {"spacing": wanted, "matrix": None, "dims": dims, "context": context, "largest_component": True}
+    options = {"spacing": wanted, "matrix": None, "dims": dims, "context": context, "largest_component": (1, 2, 3)}
     spec = PatchSpec(**intensities, **where, **options)
     found = segment(voxels, SPACING, network, spec, certainty=certainty, see=seen.append)
     assert np.array_equal(found, expected) and np.array_equal(certainty, sure)
@@ -73,8 +73,20 @@ def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
     probability = np.zeros((3, 12, 20, 24), np.float32)
     probability[0] = 0.5
     probability[1, 2:6, 2:6, 2:6] = probability[1, 10, 15, 15] = probability[2, 8, 8, 8] = 1
-    before, after = (classes_of(probability, (12, 20, 24), largest_component=asked) for asked in (False, True))
-    assert (before == 1).sum() == 65 and (after == 1).sum() == 64 and (after == 2).sum() == 1
+    probability[2, 10, 17:, 17:] = 1
+    ways: tuple[tuple[int, ...], ...] = ((), (1,), (2,), (1, 2))
+    counted = []
+    for asked in ways:
+        classes = classes_of(probability, (12, 20, 24), largest_component=asked)
+        counted.append([(classes == 1).sum(), (classes == 2).sum()])
+    assert counted == [[65, 22], [64, 22], [65, 21], [64, 21]]
+
+
+def test_only_the_largest_part_of_the_regions_that_are_named_is_kept() -> None:
+    probability = np.zeros((2, 4, 8, 8), np.float32)
+    probability[:, 1, 1:4, 1:4] = probability[0, 3, 6, 6] = probability[1, 3, 7, 7] = 1
+    sets = classes_of(probability, (4, 8, 8), regions=True, largest_component=(2,))
+    assert sets[1, 2, 2] == 3 and sets[3, 6, 6] == 1 and sets[3, 7, 7] == 0
 
 
 def test_the_outermost_slices_are_their_own_neighbours() -> None:

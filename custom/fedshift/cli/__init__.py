@@ -26,6 +26,7 @@ COMMANDS = (
     ("report", "report:add_report", "write the results of runs, comparisons and evaluations as one HTML file"),
     ("evaluate", "evaluate:add_arguments", "score a segmentation model on scans with masks"),
     ("adapt", "adapt:add_arguments", "adapt a model to the scans of one hospital, if there is evidence that it helps"),
+    ("postprocess", "postprocess:add_arguments", "a model whose masks keep only the largest part of some structures"),
     ("predict", "predict:add_arguments", "masks of scans, or classes of pictures, with a trained model"),
     ("serve", "serve:add_arguments", "masks for each new study of a PACS, stored there"),
     (

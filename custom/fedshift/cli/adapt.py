@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own_scans
-from fedshift.cli.arguments import add_shared
+from fedshift.cli.arguments import add_shared, check_new_model
 from fedshift.cli.display import console
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.schema.errors import ConfigError
@@ -98,14 +98,7 @@ def _refuse_model(model: Model) -> None:
 
 
 def _refuse_options(args: argparse.Namespace) -> None:
-    if args.out.is_dir():
-        raise ConfigError("output-exists", f"{args.out} is a folder: name a file with --out")
-    if args.out.exists() and (not args.force or args.out.samefile(args.model)):
-        same = args.out.samefile(args.model)
-        remedy = "name another file" if same else "name another file, or replace it with --force"
-        raise ConfigError("output-exists", f"{args.out} {'is MODEL' if same else 'already exists'}: {remedy}")
-    if not args.out.parent.is_dir():
-        raise ConfigError("folder-missing", f"{args.out} is in a folder that does not exist: name another file")
+    check_new_model(args.out, args.model, force=args.force)
     if args.site_state is not None:
         said = "--site-state is of a site that took part: leave it out, and predict with it as it is"
         raise ConfigError("no-effect", said)

@@ -191,6 +191,18 @@ def check_paths(args: argparse.Namespace) -> None:
             )
 
 
+def check_new_model(out: Path, model: Path, *, force: bool) -> None:
+    """Refuse a file for a new model that is the model itself, a folder, in no folder, or there (ConfigError)."""
+    if out.is_dir():
+        raise ConfigError("output-exists", f"{out} is a folder: name a file with --out")
+    if out.exists() and (not force or out.samefile(model)):
+        same = out.samefile(model)
+        remedy = "name another file" if same else "name another file, or replace it with --force"
+        raise ConfigError("output-exists", f"{out} {'is MODEL' if same else 'already exists'}: {remedy}")
+    if not out.parent.is_dir():
+        raise ConfigError("folder-missing", f"{out} is in a folder that does not exist: name another file")
+
+
 def make_folder(folder: Path) -> None:
     """Make the folder that ``--out`` names, before long work whose result goes there."""
     try:

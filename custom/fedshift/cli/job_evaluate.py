@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import comma_separated, few_names
+from fedshift.schema.validation import Part
 
 ONLY = {"part": "--part", "strata": "--strata", "statistics": "--statistics"}
 """Options that are for such a job alone."""
@@ -56,7 +57,9 @@ def add_options(parser: Any, task: argparse.Action) -> None:
         "one is compared with the first; TASK follows",
     )
     group.add_argument(
-        "--part", choices=("test", "all"), help="of a site's cases: its test part (default), or all that it has"
+        "--part",
+        choices=get_args(Part),
+        help="of a site's cases: its test part (default), its validation part, or all that it has",
     )
     group.add_argument(
         "--strata", type=comma_separated, metavar="A,B", help="columns of the sites' tables (default: all they tell)"
@@ -120,7 +123,7 @@ def write(args: argparse.Namespace) -> int:
                 f"! {record_name} was adapted to {counted(record.adapted_on, 'case')} of one hospital, which its file"
             )
             print("  does not name: if it is one of these sites, its scores there say too much for it")
-    part = "their test cases" if spec.part == "test" else "all their cases"
+    part = {"test": "their test cases", "val": "their validation cases", "all": "all their cases"}[spec.part]
     print(f"{folder}: {counted(len(models), 'model')} scored on {part} at {site_names(spec.sites)} ({SPEC.name})")
     return 0
 

@@ -165,6 +165,11 @@ def write_adapted(source: Path, path: Path, *, weights: Weights, adaptation: Ada
     write_tensors(content, path)
 
 
+def write_postprocessed(source: Path, path: Path, *, job: JobSpec) -> None:
+    """Write the model of ``source`` with a job that treats its masks otherwise; its scores were of other masks."""
+    write_tensors({**read_model_file(source), "job": job.dump(), "scores": {}}, path)
+
+
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     """Weights and methods' arrays of the model file of a round, as sites have them: of adapters those alone.
 

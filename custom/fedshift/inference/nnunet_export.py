@@ -126,7 +126,7 @@ def _expressible(ready: ReadyModel) -> PatchSpec:
         raise _refused(
             ready,
             "only the largest part of each class is kept, which nnU-Net's prediction does not do",
-            "train with evaluation.largest_component=false",
+            f"write one without, by 'fedshift postprocess {ready.model.path} --largest-component none'",
         )
     if job.task.regions and not job.task.regions_class_order:
         raise _refused(

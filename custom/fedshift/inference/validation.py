@@ -121,7 +121,7 @@ def answer(
     noise = None if policy.statistics is None else NoisyMeans(policy, policy.statistics, site=site, job=spec.validation)
     if noise is not None and ledger is not None:
         noise.check(ledger)
-    entries = manifest.entries if spec.part == "all" else manifest.by_split("test")
+    entries = manifest.entries if spec.part == "all" else manifest.by_split(spec.part)
     cases = SiteCases(folder, manifest, tuple(entries))
     _require_enough(cases, policy, site)
     opened, refused = _opened(spec, models, manifest, site, device, packages)
@@ -302,8 +302,8 @@ def _told(
         if not _why_no_stratum(policy, column)
     }
     cells, truth = Cells(subjects, policy.least_told), scored[first].truth
-    if spec.part == "all":  # another job may ask for the test part
-        _groups(cells, known, truth, columns, main, np.array([entry.split == "test" for entry in cases.entries]))
+    for part in ("test", "val") if spec.part == "all" else ():  # for which another job may ask
+        _groups(cells, known, truth, columns, main, np.array([entry.split == part for entry in cases.entries]))
     told_of = _groups(cells, known, truth, columns, main, np.ones(len(subjects), bool))
     if told_of is None:
         raise PolicyError(

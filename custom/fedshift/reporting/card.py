@@ -383,7 +383,9 @@ def _shift(described: Described) -> Section:
 
 def _file(described: Described) -> Section:
     evaluation = described.header.job.evaluation
-    ways = (("the mean over mirror images", evaluation.mirror), ("the largest part", evaluation.largest_component))
+    kept = evaluation.largest_component
+    part = "the largest part" if isinstance(kept, bool) else f"the largest part of {listed(kept)}"
+    ways = (("the mean over mirror images", evaluation.mirror), (part, kept))
     predictions = " and ".join(way for way, is_taken in ways if is_taken)
     facts = [
         ("File", f"{described.path.name}, {size(described.path.stat().st_size)}"),

@@ -1,4 +1,4 @@
-"""The largest connected part of each class.
+"""The largest connected part of a class or region.
 
 MONAI's transform for it needs scikit-image where there is no GPU; SciPy, which is here anyway, has the labelling. Of
 parts of one size MONAI keeps that which is numbered last and others the first, so that a mirrored scan keeps another
@@ -7,22 +7,30 @@ one. Here all of them are kept: no other rule gives the same parts however a sca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import scipy  # loads ndimage when it is used
+
+from .regions import voxels_of
 
 EVERY_NEIGHBOUR = np.ones((3, 3, 3), bool)
 
 
-def largest_components(classes: np.ndarray) -> np.ndarray:
-    """Classes (z, y, x) uint8 of which only the largest connected part is left, of each by itself.
+def keep_largest(taken: np.ndarray, numbers: Sequence[int], *, regions: bool) -> None:
+    """Leave of some classes, or regions, only their largest connected part, of each by itself.
 
     Of several parts that are equally large all are left (`largest_parts`).
+
+    Args:
+        taken: classes, or sets of regions, (z, y, x) uint8; changed in place.
+        numbers: of the classes or regions, from 1.
+        regions: which of the two it is.
     """
-    kept = np.zeros_like(classes)
-    for number in np.unique(classes):
-        if number > 0:
-            kept[largest_parts(classes == number, neighbours=EVERY_NEIGHBOUR)] = number
-    return kept
+    for number in numbers:
+        mask = voxels_of(taken, number, regions=regions)
+        lost = mask & ~largest_parts(mask, neighbours=EVERY_NEIGHBOUR)
+        taken[lost] = taken[lost] & ~np.uint8(1 << (number - 1)) if regions else 0
 
 
 def largest_parts(mask: np.ndarray, *, neighbours: np.ndarray, count: int = 1) -> np.ndarray:

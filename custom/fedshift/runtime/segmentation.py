@@ -28,7 +28,6 @@ from .grids import (
     taps,
     to_uint8,
 )
-from .regions import voxels_of
 from .windows import AT_ONCE, sliding, sliding_by_slices
 
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ class PatchSpec:
     """Of windows, as a part of one."""
     mirror: Sequence[int] = ()
     """Axes of a window whose mirror images are averaged."""
-    largest_component: bool = False
-    """Whether only the largest part of each class or region is kept."""
+    largest_component: Sequence[int] = ()
+    """Numbers, from 1, of the classes or regions of which only the largest part is kept."""
     written: Sequence[int] = ()
     """Of regions, which may overlap, the class of each set of them (`written_as_classes`); empty for classes."""
     bias_field: BiasField = "none"
@@ -265,7 +264,7 @@ def classes_of(
     probability: np.ndarray,
     shape: Sequence[int],
     *,
-    largest_component: bool,
+    largest_component: Sequence[int] = (),
     certainty: np.ndarray | None = None,
     regions: bool = False,
     placement: Placement | None = None,
@@ -277,7 +276,7 @@ def classes_of(
     """
     taken = np.zeros(tuple(shape), np.uint8)
     _take(planes_of(probability, shape, regions=regions, placement=placement), taken, certainty, regions=regions)
-    return _largest(taken, len(probability) if regions else 0) if largest_component else taken
+    return _largest(taken, largest_component, regions=regions)
 
 
 def planes_of(
@@ -324,7 +323,7 @@ def _by_patches(
         following = int(first[ready]) if ready < len(first) else end
         held = held[:, following - start :].copy() if following < end else None
         start, done = following, ready
-    return _largest(classes, spec.regions) if spec.largest_component else classes
+    return _largest(classes, spec.largest_component, regions=bool(spec.regions))
 
 
 def _as_nnunet(
@@ -347,7 +346,7 @@ def _as_nnunet(
     classes = np.zeros(placement.scan, np.uint8)
     shown = planes if on_scan is None else _shown(planes, slice(None), on_scan)
     _take(shown, classes, certainty, regions=bool(spec.regions))
-    return _largest(classes, spec.regions) if spec.largest_component else classes
+    return _largest(classes, spec.largest_component, regions=bool(spec.regions))
 
 
 def _shown(planes: Iterable[np.ndarray], part: slice, on_scan: OnScan) -> Iterator[np.ndarray]:
@@ -420,12 +419,10 @@ def _take_probable(planes: Iterable[np.ndarray], sets: np.ndarray, certainty: np
             certainty[number] = plane
 
 
-def _largest(taken: np.ndarray, regions: int) -> np.ndarray:
-    from .components import largest_components  # needs SciPy, which slices do without
+def _largest(taken: np.ndarray, numbers: Sequence[int], *, regions: bool) -> np.ndarray:
+    """Classes or sets of regions, in the same memory, of which these have only their largest part left."""
+    if numbers:
+        from .components import keep_largest  # needs SciPy, which slices do without
 
-    if not regions:
-        return largest_components(taken)
-    kept = np.zeros_like(taken)
-    for number in range(regions):
-        kept |= largest_components(voxels_of(taken, number + 1, regions=True).astype(np.uint8)) << number
-    return kept
+        keep_largest(taken, numbers, regions=regions)
+    return taken

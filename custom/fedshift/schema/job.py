@@ -144,9 +144,10 @@ class EvaluationSpec(Sparse):
     (`fedshift.tasks.evaluation.guarantee`).
 
     Of segmentation by patches, for final models and for predictions: ``mirror`` takes the mean over all mirror images
-    of the network's input; ``largest_component`` keeps only the largest connected part of each class; ``tolerance``
-    (mm) is by how much a surface may be off and still count in ``surface_dice``; ``cldice`` names the classes that are
-    thin, such as vessels, and have a centre-line Dice too (`fedshift.tasks.evaluation.centre_lines`).
+    of the network's input; ``largest_component`` keeps only the largest connected part of each class, or of those that
+    it names; ``tolerance`` (mm) is by how much a surface may be off and still count in ``surface_dice``; ``cldice``
+    names the classes that are thin, such as vessels, and have a centre-line Dice too
+    (`fedshift.tasks.evaluation.centre_lines`).
 
     Of classification: ``by_class`` scores final models for each class, with how many cases have it; by default if
     pictures have several findings, if classes are in order, or if ``metric`` is not the accuracy. ``specificity``: the
@@ -166,7 +167,7 @@ class EvaluationSpec(Sparse):
     local: bool = False
     reference: bool = False
     mirror: bool = False
-    largest_component: bool = False
+    largest_component: bool | tuple[ClassName, ...] = False
     tolerance: float = Field(default=2.0, gt=0, le=100)
     cldice: tuple[ClassName, ...] = ()
     by_class: bool | None = None

@@ -29,8 +29,9 @@ MOST_MODELS = 16
 MOST_COLUMNS, MOST_VALUES = 8, 12
 """Strata that a site may have, and values of each: more would leave few cases in each."""
 
-Part = Literal["test", "all"]
-"""Of a site's cases: its test part, or all, for models that were trained elsewhere."""
+Part = Literal["test", "val", "all"]
+"""Of a site's cases: its test part; its validation part, to choose between models; or all, for models that were trained
+elsewhere."""
 
 
 class ModelRef(Strict):

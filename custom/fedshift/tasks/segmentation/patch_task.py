@@ -85,7 +85,8 @@ class Task(OneClass):
             if score != "cldice" or job.evaluation.cldice
             for name in names(score, self._foreground)
         }
-        self._check_thin()
+        for key in ("cldice", "largest_component"):
+            self._check_structures(key)
         self.per_case = tuple(self.metrics)
         self.spatial = self._data.patch
         self.sizes = sizes(self.spatial, len(task.classes), sequences=max(len(self._data.sequences), 1))
@@ -107,12 +108,14 @@ class Task(OneClass):
                 without=self._data.augmentation_without,
             )
 
-    def _check_thin(self) -> None:
-        for name in self._job.evaluation.cldice:
+    def _check_structures(self, key: str) -> None:
+        """Refuse classes or regions in an option of evaluation that the task does not have."""
+        named = getattr(self._job.evaluation, key)
+        for name in () if isinstance(named, bool) else named:
             if name not in self._foreground:
                 raise ConfigError(
                     "class-unknown",
-                    f"evaluation.cldice: task {self._job.task.name} has no class {name!r}"
+                    f"evaluation.{key}: task {self._job.task.name} has no class {name!r}"
                     f"{nearest(name, self._foreground)}",
                 )
 
@@ -241,7 +244,7 @@ class Task(OneClass):
             fixed=None if data.fixed is None else data.fixed.numbers,
             overlap=data.overlap,
             mirror=self._mirrored,
-            largest_component=self._job.evaluation.largest_component,
+            largest_component=self._largest,
             written=() if self._regions is None else self._regions.written,
             bias_field=data.bias_field,
             convention=data.convention,
@@ -253,6 +256,13 @@ class Task(OneClass):
         if not self._job.evaluation.mirror:
             return ()
         return tuple(range(self._data.dims)) if self._data.mirror is None else self._data.mirror
+
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        """Numbers of the classes or regions of which final models keep only the largest part."""
+        named = self._job.evaluation.largest_component
+        kept = (self._foreground if named else ()) if isinstance(named, bool) else named
+        return tuple(number for number, name in enumerate(self._foreground, start=1) if name in kept)
 
     def scores(self, predictions: Iterator[Tensor], data: Patches, subset: Subset) -> dict[str, float]:
         """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's.
@@ -353,7 +363,7 @@ class Task(OneClass):
         return classes_of(
             probability,
             data.manifest.cases[case].shape,
-            largest_component=self._job.evaluation.largest_component,
+            largest_component=self._largest,
             regions=self._regions is not None,
             placement=data.placement(case),
         )
@@ -376,7 +386,7 @@ class Task(OneClass):
                 _count(calibration, np.maximum(sure, 1 - sure), sure > 0.5, region, known)
             return
         largest = np.empty(probability.shape[1:], np.float32)
-        predicted = classes_of(probability, largest.shape, largest_component=False, certainty=largest)
+        predicted = classes_of(probability, largest.shape, certainty=largest)
         classes = np.where(np.isin(predicted, counted), predicted, 0)  # others may be what the masks call background
         _count(calibration, largest, classes, labels if known is None else np.where(known, labels, 0), known)
 
