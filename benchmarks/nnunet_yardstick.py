@@ -117,7 +117,9 @@ class Yardstick:
     def fedshift(self, row: str) -> dict[str, Any]:
         """Train and score fedshift's protocol with the plan's numbers."""
         settings = {
+            "data.dims": len(self.plan["patch_size"]),
             "data.patch": [*map(int, self.plan["patch_size"])],
+            "data.spacing": [*[None] * (3 - len(self.plan["spacing"])), *self.plan["spacing"]],
             "data.convention": "nnunet",
             "network.options.n_stages": self.plan["architecture"]["arch_kwargs"]["n_stages"],
             "loss.options.batch": bool(self.plan["batch_dice"]),
@@ -141,8 +143,10 @@ class Yardstick:
                 job = self.work / "jobs" / f"{row}_{self.args.task}"
                 usage = self._run("fedshift", "run", str(job), "--in-process", *where)
             rounds = read_results(folder).rounds
-            seconds = sum(site.seconds for each in rounds for site in each.sites.values())
-            steps = sum(site.steps for each in rounds for site in each.sites.values())
+            trained = [site for each in rounds for site in each.sites.values()]
+            if row == "pooled":  # whose one training is in the record of every site
+                trained = [next(iter(each.sites.values())) for each in rounds]
+            seconds, steps = sum(site.seconds for site in trained), sum(site.steps for site in trained)
             frame.write(measured, {"seconds": round(seconds, 1), "steps": steps, "memory_mib": usage})
         masks = self.work / f"masks_{row}"
         if not masks.is_dir():
