@@ -23,7 +23,8 @@ class Evidence(Strict):
 
     ``score``: ``dice``, or the ``agreement`` of a model's outlines of the same scan, altered and as it is; from 0 to 1.
     ``n``: over how many subjects (or scans without masks). ``gain``: the mean difference; ``interval``: the 80 %
-    t-interval of that mean, and ``confidence`` that it is above 0 (Student's, one-sided), None for fewer than two.
+    t-interval of that mean, None for fewer than two or if all gains are the same; ``confidence`` that it is above 0
+    (`fedshift.inference.adaptation.evidence.confidence`), None for fewer than two.
     """
 
     score: Literal["dice", "agreement"]

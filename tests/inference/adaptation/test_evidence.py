@@ -21,7 +21,13 @@ def test_the_confidence_is_that_of_a_one_sided_test() -> None:
         p = ttest_1samp(differences, 0, alternative="greater").pvalue
         assert confidence(differences) == pytest.approx(1 - p)
     assert confidence(np.array([1.0])) is None
-    assert [confidence(np.full(3, gain)) for gain in (0.25, 0.0, -0.25)] == [1.0, 0.5, 0.0]
+
+
+def test_the_same_difference_in_every_case_is_no_certainty() -> None:
+    """A sign test's: three coins fall alike on one given side in one of eight throws."""
+    assert [confidence(np.full(3, gain)) for gain in (0.1, 0.0, -0.1)] == [0.875, 0.5, 0.125]
+    assert confidence(np.array([0.1, 0.1 + 1e-9])) == 0.75  # rounding is no deviation
+    assert interval(np.full(3, 0.1)) is None
 
 
 def test_a_setting_that_is_best_for_one_alone_is_not_chosen_for_it() -> None:

@@ -4,7 +4,8 @@
 lower end is the one-sided bound at 90 %. With three to five cases a bootstrap would be far too narrow.
 
 **Confidence.** The level at which the one-sided bound is 0: T(d √n / s), with T Student's distribution function of
-n - 1 degrees of freedom.
+n - 1 degrees of freedom. Differences that are all the same have no deviation to judge by, and no interval; that chance
+alone gives n of them one sign has a probability of 2⁻ⁿ (the sign test), so the confidence is then 1 - 2⁻ⁿ.
 
 **Choice.** The best of several settings looks better than it is. So its gain is that of the choice and not of the
 chosen: for each subject the setting is taken that is best on average for all others.
@@ -18,12 +19,14 @@ import numpy as np
 
 LEVEL = 0.9
 """One-sided, of the interval's lower end."""
+LEAST_DEVIATION = 1e-6
+"""Of differences that are not all the same, but for rounding."""
 
 
 def interval(differences: np.ndarray) -> tuple[float, float] | None:
-    """The t-interval of the mean of paired differences (n,); None for fewer than two."""
+    """The t-interval of the mean of paired differences (n,); None for fewer than two, or if all are the same."""
     n = len(differences)
-    if n < 2:
+    if n < 2 or differences.std() < LEAST_DEVIATION:
         return None
     from scipy.stats import t  # takes about a second
 
@@ -37,10 +40,12 @@ def confidence(differences: np.ndarray) -> float | None:
     n = len(differences)
     if n < 2:
         return None
+    mean = float(differences.mean())
+    if differences.std() < LEAST_DEVIATION:
+        return 0.5 if abs(mean) < LEAST_DEVIATION else 1 - 2.0**-n if mean > 0 else 2.0**-n
     from scipy.stats import t
 
-    mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(n)
-    return float(t.cdf(mean / error, n - 1)) if error else (float(np.sign(mean)) + 1) / 2
+    return float(t.cdf(mean / (float(differences.std(ddof=1)) / math.sqrt(n)), n - 1))
 
 
 def best_setting(gains: np.ndarray) -> int:
