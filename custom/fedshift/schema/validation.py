@@ -213,7 +213,8 @@ class PooledDifference(_Model):
     """A difference over sites, each compared within itself (`fedshift.tasks.evaluation.random_effects`).
 
     ``mean``: over all cases of all sites. ``effect``, ``interval``: of the random-effects model, over the ``sites``
-    that tell a deviation; None if fewer than two do. ``tau``: standard deviation of the true difference between sites.
+    that tell a deviation; None if fewer than two do, and no ``interval`` if no two cases differ. ``tau``: standard
+    deviation of the true difference between sites.
     """
 
     sites: int = Field(ge=0)

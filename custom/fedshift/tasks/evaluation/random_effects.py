@@ -10,6 +10,9 @@ At each of k sites a mean difference d_i with standard error s_i is known. With 
 μ ± t · √var with k − 1 degrees of freedom (Hartung & Knapp, Statistics in Medicine 20, 2001), whose factor is not below
 1 (Röver, Knapp & Friede, BMC Medical Research Methodology 15, 2015). With few sites it is wide, and that is what few
 sites tell: the usual interval by the normal distribution misses the truth too often there.
+
+Where all cases of a site have the same difference s_i is 0, which is no certainty: such a site counts as the most
+precise of the others. If there are only such sites, with the same difference, nothing says how sure it is.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ import numpy as np
 from fedshift.schema.evaluation import CONFIDENCE
 
 LEAST_ERROR = 1e-6
-"""Smaller standard errors count as this: the difference was the same in every case."""
+"""Of a site whose cases do not all have the same difference."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The mean difference, its 95 % interval, and the deviation of the sites' true differences (τ)."""
+    """The mean difference, its 95 % interval if it has one, and the deviation of the sites' true differences (τ)."""
 
     mean: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     tau: float
 
 
@@ -38,7 +41,11 @@ def random_effects(differences: Sequence[float], errors: Sequence[float]) -> Eff
     """The effect over at least two sites, of their mean differences and standard errors (k,)."""
     from scipy import stats  # takes about a second
 
-    d, s = np.asarray(differences, np.float64), np.maximum(np.asarray(errors, np.float64), LEAST_ERROR)
+    d, s = np.asarray(differences, np.float64), np.asarray(errors, np.float64)
+    same = s < LEAST_ERROR
+    if same.all() and np.ptp(d) < LEAST_ERROR:
+        return Effect(float(d.mean()), None, 0.0)
+    s = np.where(same, LEAST_ERROR if same.all() else s[~same].min(), s)
     fixed, freedom = 1 / s**2, len(d) - 1
     spread = float((fixed * (d - np.average(d, weights=fixed)) ** 2).sum())
     tau2 = max(0.0, (spread - freedom) / float(fixed.sum() - (fixed**2).sum() / fixed.sum()))
