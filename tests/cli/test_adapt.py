@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import small_image_job
-from inference.adaptation.conftest import Hospital, hospital, write_scans
+from inference.adaptation.conftest import Hospital, hospital, keep_slices, write_scans
 from inference.conftest import Run, save_model
 from inference.test_patches import IN_3D
 from volumesites import write_task
@@ -86,6 +86,22 @@ def test_a_model_that_is_kept_has_the_same_weights_and_scores_and_says_why(
     assert adapt(hospital.model, "--images", few / "images", "--out", asked, "--anyway") == 0
     assert "because it was asked for" in capsys.readouterr().out
     assert open_model(asked).header.adaptation.decision == "asked"  # type: ignore[union-attr]
+
+
+def test_cases_without_the_structure_are_trained_on_and_are_no_evidence(
+    hospital: Hospital, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fine_tuning, "STOPS", (1,))
+    few = write_scans(tmp_path / "few", 3, hospital.curve)
+    words = [hospital.model, *given(few), "--force", "--out", tmp_path / "out.pt"]
+    keep_slices(few / "masks" / "case00.nii.gz", slice(0, 0))
+    assert adapt(*words) == 2 and "case00.nii.gz is an empty mask" in capsys.readouterr().err
+    assert adapt(*words, "--empty") == 0
+    record = open_model(tmp_path / "out.pt").header.adaptation
+    assert record is not None and record.labelled == 3 and record.evidence is not None and record.evidence.n == 2
+    keep_slices(few / "masks" / "case01.nii.gz", slice(0, 0))
+    assert adapt(*words, "--empty") == 0
+    assert "fewer than two of the labelled patients have the structure" in capsys.readouterr().out
 
 
 def test_what_does_not_go_together_is_refused(hospital: Hospital, tmp_path: Path, refused: Refused) -> None:

@@ -48,6 +48,11 @@ def test_a_union_shows_every_sample_of_every_site_once() -> None:
     assert flat(y.tolist() for _, y in union.chunks()) == flat(batches)
 
 
+def test_a_site_without_samples_has_no_batch() -> None:
+    assert list(epoch(Numbers(0, 0), 6)) == list(epoch(Numbers(0, 0), 6, drop_last=False)) == []
+    assert list(epoch(Numbers(7, 1), 6)) == [[7]]
+
+
 def test_chunks_are_in_order_or_shuffled_by_a_seed() -> None:
     data = Numbers(0, 70)
 

@@ -16,7 +16,7 @@ CHUNK_BYTES = 2**26  # a chunk of larger samples has fewer of them
 
 def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:
     """Start index of each batch in an epoch of ``n_train`` shuffled samples (see `Samples.epoch`)."""
-    batch_size = min(batch_size, n_train)
+    batch_size = max(1, min(batch_size, n_train))
     smallest = batch_size if drop_last else min(2, batch_size)
     return range(0, n_train - smallest + 1, batch_size)
 

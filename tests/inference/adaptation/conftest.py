@@ -50,6 +50,16 @@ def write_scans(folder: Path, n: int, curve: Curve = as_they_are, *, first: int 
     return folder
 
 
+def keep_slices(mask: Path, kept: slice) -> None:
+    """Empty all other slices of a mask."""
+    image = sitk.ReadImage(str(mask))
+    voxels = np.zeros_like(sitk.GetArrayViewFromImage(image))
+    voxels[kept] = 1
+    made = sitk.GetImageFromArray(voxels)
+    made.CopyInformation(image)
+    sitk.WriteImage(made, str(mask))
+
+
 def opened(model: Path, folder: Path, root: Path) -> tuple[ReadyModel, LabelledCases]:
     """A model, and a folder's labelled cases for it; ``root`` is for their arrays."""
     made = open_model(model)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 import torch
+from conftest import small_job
 from errors import raises
 
 from fedshift.inference.adaptation import fine_tuning, unlabelled
@@ -20,8 +21,8 @@ from fedshift.inference.sequences import find_cases
 from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.adaptation import Part
 
-from ..conftest import Run
-from .conftest import Hospital, mean_dice, opened, write_scans
+from ..conftest import Run, save_model
+from .conftest import Hospital, keep_slices, mean_dice, opened, write_scans
 
 
 @pytest.fixture
@@ -83,6 +84,16 @@ def test_a_single_case_shows_nothing_and_the_model_is_kept(hospital: Hospital, t
     outcome = with_masks(ready, given, progress=quiet)
     assert (outcome.adaptation.decision, outcome.adaptation.evidence) == ("kept", None)
     assert "a single labelled patient" in outcome.adaptation.reason
+
+
+def test_others_without_a_slice_to_train_on_are_refused(hospital: Hospital, tmp_path: Path) -> None:
+    """The papers' ``train_slices: foreground`` takes no first and no last slice."""
+    few = write_scans(tmp_path / "few", 2, hospital.curve)
+    keep_slices(few / "masks" / "case01.nii.gz", slice(0, 1))
+    foreground = small_job("fedavg", "data.matrix=32", "data.train_slices=foreground")
+    model = save_model(tmp_path / "foreground.pt", foreground, open_model(hospital.model).weights)
+    with raises("no-images", naming="case00"):
+        with_masks(*opened(model, few, tmp_path / "given"), progress=quiet)
 
 
 @pytest.mark.parametrize("part", ["norm", "decoder", "all"])

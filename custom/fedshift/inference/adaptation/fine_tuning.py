@@ -37,8 +37,10 @@ from fedshift.inference.adaptation.parts import copied_weights, keys_of, trained
 from fedshift.inference.model import Model
 from fedshift.inference.ready import ReadyModel
 from fedshift.schema.adaptation import Part
+from fedshift.schema.codes import WITHOUT_STRUCTURE
+from fedshift.schema.errors import DataError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks.base import SiteData, Task
 from fedshift.tasks.kinds import build_task
@@ -130,7 +132,7 @@ def open_cases(
     Raises:
         DataError: a case cannot be used; the sentence names it and says why.
     """
-    job, labels = _whole(model.header.job), cases[0].labels
+    job, labels = model.header.job, cases[0].labels
     assert labels is not None
     with _errors_only():
         folder = write_site(
@@ -147,7 +149,8 @@ def open_cases(
             source="own",
             preparation={TRUE_SPACING: True} if true_spacing else None,
         )
-    task = build_task(job)
+    without = WITHOUT_STRUCTURE in read_manifest(folder).preparation
+    task = build_task(_whole(job, empty=without))
     data = task.open(folder, SITE)
     return LabelledCases(cases, subjects, task.at(data), data, true_spacing)
 
@@ -167,9 +170,12 @@ def _errors_only() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _whole(job: JobSpec) -> JobSpec:
-    """The job with every case in training."""
-    data = {key: value for key, value in job.task.data.items() if key not in SPLITS}
+def _whole(job: JobSpec, *, empty: bool) -> JobSpec:
+    """The job with every case in training; ``empty``: some lack the structure, and have no slice with foreground."""
+    left_out = (*SPLITS, "train_slices") if empty else SPLITS
+    data = {key: value for key, value in job.task.data.items() if key not in left_out}
+    if empty:
+        data["empty"] = True
     return job.model_copy(update={"task": job.task.model_copy(update={"data": data})})
 
 
@@ -189,17 +195,23 @@ def cross_validate(
     """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
 
     The latter is (settings, subjects). ``trials``: of one part and rate, by steps. The model is as before when it ends.
-    Subjects whose masks have no structure are left out.
+    Subjects whose masks have no structure are left out; if fewer than two have it, nothing is trained.
+
+    Raises:
+        DataError: the others of a fold have nothing to train on.
     """
     net = ready.predictor.net
     start = copied_weights(net)
     before = given.dice(ready, set(given.subjects))
     names = sorted(before)
     after = np.full((len(trials), len(names)), np.nan)
-    folds, stops = folds_of(names, seed=seed), [setting.steps for setting in trials]
+    folds, stops = folds_of(names, seed=seed) if len(names) > 1 else [], [setting.steps for setting in trials]
     for number, fold in enumerate(folds):
         progress(number, len(folds))
         samples = given.samples(set(given.subjects) - fold)
+        if not samples.n_train:
+            said = f"without {', '.join(sorted(fold))} the labelled cases have nothing to train on"
+            raise DataError("no-images", f"{said}: give masks of more patients")
         for steps in fine_tune(ready, given.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
             trained_weights = copied_weights(net)
             net.load_state_dict(_part_way(start, trained_weights))
