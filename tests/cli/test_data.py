@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -160,6 +161,18 @@ def test_what_was_prepared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "MSD: 3 case(s) (1 train, 1 val, 1 test)" in said
     assert all(words in said for words in ("PZ, TZ", "T2, ADC", "1 left out"))
+
+
+def test_an_option_that_a_data_sets_command_lacks_is_said_to_be_elsewhere(tmp_path: Path, refused: Refused) -> None:
+    source = write_described(tmp_path / "set", classes=("PZ", "TZ"), style="nnunet")
+    file, words = source / "dataset.json", ["--source", source, "--out", tmp_path / "out"]
+    described = json.loads(file.read_text(encoding="utf-8"))
+    unnamed, shared = {"background": 0, "PZ": 1}, {"background": 0, "PZ": 1, "TZ": 1}
+    for labels, code in ((unnamed, "scans-damaged"), (shared, "labels-unusable")):
+        file.write_text(json.dumps(described | {"labels": labels}), encoding="utf-8")
+        said = refused("data", "prepare", "nnunet", *words, code=code, naming="--label")
+        assert "'data prepare own' takes --label, and this command does not" in said
+        assert "does not" not in refused("data", "prepare", "msd", *words, code=code, naming="--label")
 
 
 def test_check_takes_names_of_labels(scans: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:

@@ -6,7 +6,8 @@ import argparse
 import importlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -29,7 +30,7 @@ from fedshift.cli.prepared import (
     progress,
     sizes,
 )
-from fedshift.schema.errors import ConfigError
+from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.names import one_line, printable
 
@@ -108,7 +109,26 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in vars(args).items() if key in inspect.signature(args.plan).parameters}
 
 
+@contextmanager
+def _own_options(args: argparse.Namespace) -> Iterator[None]:
+    """Say where to find options that an error names and this data set's command does not have."""
+    try:
+        yield
+    except FedshiftError as error:
+        named = {option: option in str(error) for option in ("--label", "--sequence")}
+        lacking = [option for option, is_named in named.items() if is_named and not hasattr(args, option[2:])]
+        if not lacking:
+            raise
+        said = f"'data prepare own' takes {' and '.join(lacking)}, and this command does not"
+        raise FedshiftError(error.code, f"{error}; {said}") from None
+
+
 def _prepare_volumes(args: argparse.Namespace) -> int:
+    with _own_options(args):
+        return _write_volumes(args)
+
+
+def _write_volumes(args: argparse.Namespace) -> int:
     from data_prep.volumes import write_volumes
 
     plan = args.plan(**_options(args))
