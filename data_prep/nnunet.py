@@ -81,12 +81,17 @@ def plan_volumes(
         )
     elif (plans, configuration) != (DEFAULT_PLANS, CONFIGURATION):
         raise ConfigError("no-effect", "--plans and --configuration are for --preprocessed: add it, or leave them out")
-    cases, left_out = (table.cases, ()) if fold is None else _in_fold(table.cases, folder, ready, fold)
+    cases, more = (table.cases, ()) if fold is None else _in_fold(table.cases, folder, ready, fold)
+    twice = table.unusable_names
+    if twice is not None:  # nnU-Net takes the names of channels for ways to normalise them
+        what = f"{twice.message}, which are called {', '.join(table.sequences)} here"
+        remedy = "if nnU-Net normalises channels of this name in a way of their own, say so in the task, data.normalise"
+        more = (*more, Finding("warning", twice.code, twice.file, what, remedy))
     name = NAME.fullmatch(folder.name)
     site_plan = SitePlan(
         site=site,
         cases=cases,
-        findings=(*table.findings, *left_out),
+        findings=(*table.findings, *more),
         source=f"{folder.name}, in nnU-Net's layout",
         licence=table.licence or LICENCE,
         citation=CITATION,

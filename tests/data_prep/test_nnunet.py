@@ -74,6 +74,15 @@ def test_a_case_may_be_called_as_masks_elsewhere_are(raw: Path) -> None:
     assert not plan.sites[0].findings
 
 
+def test_channels_of_one_name_have_numbers_and_that_is_said(tmp_path: Path) -> None:
+    """Two of ``noNorm`` cannot be told by name, by which a plan would know how nnU-Net normalises them."""
+    source = write_described(tmp_path / NAME, sequences=("noNorm", "NONORM"), style="nnunet")
+    plan = plan_volumes(source)
+    assert plan.sequences == ("0000", "0001")
+    (finding,) = plan.sites[0].findings
+    assert (finding.level, finding.code) == ("warning", "sequence-twice") and "data.normalise" in finding.remedy
+
+
 def test_variables_in_the_table_of_cases_are_filled_in(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As nnU-Net does."""
     described = raw / NAME / "dataset.json"
