@@ -200,7 +200,7 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     from fedshift.data.tallies import merge, require_every_class, worded
     from fedshift.schema.files import write_text
     from fedshift_survey.planning.plan import make_plan
-    from fedshift_survey.planning.task_file import ct_note, task_file
+    from fedshift_survey.planning.task_file import task_file, unlike_nnunet
 
     if all(fingerprint.geometry is None for fingerprint in survey.planned):
         print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
@@ -211,7 +211,7 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     outputs = len(survey.spec.regions) or None
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch, outputs=outputs)
     write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem, nnunet=args.nnunet))
-    if note := ct_note(survey.planned):
+    if note := unlike_nnunet(survey.planned):
         said = worded("Each volume is brought", pictures=pooled.of_pictures)
         print(f"{said} to mean 0 and standard deviation 1. {note}\n")
     return path

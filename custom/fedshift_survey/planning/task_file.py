@@ -26,6 +26,13 @@ CT = frozenset({"CT", "CTA", "CCTA", "CECT", "HRCT", "LDCT", "MDCT", "NCCT", "NE
 """Words in the name of a sequence that is CT in Hounsfield units."""
 NUCLEAR = frozenset({"PET", "SPECT"})
 """Words in the name of a sequence that is not CT, whatever else is in it."""
+AS_IT_IS = "nonorm"
+NAMED_WAYS = {
+    AS_IT_IS: "leave {} as it is",
+    "rescale_to_0_1": "bring each volume of {} to 0 to 1",
+    "rgb_to_0_1": "divide {} by 255",
+}
+"""What nnU-Net does with channels of these names, in any case; all others but CT are brought to standard scores."""
 LOW, HIGH = 0.005, 0.995
 """Quantiles of intensities inside the labels to which nnU-Net clips CT."""
 FOREGROUND = 0.33
@@ -239,16 +246,25 @@ def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> 
             f"normalised by the mean and standard deviation there (nnU-Net's rule for CT). {stored}"
         )
         return [Entry("normalise", "fixed", why.strip()), Entry("fixed", fixed)]
-    note = ct_note(fingerprints)
+    if {name.lower() for name in pooled.channels} == {AS_IT_IS}:
+        why = f"As stored (nnU-Net's rule for a channel of the name {pooled.channels[0]}). {stored}"
+        return [Entry("normalise", "none", why.strip())]
+    note = unlike_nnunet(fingerprints)
     why = worded("Each volume to mean 0 and standard deviation 1", pictures=pooled.of_pictures)
     why += ", in each colour" if pooled.of_pictures and len(pooled.channels) > 1 else ""
     why += f". {note}" if note else " (nnU-Net's rule for everything but CT)."
     return [Entry("normalise", "volume", f"{why} {stored}".strip())]
 
 
-def ct_note(fingerprints: Sequence[Fingerprint]) -> str:
-    """Why the plan does not take nnU-Net's rule for CT though a sequence's name has CT in it; empty if none has."""
+def unlike_nnunet(fingerprints: Sequence[Fingerprint]) -> str:
+    """Why the plan has standard scores though nnU-Net normalises a sequence of this name otherwise; empty if none."""
     channels = fingerprints[0].channels
+    ways = [NAMED_WAYS[name.lower()].format(name) for name in channels if name.lower() in NAMED_WAYS]
+    if ways and [name.lower() for name in channels] != [AS_IT_IS]:
+        return (
+            f"By the names of sequences nnU-Net would {' and '.join(ways)}, which a task cannot do or not beside "
+            "others: give 'normalise' by hand if that is what is meant."
+        )
     named = [name for name in channels if is_ct(name)]
     if len(channels) > 1 and named:
         return (

@@ -22,7 +22,7 @@ from fedshift.schema.fingerprint import INSIDE, Fingerprint, Geometry, SurveySpe
 from fedshift.schema.task import TaskSpec
 from fedshift_survey.planning.network import GIGA, NetworkShape
 from fedshift_survey.planning.plan import Plan, make_plan
-from fedshift_survey.planning.task_file import ct_note, is_unchanged, task_file
+from fedshift_survey.planning.task_file import is_unchanged, task_file, unlike_nnunet
 
 
 def pooled(spacing: tuple[Tally, Tally, Tally], voxels: tuple[float, float, float], cases: int = 40) -> Fingerprint:
@@ -286,8 +286,25 @@ def test_ct_is_known_by_its_usual_names(sequences: tuple[str, ...], fixed: bool,
     text = text_of(told)
     data, why = yaml.safe_load(text)["data"], comments(text)["normalise"]
     assert data["normalise"] == ("fixed" if fixed else "volume")
-    assert note in why and note in ct_note(told) and bool(ct_note(told)) == bool(note)
+    assert note in why and note in unlike_nnunet(told) and bool(unlike_nnunet(told)) == bool(note)
     assert ("everything but CT" in why) == (not fixed and not note)
+
+
+def test_names_by_which_nnunet_normalises_are_heeded_or_said(tmp_path: Path) -> None:
+    for place, (sequences, normalise, notes) in enumerate(
+        [
+            (("noNorm",), "none", ()),
+            (("rescale_to_0_1",), "volume", ("bring each volume of rescale_to_0_1 to 0 to 1",)),
+            (("T2", "noNorm"), "volume", ("leave noNorm as it is", "by hand")),
+            (("zscore",), "volume", ()),
+        ]
+    ):
+        told = [fingerprint(survey_site(tmp_path / str(place), "A", (1, 2, 3), sequences=sequences))]
+        text = text_of(told)
+        why = comments(text)["normalise"]
+        assert yaml.safe_load(text)["data"]["normalise"] == normalise
+        assert all(note in why and note in unlike_nnunet(told) for note in notes)
+        assert bool(unlike_nnunet(told)) == bool(notes)
 
 
 def test_ct_without_intensities_inside_the_labels_is_not_called_something_else(tmp_path: Path) -> None:
