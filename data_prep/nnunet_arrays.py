@@ -19,10 +19,10 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.labels import Labels
 from fedshift.data.nnunet_plans import AXES, OWN_KEY, Configuration, Plans, read_plans
-from fedshift.data.prepared import read_images
+from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.resampled import Fixed, Preparation, build_volumes, volumes_dir
 from fedshift.data.scans import ORIENTATION
-from fedshift.runtime.nnunet import Placement
+from fedshift.runtime.nnunet import Placement, certain_labels
 from fedshift.runtime.regions import IGNORED
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.files import write_text
@@ -71,7 +71,7 @@ class Preprocessed:
         """Write the arrays and the plans into a site's folder.
 
         Raises:
-            DataError: a case is missing or damaged, or was prepared by other plans or another version.
+            DataError: a case is missing or damaged, was prepared by other plans or another version, or of another mask.
         """
         preparation = self.preparation(manifest)
         first = manifest.cases[0]
@@ -81,6 +81,7 @@ class Preprocessed:
             if case is first:
                 voxels = read_images(site_dir, manifest, case)
                 self._compare(case, images, preparation.volume(voxels, manifest.known_spacing(case)))
+            self._compare_labels(case, labels, certain_labels(read_labels(site_dir, case), placement))
             return images.astype(np.float16), labels
 
         digest = build_volumes(site_dir, manifest, preparation, ready)
@@ -92,6 +93,15 @@ class Preprocessed:
         most = float(np.abs(images - again.astype(np.float32)).max(initial=0))
         if not most <= MOST_DIFFERENT * max(1.0, float(np.abs(images).max(initial=0))):
             raise self._other(case.id, f"differs by up to {most:.2g} from what these plans make of the scan")
+
+    def _compare_labels(self, case: Case, labels: np.ndarray, certain: np.ndarray) -> None:
+        wrong = int(((labels != certain) & (certain >= 0)).sum())
+        if wrong:
+            raise DataError(
+                "nnunet-other-masks",
+                f"{self.arrays}: case {case.id} has another class than its mask has now in {wrong:,} voxels: prepare "
+                "it again with nnU-Net, or leave out --preprocessed",
+            )
 
     def _case(self, case: str, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
         """Images (S, z, y, x) float32 and labels (z, y, x) uint8 of a case."""

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import SimpleITK as sitk
 from errors import raises
 from nnunetfiles import write_plans
 from scanfiles import write_described
 
 from data_prep.nnunet import plan_volumes
 from data_prep.volumes import write_volumes
+from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.schema.manifest import read_manifest
 
 NAME = "Dataset004_Hippocampus"
@@ -127,3 +129,28 @@ def test_prepared_volumes_of_other_plans_are_refused(raw: Path, prepared: Path, 
     with raises("nnunet-other-plans", naming=("4 x 4 x 4", "nnUNetPlans")):
         write_volumes(plan, tmp_path / "out")
     assert not (tmp_path / "out" / "hippocampus" / "nnunet").exists()
+
+
+def test_masks_that_were_corrected_after_preprocessing_are_refused(raw: Path, prepared: Path, tmp_path: Path) -> None:
+    write_plans(prepared / "nnUNetPlans.json", spacing=(2.5, 1.0, 1.2), reader="SimpleITKIOWithReorient")
+    (ours,) = write_volumes(plan_volumes(raw, site="ours"), tmp_path / "out")
+    manifest = read_manifest(ours)
+    preparation = Preparation(spacing=(2.5, 1.0, 1.2), sequences=manifest.sequences, convention="nnunet")
+    volumes = open_volumes(ours, preparation)
+    for number, case in enumerate(manifest.cases):
+        images, seg = volumes.images(number).astype(np.float32), volumes.labels(number)[None].astype(np.int8)
+        seg[:, 0] = -1  # outside the body
+        np.savez(prepared / "nnUNetPlans_3d_fullres" / f"{case.id}.npz", data=images, seg=seg)
+    plan = plan_volumes(raw, preprocessed=prepared.parent)
+    (theirs,) = write_volumes(plan, tmp_path / "out")
+    assert np.array_equal(open_volumes(theirs, preparation).labels(2)[1:], volumes.labels(2)[1:])
+
+    mask = raw / NAME / "labelsTr" / "case_2.nii.gz"
+    image = sitk.ReadImage(str(mask))
+    voxels = sitk.GetArrayFromImage(image)
+    voxels[voxels == 2] = 1
+    corrected = sitk.GetImageFromArray(voxels)
+    corrected.CopyInformation(image)
+    sitk.WriteImage(corrected, str(mask))
+    with raises("nnunet-other-masks", naming=("case_2", "--preprocessed")):
+        write_volumes(plan_volumes(raw, preprocessed=prepared.parent), tmp_path / "again")

@@ -7,7 +7,15 @@ import pytest
 import torch
 from skimage.transform import resize
 
-from fedshift.runtime.nnunet import network_labels, network_volume, placed, resampled, starts, window_weights
+from fedshift.runtime.nnunet import (
+    certain_labels,
+    network_labels,
+    network_volume,
+    placed,
+    resampled,
+    starts,
+    window_weights,
+)
 from fedshift.runtime.segmentation import PatchSpec, segment
 
 SHAPE, BOX = (10, 24, 20), ((2, 9), (3, 22), (1, 18))
@@ -81,6 +89,22 @@ def test_labels_keep_to_the_images(scan: np.ndarray) -> None:
     assert np.array_equal(network_labels(labels, placed(scan, SPACING, SPACING)), labels[2:9, 3:22, 1:18])
     finer = network_labels(labels, placed(scan, SPACING, WANTED))
     assert finer.shape == placed(scan, SPACING, WANTED).shape and 0.3 < finer.mean() < 0.7
+
+
+def test_labels_are_certain_where_all_voxels_around_have_one_class() -> None:
+    """So nnU-Net, which takes a class from half of a voxel on, and `network_labels` agree there."""
+    rng = np.random.default_rng(0)
+    for wanted in ((2.0, 1.2, 1.2), (3.0, 0.7, 2.1), (0.8, 1.0, 0.9), SPACING):
+        labels = np.kron(rng.integers(0, 4, (5, 6, 5)), np.ones((2, 4, 4))).astype(np.uint8)
+        placement = placed(np.ones((1, *labels.shape)), SPACING, wanted)
+        certain = certain_labels(labels, placement)
+        theirs = np.zeros(placement.shape, np.uint8)
+        for value in range(1, 4):
+            part = (labels == value).astype(np.float32)[None]
+            theirs[resampled(part, placement.shape, SPACING, wanted, order=1)[0] >= 0.5] = value
+        known = certain >= 0
+        assert known.mean() > 0.2 and known.all() == (wanted == SPACING)
+        assert (theirs == certain)[known].all() and (network_labels(labels, placement) == certain)[known].all()
 
 
 @pytest.mark.parametrize(

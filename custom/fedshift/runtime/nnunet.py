@@ -161,6 +161,21 @@ def network_labels(labels: np.ndarray, placement: Placement) -> np.ndarray:
     return classes
 
 
+def certain_labels(labels: np.ndarray, placement: Placement) -> np.ndarray:
+    """Classes (z, y, x) int16 on the network's grid where every way to interpolate between voxels gives the same.
+
+    That is where all voxels around have one class; elsewhere -1.
+    """
+    known = labels[placement.inside].astype(np.int16)
+    for axis, (before, after) in enumerate(zip(known.shape, placement.shape, strict=True)):
+        if before != after:
+            centres = before / after * (np.arange(after) + 0.5) - 0.5
+            ends = (np.clip(edge, 0, before - 1).astype(int) for edge in (np.floor(centres), np.ceil(centres)))
+            low, high = (known.take(end, axis) for end in ends)
+            known = np.where(low == high, low, np.int16(-1))
+    return known
+
+
 def resampled(
     volume: np.ndarray, shape: Sequence[int], before: Sequence[float], after: Sequence[float], *, order: int
 ) -> np.ndarray:
