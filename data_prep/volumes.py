@@ -243,6 +243,7 @@ def write_site(
             "source": source,
             **(PICTURES if stored == "png" else VOLUMES),
             "labels": labels.recorded,
+            **_regions(labels),
             "split_rule": SPLIT_RULE,
             **(preparation or {}),
         }
@@ -275,6 +276,14 @@ def write_site(
         made |= {} if arrays is None else arrays(folder, manifest)
         manifest.model_copy(update={"arrays": made}).write(folder)
     return target
+
+
+def _regions(labels: Labels) -> dict[str, Any]:
+    """Regions as a task file has them."""
+    if labels.regions is None:
+        return {}
+    order = [labels.classes[number] for number in labels.regions.order]
+    return {"regions": labels.regions.named(labels.classes)} | ({"regions_class_order": order} if order else {})
 
 
 def refuse_unmatched(findings: Sequence[Finding], site: str) -> None:

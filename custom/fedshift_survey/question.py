@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from fedshift.data.locate import prepared_datasets, prepared_sites
+from fedshift.data.locate import find_site, prepared_datasets, prepared_sites
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec
+from fedshift.schema.manifest import read_manifest
 from fedshift.schema.regions import make_regions
 from fedshift.schema.strict import nearest
 from fedshift.schema.task import with_overlapping
@@ -24,8 +25,8 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
     Args:
         what: a task's name, a ``.yaml`` file of a task or job, or a data set's name. Of a task file only ``dataset``,
             ``sites`` and ``held_out`` are read, and of structures that overlap ``regions`` and what they are made of,
-            so that it need not be complete. A name of both is the one that is prepared on this machine; if both are,
-            the one that has all of ``sites`` and ``held_out``.
+            so that it need not be complete; of a prepared data set what its sites record of them. A name of both is the
+            one that is prepared on this machine; if both are, the one that has all of ``sites`` and ``held_out``.
         sites: only these of the sites that are planned for.
         held_out: these are on the map only.
 
@@ -84,11 +85,31 @@ def _read(what: str, *, named: Set[str]) -> tuple[dict[str, Any], str]:
         if not prepared or raw["dataset"] == what or _is_of_task(what, raw, prepared, named):
             return raw, f"apps/{what}.yaml"
     if prepared:
-        return {"dataset": what, "sites": prepared}, f"the prepared data set {what}"
+        return _of_prepared(what, prepared), f"the prepared data set {what}"
     known = sorted({*tasks(), *prepared_datasets()})
     raise ConfigError(
         "unknown-task", f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file"
     )
+
+
+def _of_prepared(dataset: str, sites: Sequence[str]) -> dict[str, Any]:
+    """What a task of prepared sites has to say of their masks, as their manifests do."""
+    made: dict[str, Any] = {"dataset": dataset, "sites": sites}
+    first = ""
+    for site in sites:
+        manifest = read_manifest(find_site(dataset, site, local=None, simulator=True))
+        made["ignore"] = made.get("ignore", False) or manifest.ignore
+        said = {key: manifest.preparation.get(key) for key in ("regions", "regions_class_order")}
+        if said["regions"] and first and said != {key: made[key] for key in said}:
+            raise ConfigError(
+                "regions-differ",
+                f"sites {first} and {site} of {dataset} were prepared with other regions: prepare one of them again, "
+                "or name a .yaml file of a task with 'regions'",
+            )
+        if said["regions"]:
+            first = first or site
+            made |= said
+    return made
 
 
 def _is_of_task(what: str, raw: Mapping[str, Any], prepared: Sequence[str], named: Set[str]) -> bool:

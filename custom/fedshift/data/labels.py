@@ -121,8 +121,7 @@ class Labels:
         )
         members = {name: [called[each] for each in sets if name in each] for name in of_regions}
         written = [made.classes[made.class_of[value]] for value in order]
-        regions_of(members, made.classes, written)  # refuses an order that hides a region
-        return replace(made, regions=regions_of(members, made.classes))
+        return replace(made, regions=regions_of(members, made.classes, written))
 
     @property
     def values(self) -> dict[str, list[int]]:

@@ -43,6 +43,10 @@ class Regions:
             table[list(members), number] = True
         return table
 
+    def named(self, classes: Sequence[str]) -> dict[str, list[str]]:
+        """Region -> the names of its classes, in the order of the regions."""
+        return {n: [classes[k] for k in own] for n, own in zip(self.names, self.members, strict=True)}
+
     @cached_property
     def sets(self) -> np.ndarray:
         """The set of regions of each value that a mask may have, uint8 (256,); of what is no class the empty one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedshift.data.labels import regions_of
 from fedshift.data.layouts.dataset_json import read_description
 from fedshift.data.nnunet_plans import Configuration, Plans, read_plans
 from fedshift.schema.errors import ConfigError
@@ -36,8 +37,7 @@ SAMPLES = 4
 class SitePlan:
     """A site's plan: its configuration, and what lies beside the plans: the classes and sequences of its data.
 
-    ``regions``: of the classes, which a prepared site's manifest does not have. ``ignore``: whether masks have voxels
-    to ignore.
+    ``regions``: of the classes. ``ignore``: whether masks have voxels to ignore.
     """
 
     site: str
@@ -51,10 +51,7 @@ class SitePlan:
     @property
     def members(self) -> dict[str, list[str]]:
         """The classes of each region, in the order of the regions; empty without."""
-        if self.regions is None:
-            return {}
-        pairs = zip(self.regions.names, self.regions.members, strict=True)
-        return {name: [self.classes[number] for number in numbers] for name, numbers in pairs}
+        return {} if self.regions is None else self.regions.named(self.classes)
 
     @property
     def network(self) -> str:
@@ -109,7 +106,9 @@ def read_site_plan(site: str, path: Path, configuration: str) -> SitePlan:
     _check_network(chosen.architecture, path)
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
-        return SitePlan(site, plans, chosen, manifest.classes, manifest.sequences, ignore=manifest.ignore)
+        said = manifest.preparation
+        regions = regions_of(said.get("regions", {}), manifest.classes, said.get("regions_class_order", ()))
+        return SitePlan(site, plans, chosen, manifest.classes, manifest.sequences, regions, ignore=manifest.ignore)
     described = read_description(path.parent)
     if described.labels is None:
         raise ConfigError(

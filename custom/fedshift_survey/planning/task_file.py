@@ -215,7 +215,7 @@ def _labels(pooled: Fingerprint) -> str:
 
 
 def _regions(pooled: Fingerprint, spec: SurveySpec) -> list[Entry]:
-    """The regions of the task that the survey was asked for, and how many cases have one, as far as classes tell it."""
+    """The regions of the task or sites that were asked for, and how many cases have one, as far as classes tell it."""
     said = []
     for name, members in spec.regions.items():
         counts = [pooled.volumes[member] for member in members if member in pooled.volumes]
@@ -223,7 +223,7 @@ def _regions(pooled: Fingerprint, spec: SurveySpec) -> list[Entry]:
             most = max(counts, key=lambda volume: volume.cases)
             exactly = "" if len(members) == 1 or most.cases == most.of else "at least "
             said.append(f"{name} in {exactly}{most.cases} of {most.of} cases")
-    why = f"As in the task that was asked for. {'; '.join(said)}." if said else "As in the task that was asked for."
+    why = "As in the task, or the prepared sites, that were asked for." + (f" {'; '.join(said)}." if said else "")
     regions = [Entry("regions", {name: list(members) for name, members in spec.regions.items()}, why)]
     order = [Entry("regions_class_order", list(spec.regions_class_order))]
     return [

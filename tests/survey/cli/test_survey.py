@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scanfiles import write_described
 from surveysites import survey_site
 
 from fedshift.cli import main
@@ -105,6 +107,28 @@ def test_a_task_with_regions_is_planned_with_them(home: Path) -> None:
     assert main(["survey", "organ", "--memory", "2", "--out", "plain"]) == 0
     assert "regions" not in (home / "plain" / "organ.yaml").read_text(encoding="utf-8")
     assert "regions" not in (home / "plain" / "survey.json").read_text(encoding="utf-8")
+
+
+def test_prepared_sites_record_the_regions_of_their_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    labels: dict[str, object] = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    source = write_described(tmp_path / "Dataset001_Balls", classes=("rim", "core"), style="nnunet", cases=6)
+    file = source / "dataset.json"
+    for site, order in (("A", [1, 2]), ("B", [1, 2]), ("C", [])):
+        said = {"labels": labels, "regions_class_order": order}
+        file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | said), encoding="utf-8")
+        assert main(["data", "prepare", "nnunet", "--source", str(source), "--site", site]) == 0
+        if site == "B":
+            assert main(["survey", "balls", "--nnunet", "--memory", "2"]) == 0
+    task = yaml.safe_load(Path("surveys/balls/balls.yaml").read_text(encoding="utf-8"))
+    assert task["regions"] == {"whole": ["whole", "core"], "core": ["core"]} and task["ignore"]
+    assert task["regions_class_order"] == ["whole", "core"]
+    assert resolve("surveys/balls/balls.yaml", "fedavg").task.outputs == 2
+    assert main(["survey", "balls"]) == 2
+    assert "sites A and C of balls were prepared with other regions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
