@@ -106,6 +106,15 @@ def test_too_few_cases_are_told_how_many_more_are_needed(tmp_path: Path, capsys:
     assert not (tmp_path / "calibrated.pt").exists()
 
 
+def test_a_file_that_is_read_is_not_written(tmp_path: Path, refused: Refused) -> None:
+    model = brightness_model(tmp_path / "scores.csv")  # as what is written is called
+    before, images = model.read_bytes(), ["--images", tmp_path / "images", "--masks", tmp_path / "masks", "--force"]
+    words = ["evaluate", model, *images, "--guarantee", ALPHA, "--calibrated"]
+    refused(*words, model, "--out", tmp_path / "out", code="output-exists", naming=("scores.csv", "--calibrated"))
+    refused(*words, tmp_path / "new.pt", "--out", tmp_path, code="output-exists", naming=("scores.csv", "--out"))
+    assert model.read_bytes() == before
+
+
 def test_a_site_gets_its_own_outlines_and_a_new_hospital_is_told_that_it_is_not_covered(
     tmp_path: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:

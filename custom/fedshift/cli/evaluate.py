@@ -82,8 +82,12 @@ def run(args: argparse.Namespace) -> int:
     if args.tolerance is not None:
         EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
     model = open_model(args.model)
-    check_calibration(args)
     files = (TABLE, SUMMARY, evaluate_labels.SUMMARY)
+    read = {given.resolve() for given in (args.model, args.table, *args.models) if given is not None}
+    for path, option in (*((args.out / name, "--out") for name in files), (args.calibrated, "--calibrated")):
+        if path is not None and path.resolve() in read:
+            raise ConfigError("output-exists", f"{path} is to be read and written: name another place with {option}")
+    check_calibration(args)
     written = next((args.out / name for name in files if (args.out / name).exists()), None)
     if written is not None and not args.force:
         said = f"{written} already exists: name another folder with --out, or replace it with --force"
