@@ -61,6 +61,8 @@ def test_an_adapted_model_is_used_as_any_other_and_says_what_it_is(
     assert main(["evaluate", str(first), *map(str, given(hospital.labelled)), "--out", str(tmp_path / "scores")]) == 0
     told = capsys.readouterr().out
     assert "at one hospital: adapted by fine-tuning" in told and "was adapted to 4 cases of one hospital" in told
+    record = json.loads((tmp_path / "scores" / "evaluation.json").read_text(encoding="utf-8"))
+    assert record["adapted"] == {"first.pt": 4}
     assert main(["export", str(first), "--bundle", str(tmp_path / "bundle")]) == 0
     metadata = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text(encoding="utf-8"))
     assert "Afterwards, at one hospital, it was adapted by fine-tuning" in metadata["description"]

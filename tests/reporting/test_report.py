@@ -823,6 +823,11 @@ def test_a_run_whose_rounds_ended_by_the_clock_is_said_not_to_repeat(tmp_path: P
 CASES = {"b_1": [0.6, 0.0], "b_2": [0.9, 0.8], "b_3": [0.2, 0.3], "b_4": [0.7, 0.7], "b_5": [0.8, 0.9]}
 
 
+def test_an_evaluation_says_that_a_model_was_adapted_at_a_hospital(tmp_path: Path) -> None:
+    evaluated(CASES).model_copy(update={"adapted": {"ours.pt": 4}}).write(tmp_path)
+    assert "ours.pt was adapted to 4 cases of one hospital" in page_of(tmp_path).passages["labelled_adapted"]
+
+
 def test_an_evaluation_on_labelled_scans_is_reported(tmp_path: Path) -> None:
     scored = evaluated(CASES)
     scored.write(tmp_path)

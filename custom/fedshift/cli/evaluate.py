@@ -15,6 +15,7 @@ from fedshift.cli.arguments import add_shared, make_folder
 from fedshift.cli.display import console
 from fedshift.cli.guarantee import add_calibration, calibrate, check_calibration
 from fedshift.cli.model_choice import (
+    adapted_on,
     add_choice,
     add_models,
     averaged_models,
@@ -101,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
     sets, cases = own_scans.cases_for(model, args)
     for line in describe(model):
         print(line)
-    adaptation = model.header.adaptation
-    if adaptation is not None and adaptation.trained_on:
-        said = "if any is among these, the scores say too much for it"
-        print(f"warning: {model.path} was adapted to {counted(adaptation.trained_on, 'case')} of one hospital: {said}")
     others = averaged_models(model, args)
+    for each in (model, *others):
+        if n := adapted_on(each):
+            said = "if any is among these, the scores say too much for it"
+            print(f"warning: {each.path} was adapted to {counted(n, 'case')} of one hospital: {said}")
     for finding in (finding for folder in sets for finding in folder.findings):
         print(f"warning: {finding.sentence()}")
     about_scans = {"device": args.device, "true_spacing": args.true_spacing}

@@ -97,7 +97,14 @@ def scored_model(model: Model, statistics: str, others: Sequence[Model] = ()) ->
         "sites": list(header.sites),
         "kind": header.kind,
         "statistics": statistics,
+        "adapted": {each.path.name: n for each in (model, *others) if (n := adapted_on(each))},
     }
+
+
+def adapted_on(model: Model) -> int:
+    """On how many cases of one hospital a model was adapted."""
+    adaptation = model.header.adaptation
+    return 0 if adaptation is None else adaptation.trained_on
 
 
 def print_statistics(ready: ReadyModel) -> None:

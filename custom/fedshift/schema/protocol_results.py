@@ -144,6 +144,8 @@ class ScoredModel(_Record):
         sites: that trained it.
         kind: what its training data are.
         statistics: whose were used, in words.
+        adapted: file of the model, or of one that is averaged with it -> on how many cases of one hospital it was
+            adapted, if it was.
     """
 
     model: str
@@ -153,6 +155,7 @@ class ScoredModel(_Record):
     sites: list[str]
     kind: Literal["phantom", "patients", "images"]
     statistics: str
+    adapted: dict[str, int] = {}
 
     @property
     def is_phantom(self) -> bool:

@@ -54,6 +54,8 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
     yield _result(record) if n else finding("result", "nothing_scored", cases=len(record.not_scored))
     if record.is_phantom:
         yield finding("caution", "simulated_training")
+    for model, cases in record.adapted.items():
+        yield finding("caution", "labelled_adapted", model=model, cases=cases)
     if 0 < n < summary.MIN_CASES:
         yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
     for name, sides in record.one_sided.items():
