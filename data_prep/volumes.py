@@ -243,9 +243,9 @@ def write_site(
             "source": source,
             **(PICTURES if stored == "png" else VOLUMES),
             "labels": labels.recorded,
-            **_regions(labels),
             "split_rule": SPLIT_RULE,
             **(preparation or {}),
+            **_regions(labels),
         }
         known = {as_compared(case.id) for case in cases}
         unpaired = {as_compared(finding.case) or str(finding.file) for finding in unmatched} - known
