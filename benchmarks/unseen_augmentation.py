@@ -4,8 +4,9 @@
 
 reads `cells.json` of the comparisons NAME_unseen in benchmarks/results/recipes, each with the task's own augmentation
 as the first row, and writes benchmarks/results/unseen_augmentation.md. A case's score is the mean over the seeds that
-both rows have; the interval is Student's at 95 % over the cases of a site, where single cases have scores. It is of
-other cases at this site with these models, not of other trainings.
+both rows have. Intervals are Student's at 95 %: that of a site is over its cases, where single cases have scores, and
+is of other cases there with these models; that of a data set is over seeds, of the mean over sites, and is of other
+trainings at these sites.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def differences(name: str) -> Iterator[dict[str, Any]]:
         seeds = [seed for seed in record["seeds"] if (own, seed) in done and (other, seed) in done]
         pairs = [(done[own, seed], done[other, seed]) for seed in seeds]
         for site in pairs[0][0]["shown"]["held_out"] if pairs else ():
-            before, after = (fmean(score(pair[side], site, metric) for pair in pairs) for side in (0, 1))
+            scores = np.array([[score(cell, site, metric) for cell in pair] for pair in pairs])
+            before, after = scores.mean(0)
             low, high = interval(pairs, site)
             yield {
                 "data": DATA[name],
@@ -57,9 +59,10 @@ def differences(name: str) -> Iterator[dict[str, Any]]:
                 "seeds": len(seeds),
                 "own": own,
                 "other": other,
-                "before": 100 * before,
-                "after": 100 * after,
-                "difference": 100 * (after - before),
+                "before": 100 * float(before),
+                "after": 100 * float(after),
+                "difference": 100 * float(after - before),
+                "by_seed": 100 * (scores[:, 1] - scores[:, 0]),
                 "interval": None if low is None else (100 * low, 100 * high),
             }
 
@@ -74,7 +77,11 @@ def interval(pairs: list[tuple[Any, Any]], site: str) -> tuple[Any, Any]:
     told = [[cell.get("by_case", {}).get("best", {}).get("held_out", {}).get(site) for cell in pair] for pair in pairs]
     if not all(all(pair) for pair in told):
         return None, None
-    change = np.mean([np.subtract(after, before) for before, after in told], axis=0)
+    return students(np.mean([np.subtract(after, before) for before, after in told], axis=0))
+
+
+def students(change: np.ndarray) -> tuple[float, float]:
+    """The interval of the mean of differences (n,)."""
     half = stats.t.ppf(0.975, len(change) - 1) * stats.sem(change)
     return float(change.mean() - half), float(change.mean() + half)
 
@@ -84,9 +91,12 @@ def summaries(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for data, other in dict.fromkeys((row["data"], row["other"]) for row in rows):
         part = [row for row in rows if (row["data"], row["other"]) == (data, other)]
         told = [row for row in part if row["interval"] is not None]
+        by_seed = np.mean([row["by_seed"] for row in part], axis=0)
         yield {
             **{key: part[0][key] for key in ("data", "metric", "own", "other", "seeds")},
             **{key: fmean(row[key] for row in part) for key in ("before", "after", "difference")},
+            "over_seeds": students(by_seed) if len(by_seed) > 1 else None,
+            "p": float(stats.ttest_1samp(by_seed, 0).pvalue) if len(by_seed) > 1 else None,
             "higher": [row["site"] for row in told if row["interval"][0] > 0],
             "lower": [row["site"] for row in told if row["interval"][1] < 0],
         }
