@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--configuration", choices=("2d", "3d_fullres"), default="3d_fullres")
     parser.add_argument("--batch", type=int, help="patches of a step, for all rows, in place of the plan's")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--precision", choices=("fp32", "auto"), default="fp32", help="of fedshift; nnU-Net's is fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -63,6 +64,7 @@ def main() -> int:
         "steps": args.epochs * args.steps,
         "batch_size": yardstick.plan["batch_size"],
         "planned_batch_size": args.batch is None,
+        "precision": args.precision,
         "cases": {split: sum(len(m.by_split(split)) for m in manifests) for split in get_args(Split)},
         **frame.made_with("torch", "monai"),
         "nnunetv2": "2.8.1",
@@ -126,7 +128,7 @@ class Yardstick:
             "schedule.batch_size": int(self.plan["batch_size"]),
             "schedule.rounds": self.args.epochs,
             "schedule.local_steps": self.args.steps,
-            "schedule.precision": "fp32",
+            "schedule.precision": self.args.precision,
             "schedule.threads": 1,
             "evaluation.every": self.args.epochs,
             "evaluation.mirror": False,
@@ -143,11 +145,12 @@ class Yardstick:
                 job = self.work / "jobs" / f"{row}_{self.args.task}"
                 usage = self._run("fedshift", "run", str(job), "--in-process", *where)
             rounds = read_results(folder).rounds
-            trained = [site for each in rounds for site in each.sites.values()]
-            if row == "pooled":  # whose one training is in the record of every site
+            made: dict[str, Any] = {"memory_mib": usage}
+            if row == "pooled":  # its one training is in the record of every site; sites of a federation also validate
                 trained = [next(iter(each.sites.values())) for each in rounds]
-            seconds, steps = sum(site.seconds for site in trained), sum(site.steps for site in trained)
-            frame.write(measured, {"seconds": round(seconds, 1), "steps": steps, "memory_mib": usage})
+                seconds, steps = sum(site.seconds for site in trained), sum(site.steps for site in trained)
+                made |= {"seconds": round(seconds, 1), "steps": steps}
+            frame.write(measured, made)
         masks = self.work / f"masks_{row}"
         if not masks.is_dir():
             model = str(folder / LAST)
@@ -242,7 +245,7 @@ def compared(measured: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "low": difference.mean() - half,
                 "high": difference.mean() + half,
                 "p": float(stats.wilcoxon(difference).pvalue) if difference.any() else None,
-                "speed": row["steps"] / row["seconds"],
+                "speed": row["steps"] / row["seconds"] if "seconds" in row else None,
                 "memory": row["memory_mib"],
             }
         )
