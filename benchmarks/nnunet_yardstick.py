@@ -234,12 +234,13 @@ def compared(measured: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     for name, row in measured.items():
         dice, distance = np.array([*row["cases"].values()]).T
         difference = 100 * (dice - np.array([*reference["cases"].values()])[:, 0])
+        known = distance[np.isfinite(distance)]
         half = stats.t.ppf(0.975, len(dice) - 1) * stats.sem(difference)
         rows.append(
             {
                 "name": name,
                 "dice": 100 * dice.mean(),
-                "hd95": float(np.mean(distance[np.isfinite(distance)])),
+                "hd95": float(known.mean()) if len(known) else None,
                 "lost": int(np.sum(~np.isfinite(distance))),
                 "difference": difference.mean(),
                 "low": difference.mean() - half,
