@@ -122,6 +122,7 @@ class Yardstick:
             "data.dims": len(self.plan["patch_size"]),
             "data.patch": [*map(int, self.plan["patch_size"])],
             "data.spacing": [*[None] * (3 - len(self.plan["spacing"])), *self.plan["spacing"]],
+            "data.matrix": None,  # nnU-Net believes every voxel size
             "data.convention": "nnunet",
             "network.options.n_stages": self.plan["architecture"]["arch_kwargs"]["n_stages"],
             "loss.options.batch": bool(self.plan["batch_dice"]),

@@ -195,6 +195,18 @@ def test_all_cases_tell_nothing_that_the_test_part_hides(
         answer(sites["A"], "A", blob_spec(carried[1], part="all"), carried[0])
 
 
+@pytest.mark.usefixtures("quick")
+def test_all_cases_less_test_and_validation_part_are_not_few(
+    carried: tuple[Path, tuple[ModelRef, ...]], tmp_path: Path
+) -> None:
+    """Three jobs ask for a part each: of ten cases less four and four, two would be left."""
+    site = make_volume_site(tmp_path, "A", cases=10, val=4, test=4, shape=(6, 20, 24))
+    told = [answer(site, "A", blob_spec(carried[1], part=part), carried[0]) for part in ("test", "val")]
+    assert [each.models["old"].scores["dice"].n for each in told] == [4, 4]
+    with raises("too-few-cases"):
+        answer(site, "A", blob_spec(carried[1], part="all"), carried[0])
+
+
 @pytest.mark.slow
 def test_a_class_that_few_cases_lack_is_not_told_of(carried: tuple[Path, tuple[ModelRef, ...]], tmp_path: Path) -> None:
     """Of twelve cases one lacks both classes: its false positives are one case's, and are not told."""
