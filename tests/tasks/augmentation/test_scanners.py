@@ -302,6 +302,19 @@ def test_parts_are_taken_alone_or_left_out() -> None:
     assert torch.equal(x, y) and not torch.equal(x, images)
 
 
+def test_moves_are_those_of_the_preset_scanner_and_change_no_intensity() -> None:
+    moves = parts(SCANNERS["moves"])
+    assert set(moves) == {"rotate", "scale", "shift", "mirror"}
+    images = smooth(32, (16, 16))
+    mask = (images[:, 0] > 0).long()
+    preset = make_augmentation("moves", dims=2, patch=(16, 16), mirror=[1])
+    alone = make_augmentation("scanner", dims=2, patch=(16, 16), mirror=[1], only=moves)
+    assert preset is not None and alone is not None
+    x, y = (each(images, mask, seeds=seeds(32)) for each in (preset, alone))
+    assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) and not torch.equal(x[1], mask)
+    assert x[0].min() >= images.min() and x[0].max() <= images.max()
+
+
 @pytest.mark.parametrize(
     ("spec", "given", "code", "naming"),
     [

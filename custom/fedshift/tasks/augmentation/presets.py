@@ -1,5 +1,5 @@
-"""The presets ``light`` and ``strong``, for scanners that took no part ``scanner`` and ``bigaug``, and for pictures
-``pictures-light`` and ``pictures-strong``.
+"""The presets ``light`` and ``strong``, for patients who lie alike ``moves``, for scanners that took no part ``scanner``
+and ``bigaug``, and for pictures ``pictures-light`` and ``pictures-strong``.
 
 ``strong`` is the list of nnU-Net (version 2, its default trainer): probabilities, ranges and order are its own, with
 MONAI's way of drawing: factors are uniform in their range (nnU-Net draws below and above 1 with equal probability).
@@ -8,7 +8,7 @@ MONAI's way of drawing: factors are uniform in their range (nnU-Net draws below 
 ``scanner`` changes what another scanner, coil or protocol would change, from the literature on generalisation beyond
 the sites that train; see `ScannerPreset`. ``bigaug`` is the list of Zhang et al. ("Generalizing deep learning for
 medical image segmentation to unseen domains via deep stacked transformation", TMI 2020): nine changes, each with one
-chance in two. Here moves come before the changes of intensity, a power keeps mean and deviation, and intensities are
+chance in two. ``moves`` is the part of ``scanner`` that changes no intensity. Here moves come before the changes of intensity, a power keeps mean and deviation, and intensities are
 in units of the normalised volume.
 
 Those for pictures move them likewise, and change what cameras, lamps and files change.
@@ -186,6 +186,22 @@ PRESETS: Mapping[str, Preset] = {
 }
 SCANNERS: Mapping[str, ScannerPreset] = {
     "scanner": ScannerPreset(),
+    "moves": ScannerPreset(
+        convolve=0.0,
+        tone=0.0,
+        negative=0.0,
+        gamma=0.0,
+        spectrum=0.0,
+        bias=0.0,
+        coil=0.0,
+        perturb=0.0,
+        low=0.0,
+        blur=0.0,
+        sharpen=0.0,
+        gibbs=0.0,
+        ghost=0.0,
+        noise=0.0,
+    ),
     "bigaug": ScannerPreset(
         scales=(0.4, 1.6),
         shift=0.0,

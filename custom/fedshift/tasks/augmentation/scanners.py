@@ -1,4 +1,4 @@
-"""The presets ``scanner`` and ``bigaug`` for whole batches, on the device that the batch is on.
+"""The presets ``scanner``, ``moves`` and ``bigaug`` for whole batches, on the device that the batch is on.
 
 The channels of a sequence, neighbouring slices of one scan, change alike; sequences change each by itself.
 """
