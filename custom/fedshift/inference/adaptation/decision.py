@@ -168,6 +168,8 @@ def without_masks(
         said += f", and fewer than {FEWEST_SCANS} scans tell too little"
     elif against is not None:
         said += f", but {against}"
+    elif evidence.interval is None:
+        said += ", and without an interval it may be chance"
     elif not helps:
         said += f", and less than {100 * LEAST_AGREEMENT:.0f} points at the lower end tell nothing of the masks"
     if helps or anyway:
