@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, refuse_unmatched, write_site
+from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, SitePlan, refuse_unmatched, write_site
 from fedshift.data.case_check import MOST_OF_A_MASK, SWAPPED, look_swapped, read_values
 from fedshift.data.cases import CaseTable, both_sides, sequences_fault, spelled_as
 from fedshift.data.check import numbers_of_structures
@@ -152,22 +152,23 @@ def prepare_own(
         meant = Labels.of_classes(manifest.classes, manifest.annotated)
     if manifest is not None and manifest.ignore and not meant.ignored:
         meant = replace(meant, ignored=frozenset({IGNORED}))
-    settled = meant
-    return write_site(
-        list(cases.values()),
-        root,
-        dataset=dataset,
+    splits = _splits(known, given)
+    plan = SitePlan(
         site=site,
-        kind="patients",
-        labels=settled,
-        sequences=names if table else manifest.sequences if manifest else (),
+        cases=tuple(replace(case, split=splits.get(case.id)) for case in cases.values()),
+        findings=table.findings if table else (),
+        source=f"{origin}, and {OWN}" if mixed else origin,
         licence=_both(manifest, licence, mixed=mixed, public=origin != OWN, ours="licence"),
         citation=_both(manifest, citation, mixed=mixed, public=origin != OWN, ours="citation"),
+        preparation=_notes(preparation, meant, changed=bool(given), true_spacing=true_spacing),
+    )
+    return write_site(
+        plan,
+        root,
+        dataset=dataset,
+        labels=meant,
+        sequences=names if table else manifest.sequences if manifest else (),
         matrices=sorted({*matrices, *_cached(target)}),
-        splits=_splits(known, given),
-        source=f"{origin}, and {OWN}" if mixed else origin,
-        findings=table.findings if table else (),
-        preparation=_notes(preparation, settled, changed=bool(given), true_spacing=true_spacing),
         skip_damaged=skip_damaged,
         images={case.id: known[case.id].sha256_image for case in given if case.id in known},
         progress=progress,

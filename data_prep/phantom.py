@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from data_prep.phantom_anatomy import Field, Grid, Patient, draw_patient, render
 from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, diffusion, vary
 from data_prep.prostate import GLAND, MERGED
-from data_prep.volumes import CaseFiles, write_site
+from data_prep.volumes import CaseFiles, SitePlan, write_site
 from fedshift.data.labels import Labels
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, PHANTOM, PhantomOptions, read_manifest
@@ -91,19 +91,22 @@ def make_phantom(
             files = write_scans(
                 Path(scratch), site=site, seed=seed, cases=count, zones=zones, sequences=sequences, progress=progress
             )
+            plan = SitePlan(
+                site=site,
+                cases=tuple(files),
+                source=f"simulated by fedshift data phantom, seed {seed}",
+                licence="Apache-2.0 (simulated, not patients)",
+                citation=f"fedshift prostate phantom, seed {seed}",
+                preparation={**({} if zones else MERGED), PHANTOM: made_with.model_dump(mode="json", exclude={"task"})},
+            )
             write_site(
-                files,
+                plan,
                 root,
                 dataset=dataset,
-                site=site,
                 kind="phantom",
                 labels=ZONES if zones else GLAND,
                 sequences=SEQUENCES if sequences > 1 else (),
-                preparation={**({} if zones else MERGED), PHANTOM: made_with.model_dump(mode="json", exclude={"task"})},
-                licence="Apache-2.0 (simulated, not patients)",
-                citation=f"fedshift prostate phantom, seed {seed}",
                 matrices=made_with.matrices,
-                source=f"simulated by fedshift data phantom, seed {seed}",
             )
     return root
 

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 
 from data_prep.fundus import LABELS
 from data_prep.phantom import begin, check_numbers, chosen_sites
-from data_prep.volumes import CaseFiles, write_site
+from data_prep.volumes import CaseFiles, SitePlan, write_site
 from fedshift.data.picture_scan import COLOURS
 from fedshift.schema.manifest import PHANTOM, PhantomOptions
 
@@ -98,19 +98,15 @@ def make_fundus(
     made_with = PhantomOptions(cases=count, seed=seed, task="fundus")
     for site in chosen:
         with TemporaryDirectory(prefix="fedshift-phantom-") as scratch:
-            write_site(
-                _write_pictures(Path(scratch), site=site, seed=seed, cases=count, progress=progress),
-                root,
-                dataset=DATASET,
+            plan = SitePlan(
                 site=site,
-                kind="phantom",
-                labels=LABELS,
-                sequences=COLOURS,
-                preparation={PHANTOM: made_with.model_dump(mode="json")},
+                cases=tuple(_write_pictures(Path(scratch), site=site, seed=seed, cases=count, progress=progress)),
+                source=f"simulated by fedshift data phantom --task fundus, seed {seed}",
                 licence="Apache-2.0 (simulated, not patients)",
                 citation=f"fedshift fundus phantom, seed {seed}",
-                source=f"simulated by fedshift data phantom --task fundus, seed {seed}",
+                preparation={PHANTOM: made_with.model_dump(mode="json")},
             )
+            write_site(plan, root, dataset=DATASET, kind="phantom", labels=LABELS, sequences=COLOURS)
     return root
 
 

@@ -64,8 +64,16 @@ Arrays = Callable[[Path, Manifest], Mapping[str, str]]
 class SitePlan:
     """The scans of one site, not read yet.
 
-    ``preparation``: what the manifest says besides what is the same for all. ``change``, ``draw`` and ``arrays``: see
-    `write_site`.
+    Attributes:
+        cases: the scans and masks; a case that has a split keeps it, and others are dealt one.
+        findings: what was found when images and masks were matched.
+        source: where the scans come from, in a few words without a path.
+        licence: licence terms, for the manifest.
+        citation: reference, for the manifest.
+        preparation: what the manifest says of the preparation besides what is the same for all.
+        change: what is done to each case before it is written.
+        draw: puts the masks of pictures together (`fedshift.data.case_check.read_case`).
+        arrays: writes arrays that come with the scans.
     """
 
     site: str
@@ -119,9 +127,8 @@ def write_volumes(
             if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
                 what = f"{target} has own scans among its cases, which would be lost"
                 raise DataError("folder-in-use", f"{what}: give another --out, or delete it")
-            cases = [
-                replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases
-            ]
+            options: dict[str, Any] = {"labels": plan.labels, "trust_voxels": trust_voxels, "may_be_empty": empty}
+            cases = tuple(replace(case, **options) for case in site.cases)
 
             def announce(case: str, site: str = site.site) -> None:
                 if progress is not None:
@@ -129,23 +136,12 @@ def write_volumes(
 
             folders.append(
                 write_site(
-                    cases,
+                    replace(site, cases=cases),
                     root,
                     dataset=plan.dataset,
-                    site=site.site,
-                    kind="patients",
                     labels=plan.labels,
                     sequences=plan.sequences,
-                    licence=site.licence,
-                    citation=site.citation,
                     matrices=matrices,
-                    source=site.source,
-                    findings=site.findings,
-                    preparation=site.preparation,
-                    change=site.change,
-                    draw=site.draw,
-                    arrays=site.arrays,
-                    splits={case.id: case.split for case in cases if case.split is not None},
                     skip_damaged=skip_damaged,
                     together=together,
                     progress=announce,
@@ -155,24 +151,14 @@ def write_volumes(
 
 
 def write_site(
-    cases: Sequence[CaseFiles],
+    plan: SitePlan,
     root: Path,
     *,
     dataset: str,
-    site: str,
-    kind: Literal["patients", "phantom"],
     labels: Labels,
+    kind: Literal["patients", "phantom"] = "patients",
     sequences: tuple[str, ...] = (),
-    licence: str,
-    citation: str,
     matrices: Sequence[int] = (),
-    splits: Mapping[str, Split] | None = None,
-    source: str,
-    findings: Sequence[Finding] = (),
-    preparation: Mapping[str, Any] | None = None,
-    change: Change | None = None,
-    draw: Draw | None = None,
-    arrays: Arrays | None = None,
     skip_damaged: bool = False,
     together: ExitStack | None = None,
     images: Mapping[str, str] | None = None,
@@ -184,23 +170,13 @@ def write_site(
     anything fails.
 
     Args:
-        cases: the scans and masks; cases that say nothing else have ``labels``.
+        plan: the site's scans.
         root: root folder of the prepared data.
         dataset: name of the data set.
-        site: name of the site.
+        labels: the site's classes, and what the masks' values mean where a case says nothing else.
         kind: real patients or the phantom.
-        labels: the site's classes, and what the masks' values mean.
         sequences: names of the sequences, empty for one unnamed.
-        licence: licence terms, for the manifest.
-        citation: reference, for the manifest.
         matrices: sizes whose slices are cached now; others are cached at first use.
-        splits: splits of the cases that already have one.
-        source: where the scans come from, in a few words without a path.
-        findings: what was found when images and masks were matched.
-        preparation: what the manifest says of the preparation besides what is the same for all.
-        change: what is done to each case before it is written.
-        draw: puts the masks of pictures together (`fedshift.data.case_check.read_case`).
-        arrays: writes arrays that come with the scans.
         skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
         together: the site gets its name only when this is closed, with the others that are written in it.
         images: hashes of the images of cases that keep their split, so that their ids must mean the same patients.
@@ -210,7 +186,8 @@ def write_site(
         DataError: no case, an invalid name, a duplicate id or content, another image under a known id, or any error
             that the checks find.
     """
-    unmatched = [finding for finding in findings if finding.level == "error"]
+    cases, site = plan.cases, plan.site
+    unmatched = [finding for finding in plan.findings if finding.level == "error"]
     if not (skip_damaged and cases):
         refuse_unmatched(unmatched, site)
     _refuse_names(cases, dataset, site, several=len(sequences) > 1 and not is_picture(cases[0].image))
@@ -233,18 +210,20 @@ def write_site(
         stored: Stored = "png" if is_picture(cases[0].image) else "nifti"
         if stored == "png" and matrices:
             raise DataError("option-kind", f"site {site} has pictures, --matrix is for slices of volumes: leave it out")
-        writer = _Writer(folder, names, change, images or {}, recorded=kind != "phantom", stored=stored, draw=draw)
+        writer = _Writer(
+            folder, names, plan.change, images or {}, recorded=kind != "phantom", stored=stored, draw=plan.draw
+        )
         for case in cases:
             if progress:
                 progress(case.id)
             writer.write(case if case.labels else replace(case, labels=labels))
         writer.refuse_errors(site, skip_damaged=skip_damaged)
         said = {
-            "source": source,
+            "source": plan.source,
             **(PICTURES if stored == "png" else VOLUMES),
             "labels": labels.recorded,
             "split_rule": SPLIT_RULE,
-            **(preparation or {}),
+            **(plan.preparation or {}),
             **_regions(labels),
         }
         known = {as_compared(case.id) for case in cases}
@@ -255,7 +234,8 @@ def write_site(
         if writer.notes.empty:
             said[WITHOUT_STRUCTURE] = len(writer.notes.empty)
         subjects = {case.id: subject_of(case) for case in writer.entries}
-        split_of = deal_splits(subjects, dataset=dataset, site=site, fixed=splits or {})
+        fixed = {case.id: case.split for case in cases if case.split is not None}
+        split_of = deal_splits(subjects, dataset=dataset, site=site, fixed=fixed)
         manifest = Manifest(
             schema=1,
             dataset=dataset,
@@ -268,12 +248,12 @@ def write_site(
             ignore=bool(labels.ignored),
             cases=tuple(case.model_copy(update={"split": split_of[case.id]}) for case in writer.entries),
             stored=stored,
-            licence=licence,
-            citation=citation,
+            licence=plan.licence,
+            citation=plan.citation,
         )
-        _warn([*findings, *writer.findings], cases, manifest, writer, target)
+        _warn([*plan.findings, *writer.findings], cases, manifest, writer, target)
         made = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
-        made |= {} if arrays is None else arrays(folder, manifest)
+        made |= {} if plan.arrays is None else plan.arrays(folder, manifest)
         manifest.model_copy(update={"arrays": made}).write(folder)
     return target
 

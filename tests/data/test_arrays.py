@@ -14,7 +14,7 @@ from errors import raises
 from scanfiles import IDENTITY, rotation, volume, write_dicom, write_pair
 
 from data_prep.prostate import GLAND
-from data_prep.volumes import CaseFiles, deal_splits, write_site
+from data_prep.volumes import CaseFiles, SitePlan, deal_splits, write_site
 from fedshift.data import arrays
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.data.splits import subject_of
@@ -22,19 +22,11 @@ from fedshift.runtime import grids
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split, read_manifest
 
-ABOUT = {
-    "dataset": "prostate",
-    "kind": "patients",
-    "licence": "none",
-    "citation": "none",
-    "source": "tests",
-    "labels": GLAND,
-}
 
-
-def site_of(pairs: list[tuple[Path, Path]], root: Path, **options: object) -> Path:
-    cases = [CaseFiles(image.name.split(".")[0], (image,), mask) for image, mask in pairs]
-    return write_site(cases, root, site="A", **(ABOUT | options))  # type: ignore[arg-type]
+def site_of(pairs: list[tuple[Path, Path]], root: Path) -> Path:
+    cases = tuple(CaseFiles(image.name.split(".")[0], (image,), mask) for image, mask in pairs)
+    plan = SitePlan(site="A", cases=cases, source="tests", licence="none", citation="none")
+    return write_site(plan, root, dataset="prostate", labels=GLAND)
 
 
 @pytest.fixture

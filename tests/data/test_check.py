@@ -6,7 +6,7 @@ import re
 import shutil
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from data_prep.msd import plan_volumes
 from data_prep.own_scans import prepare_own
 from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
-from data_prep.volumes import CaseFiles, write_site, write_volumes
+from data_prep.volumes import CaseFiles, SitePlan, write_site, write_volumes
 from fedshift.cli import data, main
 from fedshift.cli.arguments import Parser
 from fedshift.data.blocks import write_hashes
@@ -46,18 +46,11 @@ def prepare(scans: Path, root: Path) -> Path:
         CaseFiles(f"Case{k:02d}", (scans / f"Case{k:02d}.nii.gz",), scans / f"Case{k:02d}_segmentation.nii.gz")
         for k in range(3)
     ]
-    return write_site(
-        cases,
-        root,
-        dataset="prostate",
-        site="HK",
-        kind="patients",
-        labels=GLAND,
-        licence="none",
-        citation="none",
-        matrices=[16],
-        source="tests",
-    )
+    return write_site(planned("HK", cases), root, dataset="prostate", labels=GLAND, matrices=[16])
+
+
+def planned(site: str, cases: Sequence[CaseFiles]) -> SitePlan:
+    return SitePlan(site=site, cases=tuple(cases), source="tests", licence="none", citation="none")
 
 
 def edit(path: Path, change: Callable[[np.ndarray], np.ndarray], *, dtype: type | None = None) -> None:
@@ -588,8 +581,7 @@ def test_a_subject_in_several_splits(tmp_path: Path) -> None:
     for seed, case in enumerate(ids):
         image, mask = write_pair(tmp_path / "raw", case, seed=seed)
         cases.append(CaseFiles(case, (image,), mask))
-    said = {"licence": "none", "citation": "none", "source": "tests"}
-    site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
+    site = write_site(planned("A", cases), tmp_path, dataset="d", labels=GLAND)
     assert check(site) == []
     old = dict(zip(ids, ["val", "test", "val", "train", "train", "test"], strict=True))
     change_manifest(site, lambda m: [case.update(split=old[case["id"]]) for case in m["cases"]])
@@ -694,8 +686,7 @@ def test_three_patients_are_the_least_and_not_three_scans(tmp_path: Path, caplog
     for seed, case in enumerate(("sub-1_ses-1", "sub-1_ses-2", "sub-2_ses-1", "sub-2_ses-2")):
         image, mask = write_pair(tmp_path / "raw", case, seed=seed)
         cases.append(CaseFiles(case, (image,), mask))
-    said = {"licence": "none", "citation": "none", "source": "tests"}
-    site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
+    site = write_site(planned("A", cases), tmp_path, dataset="d", labels=GLAND)
     (finding,) = check(site)
     assert finding.code == "split-empty"
     assert finding.code == "split-empty" and finding.remedy.endswith("2")

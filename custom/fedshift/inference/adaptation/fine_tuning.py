@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.volumes import write_site
+from data_prep.volumes import SitePlan, write_site
 from fedshift.data.cases import CaseFiles
 from fedshift.data.draws import sample_seeds
 from fedshift.data.samples import Samples
@@ -135,20 +135,15 @@ def open_cases(
     job, labels = model.header.job, cases[0].labels
     assert labels is not None
     with _errors_only():
-        folder = write_site(
-            [replace(case, split=None) for case in cases],
-            root,
-            dataset=job.task.dataset,
+        plan = SitePlan(
             site=SITE,
-            kind="patients",
-            labels=labels,
-            sequences=model.sequences,
+            cases=tuple(replace(case, split="train") for case in cases),
+            source="own",
             licence="",
             citation="",
-            splits={case.id: "train" for case in cases},
-            source="own",
             preparation={TRUE_SPACING: True} if true_spacing else None,
         )
+        folder = write_site(plan, root, dataset=job.task.dataset, labels=labels, sequences=model.sequences)
     without = WITHOUT_STRUCTURE in read_manifest(folder).preparation
     task = build_task(_whole(job, empty=without))
     data = task.open(folder, SITE)

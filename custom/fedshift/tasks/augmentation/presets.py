@@ -1,5 +1,5 @@
-"""The presets ``light`` and ``strong``, for patients who lie alike ``moves``, for scanners that took no part ``scanner``
-and ``bigaug``, and for pictures ``pictures-light`` and ``pictures-strong``.
+"""The presets ``light`` and ``strong``, ``moves`` for patients who lie alike, ``scanner`` and ``bigaug`` for scanners
+that took no part, and ``pictures-light`` and ``pictures-strong`` for pictures.
 
 ``strong`` is the list of nnU-Net (version 2, its default trainer): probabilities, ranges and order are its own, with
 MONAI's way of drawing: factors are uniform in their range (nnU-Net draws below and above 1 with equal probability).
@@ -8,8 +8,8 @@ MONAI's way of drawing: factors are uniform in their range (nnU-Net draws below 
 ``scanner`` changes what another scanner, coil or protocol would change, from the literature on generalisation beyond
 the sites that train; see `ScannerPreset`. ``bigaug`` is the list of Zhang et al. ("Generalizing deep learning for
 medical image segmentation to unseen domains via deep stacked transformation", TMI 2020): nine changes, each with one
-chance in two. ``moves`` is the part of ``scanner`` that changes no intensity. Here moves come before the changes of intensity, a power keeps mean and deviation, and intensities are
-in units of the normalised volume.
+chance in two. Here moves come before the changes of intensity, a power keeps mean and deviation, and intensities are
+in units of the normalised volume. ``moves`` is the part of ``scanner`` that changes no intensity.
 
 Those for pictures move them likewise, and change what cameras, lamps and files change.
 
