@@ -225,6 +225,10 @@ REFUSED = [
         marks=pytest.mark.reads("file: NRRD with an axis without a size"),
     ),
     pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "axis mins: 0 0 0\naxis maxs: 9.6 6.4 12", space=""), r"ends of its axes",
+        marks=pytest.mark.reads("file: NRRD with the ends of its axes in place of sizes"),
+    ),
+    pytest.param(
         lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
         marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
     ),

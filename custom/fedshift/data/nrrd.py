@@ -1,7 +1,8 @@
 """What an NRRD header says besides what ITK takes from it: units of length, and whose axes the space has.
 
 The format: http://teem.sourceforge.net/nrrd/format.html. ITK takes all lengths for mm, an axis whose spacing is NaN
-for one of 1 mm, and every space that names no axes of the patient for left, posterior, superior.
+for one of 1 mm, as those of which only the ends are given, and every space that names no axes of the patient for left,
+posterior, superior.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from fedshift.schema.reading import Reading
 MAGIC = b"NRRD"
 MOST_HEADER = 1 << 24  # bytes of a header that are looked at; one of a segmentation has a few thousand
 AGAIN = "write its header again, with lengths in mm"
+EXTENT = {"axis mins", "axismins", "axis maxs", "axismaxs"}
+"""Fields for the ends of the axes."""
 BITS = {
     "8 bits, signed": ("signed char", "int8", "int8_t"),
     "8 bits, unsigned": ("uchar", "unsigned char", "uint8", "uint8_t"),
@@ -46,6 +49,9 @@ class NrrdFile(VolumeFile):
         if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
             what = f"has an axis without a voxel size (spacings {' x '.join(sizes)})"
             raise ScanError("voxel-size", self.path, what, AGAIN)
+        if not sizes and "space directions" not in said and EXTENT & said.keys():
+            what = "gives the ends of its axes (axis mins, axis maxs) in place of voxel sizes, which ITK takes for 1 mm"
+            raise ScanError("voxel-size", self.path, what, "write its header again, with spacings")
         space = said.get("space", "").strip().lower()
         if space.startswith(("3d-left-handed", "3d left handed")):
             what = "has a left-handed space in its header, in which left and right of the patient are not said"

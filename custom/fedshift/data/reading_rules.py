@@ -147,6 +147,7 @@ NRRD with space units | converted | to mm, each axis by its own; as with units o
 NRRD without axes of the patient | warned of | axes are taken for left, posterior, superior
 NRRD with a left-handed space | refused | it does not say which side is left
 NRRD with an axis without a size | refused | ITK would take 1 mm
+NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
 MetaImage with DistanceUnits | converted | to mm
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
 MetaImage whose AnatomicalOrientation is not that of its matrix | warned of | the matrix is used
