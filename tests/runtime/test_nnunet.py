@@ -14,6 +14,7 @@ from fedshift.runtime.nnunet import (
     placed,
     resampled,
     starts,
+    step_of,
     window_weights,
 )
 from fedshift.runtime.segmentation import PatchSpec, segment
@@ -113,6 +114,11 @@ def test_labels_are_certain_where_all_voxels_around_have_one_class() -> None:
 )
 def test_windows_are_evenly_apart(length: int, window: int, expected: list[int]) -> None:
     assert starts(length, window, 0.5) == expected
+
+
+def test_the_step_of_windows_is_what_nnunet_is_told() -> None:
+    """1 - 0.8 is less than 0.2, of which windows of 20 voxels would be one more along 40."""
+    assert len(starts(40, 20, float("0.2"))) == len(starts(40, 20, step_of(0.8))) < len(starts(40, 20, 1 - 0.8))
 
 
 def test_weights_are_largest_in_the_middle_and_nowhere_zero() -> None:

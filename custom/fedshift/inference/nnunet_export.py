@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedshift.inference.export import check_logits
 from fedshift.inference.ready import ReadyModel
-from fedshift.runtime.nnunet import LEAST_DEVIATION
+from fedshift.runtime.nnunet import LEAST_DEVIATION, step_of
 from fedshift.runtime.segmentation import PatchSpec, uses_bf16
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import written_whole
@@ -94,7 +94,7 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
         for name, content in (("plans.json", plans), ("dataset.json", described)):
             (staging / name).write_text(json.dumps(content, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
         torch.save(checkpoint, staging / FOLD / CHECKPOINT)
-    step = 1 - spec.overlap
+    step = step_of(spec.overlap)
     options = "-f 0" if step == USUAL_STEP else f"-f 0 -step_size {step:g}"
     return ResultsFolder(folder, options, tuple(_notes(ready)))
 

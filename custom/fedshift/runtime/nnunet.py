@@ -232,6 +232,11 @@ def starts(length: int, window: int, step: float) -> list[int]:
     return [int(np.round(free / (number - 1) * index)) for index in range(number)] if number > 1 else [0]
 
 
+def step_of(overlap: float) -> float:
+    """From one window to the next, as a part of a window; rounded, as ``-step_size`` gives it: 1 - 0.8 is no 0.2."""
+    return round(1 - overlap, 6)
+
+
 def window_weights(window: Sequence[int]) -> np.ndarray:
     """The weights of a window's voxels, float32 of half precision: a bell of 1/8 of the window about its middle."""
     weights = np.ones(())

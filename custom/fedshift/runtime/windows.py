@@ -172,8 +172,9 @@ def _places(size: Sequence[int], patch: Sequence[int], overlap: float, *, nnunet
     for length, have in zip(patch, size, strict=True):
         if nnunet:
             from .nnunet import starts as evenly  # needs SciPy
+            from .nnunet import step_of
 
-            starts.append(evenly(have, length, 1 - overlap))
+            starts.append(evenly(have, length, step_of(overlap)))
             continue
         last = have - length
         starts.append([*range(0, last, _step(length, overlap)), last])
