@@ -9,6 +9,7 @@ from skimage.transform import resize
 
 from fedshift.runtime.nnunet import (
     certain_labels,
+    logits_of,
     network_labels,
     network_volume,
     placed,
@@ -74,15 +75,53 @@ def test_nothing_is_interpolated_along_an_axis_that_is_much_coarser(scan: np.nda
 def test_logits_come_back_linearly_and_outside_is_background(scan: np.ndarray) -> None:
     placement = placed(scan, (2.0, 1.0, 1.0), (1.5, 1.2, 0.8))
     logits = np.random.default_rng(1).normal(0, 5, (3, *placement.shape)).astype(np.float32)
-    probability = torch.from_numpy(logits).softmax(0).numpy()
     back = resampled(logits, placement.cropped, placement.network, placement.spacing, order=1)
-    found = np.stack(list(placement.on_scan(probability, regions=False)))
+    found = np.stack(list(placement.on_scan(logits, regions=False)))
     assert np.array_equal(found[(slice(None), *placement.inside)].argmax(0), back.argmax(0))
     assert found.sum(0) == pytest.approx(np.ones(SHAPE))
     assert (found[0, :2] == 1).all() and not found[1:, :2].any()
-    regions = np.stack(list(placement.on_scan(torch.from_numpy(logits).sigmoid().numpy(), regions=True)))
-    assert np.mean((regions > 0.5)[(slice(None), *placement.inside)] == (back > 0)) > 0.999
+    regions = np.stack(list(placement.on_scan(logits, regions=True)))
+    assert np.array_equal((regions > 0.5)[(slice(None), *placement.inside)], back > 0)
     assert not regions[:, :2].any()
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_certain_network_has_its_edges_where_its_logits_change_sign(scan: np.ndarray, *, regions: bool) -> None:
+    """Beyond 17, single precision has no probability of a region, and beyond 85 none of a class."""
+
+    def certain(x: torch.Tensor) -> torch.Tensor:
+        logits = torch.where(x > 0, 20 * x + 18, 60 * x)
+        return logits if regions else torch.cat([torch.zeros_like(x), 9 * logits], 1)
+
+    spec = PatchSpec(
+        dims=3,
+        patch=(14, 24, 20),
+        spacing=WANTED,
+        matrix=None,
+        context=1,
+        normalise="volume",
+        nonzero=False,
+        fixed=None,
+        overlap=0.5,
+        written=(0, 1) if regions else (),
+        convention="nnunet",
+    )
+    placement = placed(scan, SPACING, WANTED)
+    volume = network_volume(scan, placement, normalise="volume", nonzero=False, fixed=None)
+    logits = np.where(volume > 0, 20 * volume + 18, 60 * volume)
+    back = resampled(logits, placement.cropped, WANTED, SPACING, order=1)[0]
+    found = segment(scan, SPACING, certain, spec)[placement.inside]
+    clear = np.abs(back) > 0.01
+    assert np.array_equal(found[clear], back[clear] > 0)
+
+
+def test_logits_of_probabilities_are_as_far_from_0_on_either_side() -> None:
+    logits = np.array([-40.0, -12.0, 0.0, 12.0, 40.0], np.float32).reshape(1, 1, 1, 5)
+    again = logits_of(torch.from_numpy(logits).sigmoid().numpy(), regions=True).ravel()
+    assert again == pytest.approx(-again[::-1], abs=0.01) and again[1:4] == pytest.approx([-12, 0, 12], abs=0.01)
+    classes = np.concatenate([logits, -logits])
+    again = logits_of(torch.from_numpy(classes).softmax(0).numpy(), regions=False)
+    assert (again[0] - again[1]).ravel() == pytest.approx(2 * logits.ravel(), abs=1e-4)
 
 
 def test_labels_keep_to_the_images(scan: np.ndarray) -> None:

@@ -25,6 +25,8 @@ LEAST_DEVIATION = 1e-8
 CUBIC, LINEAR, NEAREST = 3, 1, 0
 LEAST_PROBABILITY = 1e-37
 """Below it a probability has no logarithm in single precision."""
+LEAST_DOUBT = np.float32(2.0**-24)
+"""By which the largest probability below 1 differs from 1 in single precision."""
 WEIGHT = 10.0
 """Of a window's middle, before weights are rounded to half precision."""
 AXES = 3
@@ -63,25 +65,38 @@ class Placement:
         z, y, x = (max(1, round(have / wanted * size)) for have, wanted, size in lengths)
         return z, y, x
 
-    def on_scan(self, probability: np.ndarray, *, regions: bool) -> Iterator[np.ndarray]:
-        """Probabilities (K, z, y, x) float32 of the network's grid on the scan's, one class or region after the other.
+    def on_scan(self, logits: np.ndarray, *, regions: bool) -> Iterator[np.ndarray]:
+        """Probabilities (K, z, y, x) float32 on the scan's grid, one class or region after the other.
 
-        Logits differ from logarithms of probabilities by what all classes have in common, which resampling keeps.
+        ``logits``: (K, z, y, x) float32 on the network's grid.
         """
-        logits = np.log(np.maximum(probability, LEAST_PROBABILITY))
-        if regions:
-            logits -= np.log(np.maximum(1 - probability, LEAST_PROBABILITY))
-        logits = resampled(logits, self.cropped, self.network, self.spacing, order=LINEAR)
-        if regions:
-            here = 1 / (1 + np.exp(-logits))
-        else:
-            here = np.exp(logits - logits.max(axis=0))
-            here /= here.sum(axis=0)
+        here = probable(resampled(logits, self.cropped, self.network, self.spacing, order=LINEAR), regions=regions)
         for number, plane in enumerate(here):
             outside = 0.0 if regions or number else 1.0
             on_scan = np.full(self.scan, outside, np.float32)
             on_scan[self.inside] = plane
             yield on_scan
+
+
+def probable(logits: np.ndarray, *, regions: bool) -> np.ndarray:
+    """Probabilities of the classes, or of the regions, of logits (K, z, y, x)."""
+    if regions:
+        return np.asarray(scipy.special.expit(logits))
+    here = np.exp(logits - logits.max(axis=0))
+    here /= here.sum(axis=0)
+    return np.asarray(here)
+
+
+def logits_of(probability: np.ndarray, *, regions: bool) -> np.ndarray:
+    """Logits of probabilities (K, z, y, x) float32, as far as these tell them.
+
+    Those of classes differ from what the network said by what all classes have in common, which resampling keeps. Near
+    1 single precision has no probabilities: a region's logits end as far above 0 as below.
+    """
+    if not regions:
+        return np.asarray(np.log(np.maximum(probability, LEAST_PROBABILITY)))
+    within = np.clip(probability, LEAST_DOUBT, 1 - LEAST_DOUBT)
+    return np.asarray(np.log(within) - np.log1p(-within))
 
 
 def placed(voxels: np.ndarray, spacing: Sequence[float] | None, wanted: Sequence[float | None] | None) -> Placement:

@@ -285,7 +285,9 @@ def planes_of(
     """Probabilities (K, z, y, x) on a grid of ``shape``, one class or region after the other; as `classes_of`."""
     if placement is None:
         return (resized(plane, shape) for plane in probability)
-    return placement.on_scan(probability, regions=regions)
+    from .nnunet import logits_of
+
+    return placement.on_scan(logits_of(probability, regions=regions), regions=regions)
 
 
 def _by_patches(
@@ -335,18 +337,18 @@ def _as_nnunet(
     see: Callable[[np.ndarray], None] | None,
     on_scan: OnScan | None,
 ) -> np.ndarray:
-    """The same in nnU-Net's convention, whose resampling needs the whole volume."""
-    from .nnunet import placed
+    """The same in nnU-Net's convention, whose resampling needs the logits of the whole volume."""
+    from .nnunet import placed, probable
 
     volume, placement = _network_volume(voxels, spacing, spec), placed(voxels, spacing, spec.spacing)
-    probability = np.concatenate(list(_probabilities(volume, network, spec)), axis=1)
+    logits, regions = _nnunet_logits(volume, network, spec), bool(spec.regions)
     if see is not None:
-        see(probability)
-    planes = placement.on_scan(probability, regions=bool(spec.regions))
+        see(probable(logits, regions=regions))
+    planes = placement.on_scan(logits, regions=regions)
     classes = np.zeros(placement.scan, np.uint8)
     shown = planes if on_scan is None else _shown(planes, slice(None), on_scan)
-    _take(shown, classes, certainty, regions=bool(spec.regions))
-    return _largest(classes, spec.largest_component, regions=bool(spec.regions))
+    _take(shown, classes, certainty, regions=regions)
+    return _largest(classes, spec.largest_component, regions=regions)
 
 
 def _shown(planes: Iterable[np.ndarray], part: slice, on_scan: OnScan) -> Iterator[np.ndarray]:
@@ -379,21 +381,27 @@ def _probabilities(volume: np.ndarray, network: Network, spec: PatchSpec) -> Ite
     """
     options: dict[str, Any] = {"patch": spec.patch, "overlap": spec.overlap, "mirror": spec.mirror}
     probable = Tensor.sigmoid_ if spec.regions else softmax_in_place
-    nnunet = spec.convention == "nnunet"
-    if spec.dims == 3 and nnunet:
-        logits = sliding(network, torch.from_numpy(volume)[None], nnunet=True, **options)
-        yield as_volume(probable(logits).nan_to_num_(0), spec.dims)
-        return
     if spec.dims == 3:
         for logits in sliding_by_slices(network, torch.from_numpy(volume)[None], **options):
             yield as_volume(probable(logits[None]).nan_to_num_(0), spec.dims)
         return
+    for images in _slices(volume, spec):
+        yield as_volume(probable(sliding(network, images, **options)).nan_to_num_(0), spec.dims)
+
+
+def _nnunet_logits(volume: np.ndarray, network: Network, spec: PatchSpec) -> np.ndarray:
+    """Logits of the classes or regions (K, z, y, x) float32 in nnU-Net's convention; 0 where any is not finite."""
+    options: dict[str, Any] = {"patch": spec.patch, "overlap": spec.overlap, "mirror": spec.mirror, "nnunet": True}
+    images = [torch.from_numpy(volume)[None]] if spec.dims == 3 else _slices(volume, spec)
+    logits = np.concatenate([as_volume(sliding(network, each, **options), spec.dims) for each in images], axis=1)
+    logits[:, ~np.isfinite(logits).all(axis=0)] = 0  # background, as of a probability that is not finite
+    return logits
+
+
+def _slices(volume: np.ndarray, spec: PatchSpec) -> Iterator[Tensor]:
+    """A volume's slices as images, some after the others."""
     for start in range(0, volume.shape[1], AT_ONCE[2]):
-        part = slice(start, start + AT_ONCE[2])
-        logits = sliding(
-            network, as_images(volume, dims=spec.dims, context=spec.context, part=part), nnunet=nnunet, **options
-        )
-        yield as_volume(probable(logits).nan_to_num_(0), spec.dims)
+        yield as_images(volume, dims=spec.dims, context=spec.context, part=slice(start, start + AT_ONCE[2]))
 
 
 def _take(planes: Iterable[np.ndarray], taken: np.ndarray, certainty: np.ndarray | None, *, regions: bool) -> None:
