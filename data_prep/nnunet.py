@@ -2,7 +2,7 @@
 
 The source is ``nnUNet_raw``, or a data set's folder in it, with ``imagesTr``, ``labelsTr`` and ``dataset.json``. Name
 the data set as nnU-Net does, ``--dataset Dataset027_ACDC``; sites of a federation need not have the same number, and
-its name is what follows the number, in lower case.
+its name is what follows the number, in lower case. Pictures (``file_ending`` .png, .tif or .bmp) are taken as well.
 
 With ``--preprocessed nnUNet_preprocessed`` the volumes that nnU-Net has cropped, normalised and resampled are taken
 (``.b2nd`` or ``.npz``), and no volume is prepared again for a task with ``convention: nnunet`` and the numbers of these
@@ -96,7 +96,7 @@ def plan_volumes(
         licence=table.licence or LICENCE,
         citation=CITATION,
         preparation={
-            TRUE_SPACING: True,
+            **({} if table.of_pictures else {TRUE_SPACING: True}),
             **({} if ready is None else {"nnunet": ready.recorded}),
             **({} if fold is None else {"split_rule": f"test: validation cases of fold {fold} of nnU-Net's splits"}),
         },

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 from errors import raises
+from maskedpictures import write
 from nnunetfiles import write_plans
 from scanfiles import write_described
 
@@ -83,6 +84,18 @@ def test_channels_of_one_name_have_numbers_and_that_is_said(tmp_path: Path) -> N
     assert plan.sequences == ("0000", "0001")
     (finding,) = plan.sites[0].findings
     assert (finding.level, finding.code) == ("warning", "sequence-twice") and "data.normalise" in finding.remedy
+
+
+def test_pictures_have_no_voxel_size(tmp_path: Path) -> None:
+    source = tmp_path / "raw" / "Dataset120_Roads"
+    for number in range(3):
+        write(source / "imagesTr" / f"{number}_0000.png", source / "labelsTr" / f"{number}.png", number)
+    described = {"channel_names": {"0": "R", "1": "G", "2": "B"}, "labels": {"background": 0, "road": 255}}
+    (source / "dataset.json").write_text(json.dumps(described | {"numTraining": 3, "file_ending": ".png"}))
+    (folder,) = write_volumes(plan_volumes(source), tmp_path / "out")
+    manifest = read_manifest(folder)
+    assert manifest.sequences == ("red", "green", "blue")
+    assert manifest.known_spacing(manifest.cases[0]) is None
 
 
 def test_variables_in_the_table_of_cases_are_filled_in(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
