@@ -17,6 +17,7 @@ from fedshift.data.nnunet_plans import Configuration, Plans, read_plans
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.regions import Regions
+from fedshift.tasks.nnunet_networks import COMMON
 from fedshift_survey.planning.network import GIGA, NetworkShape, Topology, topology_for
 from fedshift_survey.planning.task_file import LEARNING, ROUNDS, Entry, written
 
@@ -28,7 +29,12 @@ LAYERS: Mapping[str, tuple[Any, ...]] = {
     "conv_bias": (True,),
     "dropout_op": (None,),
 }
-"""What nnU-Net's planners write, and the task's network has by default."""
+"""What nnU-Net's planners write, and the task's network has by default, as it has those of `COMMON`."""
+PROPOSED = (
+    *("n_stages", "features_per_stage", "conv_op", "kernel_sizes", "strides"),
+    *("n_conv_per_stage", "n_blocks_per_stage", "n_conv_per_stage_decoder"),
+)
+"""What of a plan's network a proposed one takes, or has of itself."""
 SAMPLES = 4
 """Patches of a case in an epoch, with which a survey's plan begins."""
 
@@ -129,13 +135,16 @@ def _check_network(architecture: Mapping[str, Any], path: Path) -> None:
             raise ConfigError(
                 "nnunet-plans", f"{path} is no plans file of nnU-Net 2 (its network has no list of {key}): plan again"
             )
-    for key, usual in LAYERS.items():
-        layer = options.get(key, usual[0])
-        if str(layer).rpartition(".")[2] not in map(str, usual):
+    for key, value in options.items():
+        if key in LAYERS:
+            usual, fits = LAYERS[key][0], str(value).rpartition(".")[2] in map(str, LAYERS[key])
+        else:
+            usual, fits = COMMON.get(key, "none"), key in PROPOSED or value == COMMON.get(key)
+        if not fits:
             raise ConfigError(
                 "nnunet-plans",
-                f"{path} has a network with {key} {layer}, and a proposed one has {usual[0]}: plan with nnU-Net's "
-                "default planner",
+                f"{path} has a network with {key} {value}, and a proposed one has {usual}: plan with nnU-Net's default "
+                "planner",
             )
 
 

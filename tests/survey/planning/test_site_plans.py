@@ -91,6 +91,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "strides": lambda content: arguments(content).pop("strides"),
     "BatchNorm3d": lambda content: arguments(content).update(norm_op="torch.nn.modules.batchnorm.BatchNorm3d"),
     "conv_bias": lambda content: arguments(content).update(conv_bias=False),
+    "norm_op_kwargs": lambda content: arguments(content).update(norm_op_kwargs={"eps": 1e-3, "affine": True}),
+    "stem_channels": lambda content: arguments(content).update(stem_channels=16),
     "channel": lambda content: content["configurations"]["3d_fullres"].update(normalization_schemes=[]),
     "axes": lambda content: content.update(transpose_forward=None),
     "2 or 3": lambda content: content["configurations"]["3d_fullres"].update(patch_size=[16]),
