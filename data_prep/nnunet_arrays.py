@@ -22,6 +22,7 @@ from fedshift.data.nnunet_plans import AXES, OWN_KEY, Configuration, Plans, read
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.resampled import Fixed, Preparation, build_volumes, volumes_dir
 from fedshift.data.scans import ORIENTATION
+from fedshift.runtime.grids import MOST_PLAIN
 from fedshift.runtime.nnunet import Placement, certain_labels
 from fedshift.runtime.regions import IGNORED
 from fedshift.schema.errors import ConfigError, DataError
@@ -78,6 +79,7 @@ class Preprocessed:
 
         def ready(case: Case, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
             images, labels = self._case(case.id, placement)
+            self._check_range(case, images)
             if case is first:
                 voxels = read_images(site_dir, manifest, case)
                 self._compare(case, images, preparation.volume(voxels, manifest.known_spacing(case)))
@@ -88,6 +90,14 @@ class Preprocessed:
         content = {**self.plans.content, OWN_KEY: list(self.plans.axes)}
         write_text(site_dir / SITE_PLANS, json.dumps(content, indent=2) + "\n")
         return {volumes_dir(site_dir, manifest, preparation).name: digest}
+
+    def _check_range(self, case: Case, images: np.ndarray) -> None:
+        if not (most := float(np.abs(images).max(initial=0))) <= MOST_PLAIN:
+            raise DataError(
+                "intensities",
+                f"{self.arrays}: case {case.id} has intensities up to {most:g}, and a task takes at most "
+                f"{MOST_PLAIN:g}: plan with another normalisation, or leave out --preprocessed",
+            )
 
     def _compare(self, case: Case, images: np.ndarray, again: np.ndarray) -> None:
         most = float(np.abs(images - again.astype(np.float32)).max(initial=0))

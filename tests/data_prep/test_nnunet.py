@@ -144,6 +144,21 @@ def test_prepared_volumes_of_other_plans_are_refused(raw: Path, prepared: Path, 
     assert not (tmp_path / "out" / "hippocampus" / "nnunet").exists()
 
 
+def test_prepared_intensities_that_no_task_takes_are_refused(raw: Path, prepared: Path, tmp_path: Path) -> None:
+    """Those of nnU-Net's noNorm are as the scans have them."""
+    how = {"spacing": (2.5, 1.0, 1.2), "reader": "SimpleITKIOWithReorient", "scheme": "NoNormalization"}
+    write_plans(prepared / "nnUNetPlans.json", **how)
+    (ours,) = write_volumes(plan_volumes(raw, site="ours"), tmp_path / "out")
+    manifest = read_manifest(ours)
+    preparation = Preparation(spacing=(2.5, 1.0, 1.2), sequences=manifest.sequences, convention="nnunet")
+    volumes = open_volumes(ours, preparation)
+    for number, case in enumerate(manifest.cases):
+        images, seg = volumes.images(number).astype(np.float32) * 1000, volumes.labels(number)[None].astype(np.int8)
+        np.savez(prepared / "nnUNetPlans_3d_fullres" / f"{case.id}.npz", data=images, seg=seg)
+    with raises("intensities", naming=("nnUNetPlans_3d_fullres", "255")):
+        write_volumes(plan_volumes(raw, preprocessed=prepared.parent), tmp_path / "again")
+
+
 def test_masks_that_were_corrected_after_preprocessing_are_refused(raw: Path, prepared: Path, tmp_path: Path) -> None:
     write_plans(prepared / "nnUNetPlans.json", spacing=(2.5, 1.0, 1.2), reader="SimpleITKIOWithReorient")
     (ours,) = write_volumes(plan_volumes(raw, site="ours"), tmp_path / "out")
