@@ -164,6 +164,8 @@ def test_plans_beside_the_checkpoint_or_above_its_fold_are_read(tmp_path: Path) 
     save(results / "fold_1" / "checkpoint_final.pth")
     with raises("weights-missing", naming=("fold_0", "fold_1")):
         pretrained.file_of(results)
+    with raises("weights-missing", naming="checkpoint_final.pth"):
+        pretrained.file_of(tmp_path)
 
 
 def test_plans_of_the_first_versions_describe_the_same_network(tmp_path: Path) -> None:

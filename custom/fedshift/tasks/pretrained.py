@@ -71,7 +71,9 @@ def file_of(path: Path) -> Path:
     found = inside if inside.is_file() else nnunet_checkpoint.checkpoint_in(path)
     if found is None:
         raise ConfigError(
-            "weights-missing", f"{path} has no {IN_BUNDLE}, as a MONAI bundle has: name a file of weights"
+            "weights-missing",
+            f"{path} has no {IN_BUNDLE}, as a MONAI bundle has, and no fold_0/{nnunet_checkpoint.FINAL}, as results of "
+            "nnU-Net have: name a file of weights",
         )
     return found
 
