@@ -77,7 +77,7 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
         raise ConfigError("output-exists", f"{folder} already exists: name another folder or data set")
     plans, described = _plans(ready, spec, dataset), _dataset(ready)
     weights = {
-        key: value.detach().float().cpu().clone()
+        key: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype, copy=True)
         for key, value in nnunet_networks.with_second_names(
             ready.predictor.net, ready.predictor.net.state_dict()
         ).items()
