@@ -18,6 +18,7 @@ from volumesites import make_volume_site
 
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.inference.model import open_model
 from fedshift.inference.nnunet_export import write_results_folder
@@ -41,6 +42,8 @@ optimizer: {name: adam, lr: 0.01}
 schedule: {rounds: 2, local_epochs: 4, batch_size: 2, precision: fp32}
 evaluation: {mirror: true}
 """
+REGIONS = TASK + "regions: {both: [left, right], left: [left]}\n"
+ORDERED_REGIONS = REGIONS + "regions_class_order: [right, left]\n"
 PROGRAM = Path(__file__).with_name("nnunet_program.py")
 MOST_DIFFERENT = 1e-4
 """Part of the voxels that rounding to half precision may give another class."""
@@ -95,15 +98,31 @@ def scans(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_nnunet_predicts_the_same_masks(trained: Path, scans: Path, tmp_path: Path) -> None:
-    assert main(["export", str(trained), "--nnunet", str(tmp_path / "results"), "--dataset", "Dataset012_Blobs"]) == 0
-    model = tmp_path / "results" / "Dataset012_Blobs" / "nnUNetTrainer__nnUNetPlans__3d_fullres"
-    run_nnunet("predict", model, scans, tmp_path / "theirs")
+    _predicts_the_same(trained, scans, tmp_path)
+
+
+@pytest.mark.slow
+def test_nnunet_predicts_the_same_regions_of_a_certain_model(scans: Path, tmp_path: Path) -> None:
+    """Its logits are larger than those of which single precision has probabilities."""
+    torch.set_num_threads(1)
+    made = job(tmp_path, "data.mirror=[1]", "schedule.rounds=3", task=ORDERED_REGIONS)
+    sites = {name: make_volume_site(tmp_path, name, shape=(16, 32, 32), spacing=(2.5, 1.0, 1.0)) for name in "AB"}
+    run_in_process(made, sites, tmp_path / "run")
+    weights = read_model_file(tmp_path / "run" / LAST)["weights"]
+    certain = {key: (30 if "seg_layers" in key else 1) * value.numpy() for key, value in weights.items()}
+    _predicts_the_same(save_model(tmp_path / "certain.pt", made, certain), scans, tmp_path)
+
+
+def _predicts_the_same(model: Path, scans: Path, folder: Path) -> None:
+    assert main(["export", str(model), "--nnunet", str(folder / "results"), "--dataset", "Dataset012_Blobs"]) == 0
+    results = folder / "results" / "Dataset012_Blobs" / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    run_nnunet("predict", results, scans, folder / "theirs")
     files = [str(file) for file in sorted(scans.iterdir())]
-    assert main(["predict", str(trained), *files, "--out", str(tmp_path / "ours")]) == 0
+    assert main(["predict", str(model), *files, "--out", str(folder / "ours")]) == 0
     total = different = found = 0
     for number in range(2):
-        theirs = sitk.ReadImage(tmp_path / "theirs" / f"P{number}.nii.gz")
-        ours = sitk.ReadImage(tmp_path / "ours" / f"P{number}_0000_mask.nii.gz")
+        theirs = sitk.ReadImage(folder / "theirs" / f"P{number}.nii.gz")
+        ours = sitk.ReadImage(folder / "ours" / f"P{number}_0000_mask.nii.gz")
         assert ours.GetDirection() == pytest.approx(theirs.GetDirection(), abs=1e-6)
         first, other = (sitk.GetArrayFromImage(image) for image in (theirs, ours))
         total, different, found = total + first.size, different + (first != other).sum(), found + (first > 0).sum()
@@ -166,7 +185,6 @@ def test_the_folder_is_what_nnunet_makes_itself(trained: Path, tmp_path: Path) -
 
 
 WITHOUT = "data.convention=fedshift"
-REGIONS = TASK + "regions: {both: [left, right], left: [left]}\n"
 
 
 @pytest.mark.parametrize(
