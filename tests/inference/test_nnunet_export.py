@@ -185,16 +185,19 @@ def test_the_folder_is_what_nnunet_makes_itself(trained: Path, tmp_path: Path) -
 
 
 WITHOUT = "data.convention=fedshift"
+VOLUMES = "patch: [8, 24, 24], spacing: [2.5, 1.2, 1.0], samples_per_case: 4, convention: nnunet"
 
 
 @pytest.mark.parametrize(
     ("methods", "options", "task", "naming"),
     [
         ("fedavg", [WITHOUT], TASK, "convention"),
+        ("fedavg", [], TASK.replace(VOLUMES, "pictures: true, dims: 2, patch: [16, 16]"), "pictures"),
         ("fedavg", ["network.name=monai.UNet", "network.options={channels: [4, 8], strides: [2]}"], TASK, "monai.UNet"),
         ("fedavg", ["evaluation.largest_component=true"], TASK, "largest"),
         ("fedwon", [], TASK, "fedwon"),
         ("fedavg", [], REGIONS, "regions"),
+        ("fedavg", [], TASK.replace("background, left", "rest, background"), "background"),
     ],
 )
 def test_what_nnunet_would_do_otherwise_is_refused(

@@ -39,7 +39,9 @@ NUMBER = 900
 """Of a data set without a name of nnU-Net's kind; published ones have smaller numbers."""
 READER = "SimpleITKIOWithReorient"
 """nnU-Net's reader that turns scans to the orientation in which fedshift sees them."""
-IGNORE = "ignore"
+OLDEST = "2.6.3"
+"""The first nnU-Net that has it."""
+BACKGROUND, IGNORE = "background", "ignore"
 USUAL_STEP = 0.5
 """From one window to the next, as a part of a window, unless ``-step_size`` says otherwise."""
 SCHEMES = {"volume": "ZScoreNormalization", "fixed": "CTNormalization", "none": "NoNormalization"}
@@ -106,6 +108,8 @@ def _expressible(ready: ReadyModel) -> PatchSpec:
         said = f"{model.path} segments no patches of volumes, and nnU-Net does nothing else: use another export"
         raise ConfigError("wrong-task", said)
     spec, network = model.spec, job.task.network.name
+    if ready.of_pictures:
+        raise _refused(ready, "it segments pictures, and volumes alone are prepared likewise", "use --onnx")
     if spec.convention != "nnunet":
         raise _refused(
             ready,
@@ -136,8 +140,9 @@ def _expressible(ready: ReadyModel) -> PatchSpec:
         )
     if job.task.regions and all(len(members) == 1 for members in job.task.regions.values()):
         raise _refused(ready, "each of its regions is one class, which nnU-Net takes for classes", "use --bundle")
-    if IGNORE in job.task.structures:
-        raise _refused(ready, f"its class {IGNORE!r} is what nnU-Net calls voxels to ignore", "give it another name")
+    for name, what in ((IGNORE, "voxels to ignore"), (BACKGROUND, "what is of no class")):
+        if name in job.task.structures:
+            raise _refused(ready, f"its class {name!r} is what nnU-Net calls {what}", "give it another name")
     return spec
 
 
@@ -215,15 +220,16 @@ def _architecture(task: TaskSpec, dims: int) -> dict[str, Any]:
 def _dataset(ready: ReadyModel) -> dict[str, Any]:
     header = ready.model.header
     task = header.job.task
-    labels: dict[str, int | list[int]] = {name: number for number, name in enumerate(task.classes)}
+    named = (BACKGROUND, *task.classes[1:])
+    labels: dict[str, int | list[int]] = {name: number for number, name in enumerate(named)}
     order: dict[str, list[int]] = {}
     if task.regions:
         members = {name: [task.classes.index(each) for each in parts] for name, parts in task.regions.items()}
-        labels = {task.classes[0]: 0, **members}
+        labels = {BACKGROUND: 0, **members}
         order = {"regions_class_order": [task.classes.index(name) for name in task.regions_class_order]}
     return {
         "channel_names": {str(number): name for number, name in enumerate(ready.sequences or ("image",))},
-        "labels": {"background" if number == 0 else name: number for name, number in labels.items()},
+        "labels": labels,
         **order,
         "numTraining": 0,
         "file_ending": ".nii.gz",
@@ -268,8 +274,9 @@ def nnunet_network(architecture: Mapping[str, Any], channels: int, outputs: int)
 
 def _notes(ready: ReadyModel) -> list[str]:
     notes = [
+        f"nnU-Net {OLDEST} or a newer one runs it: older ones lack its reader of images, {READER}",
         "nnU-Net assembles logits in half precision: a few voxels in 100,000 on the edges of structures may be another "
-        "class than with fedshift predict"
+        "class than with fedshift predict, and of a model that has hardly trained a few in 1,000",
     ]
     precision = ready.model.header.job.task.schedule.precision
     if uses_bf16(precision, ready.device):
