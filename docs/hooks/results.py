@@ -13,6 +13,7 @@ CLAIM = re.compile(
 GUESS = "image-free guess"
 GUESSED = {
     "recipes/prostate": "prostate, the task's recipe, five folds",
+    "recipes/prostate_strong": "the same with the augmentation `strong`, three seeds",
     "recipes/prostate_unseen_first": "prostate, at a hospital that took no part",
     "claims/prostate_by_case": "prostate, the papers' U-Net at new patients",
     "claims/prostate_by_slice": "prostate, the papers' U-Net, slices dealt out (the papers' Dice)",

@@ -40,7 +40,7 @@ def test_tasks_and_jobs_from_another_folder(installed: Path, tmp_path: Path) -> 
     assert Path(where.strip()).is_relative_to(installed)
     listed = run(sys.executable, "-m", "fedshift.cli", "tasks", cwd=tmp_path, PYTHONPATH=str(installed))
     (prostate,) = [line for line in listed.splitlines() if line.startswith("prostate ")]
-    assert prostate.endswith("protocols default, unseen, nnunet, quick, fedfa, fedrdn")
+    assert prostate.endswith("protocols default, nnunet, quick, fedfa, fedrdn")
     assert len(listed.splitlines()) == len(list((CHECKOUT / "apps").glob("*.yaml")))
     command = (sys.executable, "-m", "fedshift.cli", "job", "fedfa", "prostate", "--out", "jobs")
     run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
