@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,40 @@ def meta(path: Path, *fields: str, factor: float = 1, matrix: str = " ".join(map
     lines += ["ElementSpacing = {} {} {}".format(*np.multiply(factor, SIZES)), *fields]
     lines += ["DimSize = 5 6 7", "ElementType = MET_SHORT", "ElementDataFile = LOCAL", ""]
     path.write_bytes("\n".join(lines).encode() + VALUES.tobytes(order="F"))
+    return path
+
+
+def _compressed(folder: Path, values: np.ndarray, *, size: int | None = None) -> Path:
+    """``size``: bytes of compressed voxels as the header says; 0 if it does not say it."""
+    packed = zlib.compress(values.tobytes(order="F"))
+    said = [f"CompressedDataSize = {len(packed) if size is None else size}"] if size != 0 else []
+    plain = meta(folder / "a.mha", "CompressedData = True", *said).read_bytes()
+    (folder / "a.mha").write_bytes(plain[: -VALUES.nbytes] + packed)
+    return folder / "a.mha"
+
+
+def _of_slices(folder: Path, where: str, *, last: int = 7, end: str = "\n") -> Path:
+    """A file for each slice, of which a list names those up to ``last``."""
+    for number in range(1, 8):
+        (folder / f"s{number}.raw").write_bytes(VALUES[..., number - 1].tobytes(order="F"))
+    named = "\n".join(f"s{number}.raw" for number in range(1, last + 1)) + end if where.startswith("LIST") else ""
+    head = meta(folder / "a.mhd").read_bytes()[: -VALUES.nbytes].replace(b"LOCAL", where.encode())
+    (folder / "a.mhd").write_bytes(head + named.encode())
+    return folder / "a.mhd"
+
+
+def _replaced(path: Path, old: bytes, new: bytes) -> Path:
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    return path
+
+
+def _without(path: Path, name: bytes) -> Path:
+    """A file without the line of its header that begins with ``name``."""
+    before, line, after = path.read_bytes().partition(name)
+    path.write_bytes(before + after.partition(b"\n")[2])
+    assert line
     return path
 
 
@@ -148,6 +183,16 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ),
         pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = ?"), meta, {}, id="mha ?"),
         pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = mm"), meta, {}, id="mha mm"),
+        pytest.param(lambda f: _replaced(meta(f / "a.mha"), b"ElementSpacing", b"ElementSize"), meta, {}, id="size"),
+        pytest.param(lambda f: _replaced(meta(f / "a.mha"), b"Offset", b"Position"), meta, {}, id="position"),
+        pytest.param(lambda f: _compressed(f, VALUES), meta, {}, id="mha compressed"),
+        pytest.param(
+            lambda f: _of_slices(f, "LIST"), meta, {},
+            marks=pytest.mark.reads("file: MetaImage with a file for each slice"),
+        ),
+        pytest.param(lambda f: _of_slices(f, "LIST 2"), meta, {}, id="list of slices"),
+        pytest.param(lambda f: _of_slices(f, "s%d.raw 1 7 1"), meta, {}, id="pattern"),
+        pytest.param(lambda f: _of_slices(f, "s%d.raw"), meta, {}, id="pattern alone"),
     ],
 )  # fmt: skip
 def test_voxels_and_places_are_those_of_the_same_scan_in_plain_mm(
@@ -233,8 +278,59 @@ REFUSED = [
         marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
     ),
     pytest.param(
-        lambda f: meta(f / "a.mha", "AnatomicalOrientation = LPS", matrix="1 0 0"), r"cannot be read", id="short matrix"
+        lambda f: meta(f / "a.mha", "AnatomicalOrientation = LPS", matrix="1 0 0"), r"3 of 9 numbers for Tra",
+        id="short matrix",
     ),
+    pytest.param(
+        lambda f: _without(meta(f / "a.mha"), b"ElementSpacing"), r"no size of its voxels",
+        marks=pytest.mark.reads("file: MetaImage without ElementSpacing and ElementSize"),
+    ),
+    pytest.param(
+        lambda f: _replaced(meta(f / "a.mha"), b"20 -30 40", b"20 -30"), r"2 of 3 numbers for Offset",
+        marks=pytest.mark.reads("file: MetaImage with fewer numbers than axes"),
+    ),
+    pytest.param(
+        lambda f: _replaced(meta(f / "a.mha"), b"20 -30 40", b"nan nan nan"), r"0 of 3 numbers for Offset",
+        id="no place in numbers",
+    ),
+    pytest.param(
+        lambda f: meta(f / "a.mha", "Position = 1 2 3"), r"Offset and Position in its header, which stand for one",
+        marks=pytest.mark.reads("file: MetaImage with two places or matrices that differ"),
+    ),
+    pytest.param(
+        lambda f: meta(f / "a.mha", "ElementByteOrderMSB = True"), r"and ElementByteOrderMSB differently",
+        marks=pytest.mark.reads("file: MetaImage with a byte order said twice, or neither True nor False"),
+    ),
+    pytest.param(lambda f: meta(f / "a.mha", "CompressedData = no"), r"'no' for CompressedData", id="neither true nor"),
+    pytest.param(
+        lambda f: _replaced(meta(f / "a.mha"), b"5 6 7", b"5 6 6"), r"has 420 bytes of voxels, and 360 by",
+        marks=pytest.mark.reads("file: MetaImage with more bytes of voxels than its header says"),
+    ),
+    pytest.param(
+        lambda f: _replaced(meta(f / "a.mha"), b"MET_SHORT", b"MET_UCHAR"), r"420 bytes .*, and 210 by", id="half"
+    ),
+    pytest.param(
+        lambda f: meta(f / "a.mha", "HeaderSize = 8"), r"a HeaderSize, which ITK counts from",
+        marks=pytest.mark.reads("file: MetaImage with voxels and a HeaderSize in one file"),
+    ),
+    pytest.param(
+        lambda f: _compressed(f, VALUES[..., :6]), r"have 360 bytes, and not 420",
+        marks=pytest.mark.reads("file: MetaImage whose compressed voxels are of another length"),
+    ),
+    pytest.param(lambda f: _compressed(f, VALUES, size=20), r"compressed data end too early", id="a part of them"),
+    pytest.param(
+        lambda f: _compressed(f, VALUES, size=0), r"does not say how many bytes \(CompressedDataSize\)",
+        marks=pytest.mark.reads("file: MetaImage with compressed voxels below its header and no CompressedDataSize"),
+    ),
+    pytest.param(
+        lambda f: _of_slices(f, "LIST", last=5), r"files of their own \(LIST\) that are not one for each",
+        marks=pytest.mark.reads(
+            "file: MetaImage with other files than one for each slice, or a list whose last line has no end"
+        ),
+    ),
+    pytest.param(lambda f: _of_slices(f, "LIST", end=""), r"\(LIST\) that are not one", id="no end"),
+    pytest.param(lambda f: _of_slices(f, "LIST 3"), r"\(LIST 3\) that are not one", id="volumes"),
+    pytest.param(lambda f: _of_slices(f, "s%d.raw 1 5 1"), r"\(s%d.raw 1 5 1\) that are not one", id="five of seven"),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "um" "mm"'), r"sheared coordinate system",
         marks=pytest.mark.reads("file: axes without right angles"),

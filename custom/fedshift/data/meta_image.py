@@ -1,6 +1,8 @@
 """What a MetaImage header says besides what ITK takes from it: units of length, and intensities of other values.
 
 The format: https://itk.org/Wiki/ITK/MetaIO/Documentation. ITK reads ``DistanceUnits`` and leaves lengths as they are.
+It takes 1 mm for sizes that are not there, goes on with what follows where numbers lack, and gives what memory held
+where compressed data or a list of slices are not as long as the header says.
 """
 
 from __future__ import annotations
@@ -16,43 +18,103 @@ from fedshift.data.volume_file import BROKEN, FileHeader, Unclear, VolumeFile, d
 from fedshift.schema.reading import Reading
 
 MOST_LINE = 4096
-_KINDS = {1: "CHAR UCHAR", 2: "SHORT USHORT", 4: "INT UINT FLOAT", 8: "LONG_LONG ULONG_LONG DOUBLE"}
+_KINDS = {1: "CHAR UCHAR", 2: "SHORT USHORT", 4: "INT UINT LONG ULONG FLOAT", 8: "LONG_LONG ULONG_LONG DOUBLE"}
 BYTES = {f"MET_{kind}": size for size, kinds in _KINDS.items() for kind in kinds.split()}
-"""Of a number, by its type; ``MET_LONG`` has 4 or 8."""
+"""Of a number, by its type; ``MET_LONG`` has 4, and some programs write 8."""
 _DIRECTION = ("transformmatrix", "rotation", "orientation")
+_SIZES = ("ElementSpacing", "ElementSize")
+"""Fields with the size of a voxel, of which the first goes before."""
+_PLACES = ("Offset", "Position", "Origin")
+_MATRICES = ("TransformMatrix", "Rotation", "Orientation")
+_BYTE_ORDERS = ("BinaryDataByteOrderMSB", "ElementByteOrderMSB")
+_TRUTHS = ("BinaryData", "CompressedData", *_BYTE_ORDERS)
+_WORDS_OF_TRUTH = ("true", "false", "t", "f", "1", "0")
 _OPPOSITE = str.maketrans("RLAPIS", "LRPASI")
 
 
 class MetaImageFile(VolumeFile):
     """A MetaImage header (.mha, .mhd), with its voxels or beside them."""
 
+    def refuse_header(self, *, trusted: bool) -> None:
+        header, _ = fields(self.path)
+        if not trusted and (fault := _geometry_fault(header)):
+            raise ScanError(
+                fault[0],
+                self.path,
+                fault[1],
+                "write its header again, with one ElementSpacing, Offset and TransformMatrix",
+            )
+        if wrong := self._data_fault(header):
+            remedy = "save it again with its voxels in one file, as .nii.gz or .mha"
+            raise ScanError("header-data", self.path, wrong, remedy)
+
     def damage(self) -> str | None:
         """By the data file's length, or zlib's checksum."""
         header, start = fields(self.path)
         if not header:
             return "it has no valid MetaImage header"
-        where = header["ElementDataFile"]
+        where, needed = header["ElementDataFile"], _bytes(header)
+        if _is_list(where):
+            return None  # one file a slice: left to the reader
         if where.upper() == "LOCAL":
             data = self.path
-        elif where.upper().startswith("LIST") or "%" in where:
-            return None  # one file a slice: left to the reader
         else:
             data, start = self.path.parent / where, 0
         if not data.is_file():
             return f"its data file {where} is missing"
         with data.open("rb"):  # an error that names it, where it may not be read
             pass
-        if header.get("CompressedData", "False").lower() == "true":
+        if _is_true(header.get("CompressedData", "")):
             try:
-                return "its compressed data end too early" if zlib_length(data, gzip=False, start=start) < 0 else None
+                length = zlib_length(data, gzip=False, start=start, most=_whole(header.get("CompressedDataSize")))
             except BROKEN as error:
                 return f"its compressed data are damaged, {error}"
-        needed, there = _bytes(header), data.stat().st_size - start
-        if there >= needed:
+            if length < 0:
+                return "its compressed data end too early"
+            return f"its compressed data have {length} bytes, and not {needed}" if 0 < needed != length else None
+        there = data.stat().st_size - start
+        if there < needed:
+            if data == self.path:
+                return f"{needed - there} of {needed} bytes are missing"
+            return f"its data file {where} has {there} of {needed} bytes"
+        if 0 < needed < there and not _whole(header.get("HeaderSize")):
+            what = f"has {there} bytes of voxels, and {needed} by the type and number of its voxels in its header"
+            raise ScanError("header-data", self.path, what, "correct ElementType, DimSize or HeaderSize in its header")
+        return None
+
+    def _data_fault(self, header: Mapping[str, str]) -> str | None:
+        """Why ITK would read other voxels than those of the file, or what its memory held; None if it reads these."""
+        odd = next((key for key in _TRUTHS if header.get(key, "True").lower() not in _WORDS_OF_TRUTH), None)
+        if odd is not None:
+            return f"says {header[odd]!r} for {odd}, which is neither True nor False"
+        if len({_is_true(header[key]) for key in _BYTE_ORDERS if key in header}) > 1:
+            return f"says {' and '.join(_BYTE_ORDERS)} differently"
+        where, slices = header.get("ElementDataFile", ""), _whole(header.get("DimSize", "").rpartition(" ")[2])
+        is_packed, local = _is_true(header.get("CompressedData", "")), where.upper() == "LOCAL"
+        if local and _whole(header.get("HeaderSize")) > 0:
+            return "has its voxels below its header, and a HeaderSize, which ITK counts from the header's beginning"
+        if local and is_packed and not _whole(header.get("CompressedDataSize")):
+            return "has compressed voxels below its header, and does not say how many bytes (CompressedDataSize)"
+        if not _is_list(where):
             return None
-        if data == self.path:
-            return f"{needed - there} of {needed} bytes are missing"
-        return f"its data file {where} has {there} of {needed} bytes"
+        if is_packed or self._files_of_list(where, header.get("NDims", ""), slices) != slices:
+            return f"has its slices in files of their own ({where}) that are not one for each slice, or compressed"
+        return None
+
+    def _files_of_list(self, where: str, dimensions: str, slices: int) -> int | None:
+        """How many files of slices a header names; None where ITK does not read them all."""
+        kind, *numbers = where.split()
+        if not where.upper().startswith("LIST"):  # a pattern, and the numbers of the first and last file, and a step
+            if len(numbers) < 2:
+                return slices
+            if len(numbers) == 2 or not all(number.isdecimal() for number in numbers):
+                return None
+            first, last, step, *_ = map(int, numbers)
+            return len(range(first, last + 1, step)) if step else None
+        if kind.upper() != "LIST" or (numbers and [str(_whole(numbers[0]) + 1)] != [dimensions]):
+            return None
+        lines = self.path.read_bytes()[fields(self.path)[1] :]
+        return lines.count(b"\n") if lines.endswith(b"\n") else None  # ITK leaves out a last name without an end
 
     def header(self) -> FileHeader:
         said = {key.lower(): value for key, value in fields(self.path)[0].items()}
@@ -119,6 +181,56 @@ def _unclear(said: Mapping[str, str], direction: str | None) -> Iterator[Unclear
         )
 
 
+def _geometry_fault(header: Mapping[str, str]) -> tuple[str, str] | None:
+    """The code of an error, and what a header says of sizes and places that ITK takes for something else."""
+    dimensions = _whole(header.get("NDims"))
+    if not header or not dimensions:
+        return None  # `damage`, or ITK, says what is wrong with it
+    if not any(name in header for name in _SIZES):
+        return "voxel-size", "says no size of its voxels (ElementSpacing) in its header, which ITK takes for 1 mm"
+    for name in (*_SIZES, *_PLACES, *_MATRICES):
+        wanted = dimensions**2 if name in _MATRICES else dimensions
+        if name in header and len(numbers := _numbers(header[name])) < wanted:
+            return "affine", f"has {len(numbers)} of {wanted} numbers for {name} in its header"
+    for names in (_PLACES, _MATRICES):
+        said = [name for name in names if name in header]
+        if len({tuple(_numbers(header[name])) for name in said}) > 1:
+            return "affine", f"has {' and '.join(said)} in its header, which stand for one thing and differ"
+    return None
+
+
+def _numbers(text: str) -> list[float]:
+    """The numbers that a value begins with."""
+    numbers: list[float] = []
+    for word in text.split():
+        try:
+            number = float(word)
+        except ValueError:
+            break
+        if not math.isfinite(number):
+            break
+        numbers.append(number)
+    return numbers
+
+
+def _whole(text: str | None) -> int:
+    """A whole number, 0 where there is none."""
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def _is_true(text: str) -> bool:
+    """As ITK takes it."""
+    return text[:1] in ("T", "t", "1")
+
+
+def _is_list(where: str) -> bool:
+    """Whether voxels are in a file for each slice."""
+    return where.upper().startswith("LIST") or "%" in where
+
+
 def _is(text: str, number: float) -> bool:
     try:
         return float(text) == number
@@ -128,7 +240,7 @@ def _is(text: str, number: float) -> bool:
 
 def _bytes(header: Mapping[str, str]) -> int:
     """How long the uncompressed data of a MetaImage are at least; 0 where its header does not say it."""
-    if header.get("BinaryData", "True").lower() != "true":
+    if not _is_true(header.get("BinaryData", "True")):
         return 0
     try:
         voxels = math.prod(map(int, header["DimSize"].split())) * int(header.get("ElementNumberOfChannels", 1))

@@ -150,6 +150,17 @@ NRRD with an axis without a size | refused | ITK would take 1 mm
 NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
 MetaImage with DistanceUnits | converted | to mm
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
+MetaImage without ElementSpacing and ElementSize | refused | ITK would take 1 mm
+MetaImage with fewer numbers than axes | refused | ITK goes on with what follows
+MetaImage with two places or matrices that differ | refused | ITK takes one of them
+MetaImage with a byte order said twice, or neither True nor False | refused | ITK takes one of them, or False
+MetaImage with more bytes of voxels than its header says | refused | unless it says which with HeaderSize
+MetaImage with voxels and a HeaderSize in one file | refused | ITK would read the header as voxels
+MetaImage whose compressed voxels are of another length | refused | ITK would give what its memory held
+MetaImage with compressed voxels below its header and no CompressedDataSize | refused | the same
+MetaImage with a file for each slice | read | as a list or a pattern of names
+MetaImage with other files than one for each slice, or a list whose last line has no end | refused | ITK would give
+    what its memory held
 MetaImage whose AnatomicalOrientation is not that of its matrix | warned of | the matrix is used
 lengths in a unit that is not known, NRRD or MetaImage | refused | only units of length are converted
 axes without right angles | refused | if they displace a corner by more than a tenth of a voxel

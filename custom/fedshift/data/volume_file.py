@@ -89,13 +89,13 @@ def zstd_length(path: Path) -> int:
     return length
 
 
-def zlib_length(path: Path, *, gzip: bool, start: int = 0) -> int:
-    """Bytes after decompression of gzip or a zlib stream, -1 if the data have no end."""
+def zlib_length(path: Path, *, gzip: bool, start: int = 0, most: int = 0) -> int:
+    """Bytes after decompression of gzip or a zlib stream, -1 if the data have no end; of ``most`` bytes, 0 for all."""
     length, window = 0, 16 + zlib.MAX_WBITS if gzip else 0
     unpack = zlib.decompressobj(window)
     with path.open("rb") as file:
         file.seek(start)
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(min(CHUNK, start + most - file.tell()) if most > 0 else CHUNK):
             while chunk:
                 length += len(unpack.decompress(chunk, MOST_AT_ONCE))
                 chunk = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
