@@ -173,6 +173,11 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
             marks=pytest.mark.reads("file: NRRD in RAS, LAS or LPS"),
         ),
         pytest.param(
+            lambda f: nrrd(f / "a.nrrd", 'spaceunits: "um" "um" "um"', factors=(1000,) * 3), nrrd,
+            {"units": "lengths in um, converted to mm"},
+            marks=pytest.mark.reads("file: NRRD with fields and spaces in one word"),
+        ),
+        pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
             {"format": "MetaImage", "units": "lengths in um, converted to mm"},
             marks=pytest.mark.reads("file: MetaImage with DistanceUnits"),
@@ -273,6 +278,30 @@ REFUSED = [
         lambda f: nrrd(f / "a.nrrd", "axis mins: 0 0 0\naxis maxs: 9.6 6.4 12", space=""), r"ends of its axes",
         marks=pytest.mark.reads("file: NRRD with the ends of its axes in place of sizes"),
     ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", space=""), r"says no size of its voxels in its header",
+        marks=pytest.mark.reads("file: NRRD without spacings and space directions"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 -3", space=""), r"read as a mirrored axis",
+        marks=pytest.mark.reads("file: NRRD with a negative voxel size"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 -nan", space=""), r"axis without a voxel size", id="-nan"
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "space: LPS", "space directions: (1,0,0) (0,1,0) none", space=""),
+        r"without a size or direction", id="no direction",
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "space: LPS", "space directions: (1,0,0) (0,1,0) (nan,nan,nan)", space=""),
+        r"without a size or direction", id="direction of NaN",
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "old min: -1024", "old max: 3071"), r"intensities that stand for others",
+        marks=pytest.mark.reads("file: NRRD with intensities that stand for others (old min, old max)"),
+    ),
+    pytest.param(lambda f: nrrd(f / "a.nrrd", space="3Dlefthanded"), r"left-handed space", id="left-handed, one word"),
     pytest.param(
         lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
         marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
@@ -453,6 +482,7 @@ def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], wor
 def test_sizes_that_a_wrong_unit_makes(tmp_path: Path) -> None:
     assert odd_size(read_scan(nifti(tmp_path / "a.nii"))) is None
     assert "1.2e+03" in (odd_size(read_scan(nifti(tmp_path / "b.nii", units=1))) or "")
+        pytest.param(lambda f: nrrd(f / "a.nrrd", space="left posterior superior"), None, id="LPS in words"),
     assert odd_size(read_scan(nrrd(tmp_path / "c.nrrd", 'space units: "um" "um" "um"'))) is not None
 
 

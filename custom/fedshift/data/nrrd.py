@@ -1,12 +1,13 @@
 """What an NRRD header says besides what ITK takes from it: units of length, and whose axes the space has.
 
-The format: http://teem.sourceforge.net/nrrd/format.html. ITK takes all lengths for mm, an axis whose spacing is NaN
+The format: http://teem.sourceforge.net/nrrd/format.html. ITK takes all lengths for mm, an axis without a size
 for one of 1 mm, as those of which only the ends are given, and every space that names no axes of the patient for left,
 posterior, superior.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +19,13 @@ from fedshift.schema.reading import Reading
 MAGIC = b"NRRD"
 MOST_HEADER = 1 << 24  # bytes of a header that are looked at; one of a segmentation has a few thousand
 AGAIN = "write its header again, with lengths in mm"
-EXTENT = {"axis mins", "axismins", "axis maxs", "axismaxs"}
+EXTENT = {"axis mins", "axis maxs"}
 """Fields for the ends of the axes."""
+QUANTIZED = {"old min", "old max"}
+"""Fields for the range that values had before they were made whole numbers of fewer bits."""
+_TWO_WORDS = (*EXTENT, *QUANTIZED, "space directions", "space dimension", "space origin", "space units")
+_NAMES = {name.replace(" ", ""): name for name in _TWO_WORDS}
+"""Names of fields that may be written in one word."""
 BITS = {
     "8 bits, signed": ("signed char", "int8", "int8_t"),
     "8 bits, unsigned": ("uchar", "unsigned char", "uint8", "uint8_t"),
@@ -31,7 +37,9 @@ BITS = {
     "64 bits, floating point": ("double",),
 }
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_OF_PATIENT = re.compile(r"(right|left)-(anterior|posterior)-superior(-time)?|[rl][ap]st?")
+_OF_PATIENT = re.compile(r"(right|left)(anterior|posterior)superior(time)?|[rl][ap]st?")
+_VECTOR = re.compile(r"\([^)]*\)|none", re.IGNORECASE)
+_WORD = re.compile(r"[^\s,()]+")
 
 
 class NrrdFile(VolumeFile):
@@ -45,15 +53,15 @@ class NrrdFile(VolumeFile):
         if wrong is not None:
             what = f"has lengths in {wrong!r}, which is no unit of length that is known"
             raise ScanError("unit-unknown", self.path, what, AGAIN)
-        sizes = said.get("spacings", "").split()[:3]
-        if "space directions" not in said and any(size.lower() == "nan" for size in sizes):
-            what = f"has an axis without a voxel size (spacings {' x '.join(sizes)})"
-            raise ScanError("voxel-size", self.path, what, AGAIN)
-        if not sizes and "space directions" not in said and EXTENT & said.keys():
-            what = "gives the ends of its axes (axis mins, axis maxs) in place of voxel sizes, which ITK takes for 1 mm"
-            raise ScanError("voxel-size", self.path, what, "write its header again, with spacings")
-        space = said.get("space", "").strip().lower()
-        if space.startswith(("3d-left-handed", "3d left handed")):
+        if fault := _size_fault(said):
+            raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
+        if QUANTIZED & said.keys():
+            what = "has intensities that stand for others (old min, old max), which ITK does not compute"
+            raise ScanError(
+                "scale-in-header", self.path, what, "save the intensities themselves, as with unu unquantize"
+            )
+        sizes, space = said.get("spacings"), said.get("space", "").lower()
+        if _joined(space).startswith("3dlefthanded"):
             what = "has a left-handed space in its header, in which left and right of the patient are not said"
             remedy = "write its header again with the space left-posterior-superior"
             raise ScanError("left-handed", self.path, what, remedy)
@@ -67,11 +75,47 @@ class NrrdFile(VolumeFile):
 
 
 def _unclear(space: str) -> Iterator[Unclear]:
-    if _OF_PATIENT.fullmatch(space):
+    if _OF_PATIENT.fullmatch(_joined(space)):
         return
     named = f"names the space {space}, whose axes are not the patient's" if space else "says no orientation (space)"
     remedy = "check that front and back are right"
     yield Unclear("orientation-missing", f"{named} in its header", "it is taken for LPS", remedy, is_twofold=False)
+
+
+def _joined(space: str) -> str:
+    """A space's name as one word: NRRD has it with hyphens, with spaces, or with neither."""
+    return space.replace("-", "").replace(" ", "")
+
+
+def _size_fault(said: Mapping[str, str]) -> str | None:
+    """What a header says of voxel sizes that ITK takes for something else; None if it says them all."""
+    if not said or said.get("dimension", "") in ("1", "2"):
+        return None  # what is wrong with it is said by whoever reads the file
+    if "space directions" in said:
+        vectors = _VECTOR.findall(said["space directions"])
+        there = [vector for vector in vectors if "(" in vector and all(map(_is_number, _WORD.findall(vector)))]
+        without = len(there) < 3
+        return (
+            "has an axis without a size or direction (space directions), which ITK takes for 1 mm" if without else None
+        )
+    sizes = said.get("spacings", "").split()[:3]
+    if not sizes and EXTENT & said.keys():
+        return "gives the ends of its axes (axis mins, axis maxs) in place of voxel sizes, which ITK takes for 1 mm"
+    if not sizes:
+        return "says no size of its voxels in its header, neither as spacings nor as space directions"
+    shown = " x ".join(sizes)
+    if not all(_is_number(size) and float(size) for size in sizes):
+        return f"has an axis without a voxel size (spacings {shown})"
+    if min(map(float, sizes)) < 0:
+        return f"has voxels of {shown} mm in its header (spacings), which some programs read as a mirrored axis"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _units(said: Mapping[str, str]) -> list[str]:
@@ -91,7 +135,8 @@ def _fields(path: Path) -> dict[str, str]:
         while line := file.readline(MOST_HEADER).strip():
             name, separator, value = line.decode("utf-8", "replace").partition(":")
             if separator and not value.startswith("=") and not name.startswith("#"):
-                said[name.strip().lower()] = value.strip()
+                name = name.strip().lower()
+                said[_NAMES.get(name, name)] = value.strip()
             if file.tell() > MOST_HEADER:
                 break
     return said

@@ -149,6 +149,10 @@ NRRD with a left-handed space | refused | it does not say which side is left
 NRRD with an axis without a size | refused | ITK would take 1 mm
 NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
 MetaImage with DistanceUnits | converted | to mm
+NRRD without spacings and space directions | refused | ITK would take 1 mm
+NRRD with a negative voxel size | refused | readers disagree on it
+NRRD with intensities that stand for others (old min, old max) | refused | ITK does not compute them
+NRRD with fields and spaces in one word | read | as those in two, or with hyphens
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
 MetaImage without ElementSpacing and ElementSize | refused | ITK would take 1 mm
 MetaImage with fewer numbers than axes | refused | ITK goes on with what follows
