@@ -405,6 +405,10 @@ REFUSED = [
         marks=pytest.mark.reads("file: more than 2^30 voxels, or 32,767 along an axis"),
     ),
     pytest.param(
+        lambda f: _packed(nifti(f / "a.nii"), 108, 0), r"from byte 0 on by its header \(vox_offset\)",
+        marks=pytest.mark.reads("file: NIfTI whose voxels begin within its header (vox_offset)"),
+    ),
+    pytest.param(
         lambda f: nifti(f / "a.nii", values=np.stack([VALUES, VALUES], -1)), r"is 4D",
         marks=pytest.mark.reads("file: several volumes in one file, where nothing names them"),
     ),
@@ -420,8 +424,13 @@ def _rgb() -> np.ndarray:
 
 
 def _without_size(path: Path) -> Path:
+    return _packed(path, 80, 0)
+
+
+def _packed(path: Path, place: int, number: float) -> Path:
+    """With another number at a place of the header."""
     content = bytearray(path.read_bytes())
-    struct.pack_into("<f", content, 80, 0)
+    struct.pack_into("<f", content, place, number)
     path.write_bytes(content)
     return path
 
@@ -468,7 +477,12 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
             marks=pytest.mark.reads("file: MetaImage whose AnatomicalOrientation is not that of its matrix"),
         ),
         pytest.param(lambda f: meta(f / "a.mha", "AnatomicalOrientation = RAI"), None, id="the matrix's"),
+        pytest.param(
+            lambda f: _packed(nifti(f / "a.nii"), 268, np.nan), "places that are not in numbers",
+            marks=pytest.mark.reads("file: NIfTI with a qform that is not in numbers, and an sform"),
+        ),
         pytest.param(lambda f: nrrd(f / "a.nrrd"), None, id="LPS"),
+        pytest.param(lambda f: nrrd(f / "a.nrrd", space="left posterior superior"), None, id="LPS in words"),
         pytest.param(lambda f: nifti(f / "a.nii", units=3, affine=_times(1000)), None, id="agree in micron"),
         pytest.param(lambda f: nifti(f / "a.nii.zst", kind=nibabel.Nifti2Image), None, id="agree in NIfTI-2"),
     ],
@@ -482,7 +496,6 @@ def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], wor
 def test_sizes_that_a_wrong_unit_makes(tmp_path: Path) -> None:
     assert odd_size(read_scan(nifti(tmp_path / "a.nii"))) is None
     assert "1.2e+03" in (odd_size(read_scan(nifti(tmp_path / "b.nii", units=1))) or "")
-        pytest.param(lambda f: nrrd(f / "a.nrrd", space="left posterior superior"), None, id="LPS in words"),
     assert odd_size(read_scan(nrrd(tmp_path / "c.nrrd", 'space units: "um" "um" "um"'))) is not None
 
 

@@ -103,6 +103,11 @@ class NiftiFile(VolumeFile):
         if readable and not trusted and (wrong := self._spacing_fault()):
             remedy = "write its header again so that both are the same, or export it again"
             raise ScanError("voxel-size", self.path, wrong, remedy)
+        if readable and (least := _least_offset(self.stored)) > self.stored["vox_offset"]:  # ITK reads from 348 on
+            what = (
+                f"has voxels from byte {self.stored['vox_offset']:g} on by its header (vox_offset), within that header"
+            )
+            raise ScanError("header-data", self.path, what, f"write {least} there, or export it again")
         if self._is_scaled and not math.isfinite(self.scaling[1]):  # nibabel does not read it, and ITK takes 0
             what = f"has an intercept that is not a number ({self.scaling[1]:g}) in its header (scl_inter)"
             remedy = "write the right one into its header, or export it again"
@@ -268,7 +273,10 @@ class NiftiFile(VolumeFile):
             what = "has a qform that is no rotation, because its quaternion is longer than 1"
             yield Unclear("forms-differ", what, f"{used} is used", remedy)
             return
-        if apart is not None:
+        if apart is not None and not math.isfinite(apart):
+            what = "has a qform with places that are not in numbers (quatern, qoffset)"
+            yield Unclear("forms-differ", what, "the sform is used", remedy)
+        elif apart is not None:
             what = f"has a qform and an sform in its header that differ by up to {apart:.3g} mm"
             yield Unclear("forms-differ", what, "the volume in ml is computed from the qform", remedy)
 
@@ -285,6 +293,8 @@ class NiftiFile(VolumeFile):
             apart = _forms_apart(header)
         except ValueError:
             return "qform or sform, which differ"
+        if apart is not None and not math.isfinite(apart):
+            return "sform; the qform is not in numbers"
         return "qform and sform, which agree" if apart is None else "qform; the sform differs"
 
     def _direction_and_affine(self) -> tuple[tuple[float, ...], np.ndarray]:
@@ -296,6 +306,12 @@ class NiftiFile(VolumeFile):
         affine[:3, :3] = direction * np.array(reader.GetSpacing()[:3])
         affine[:3, 3] = reader.GetOrigin()[:3]
         return tuple(direction.ravel().tolist()), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
+
+
+def _least_offset(header: Any) -> int:
+    """The first byte that voxels may have in a file with its header; 0 where the header is that of two files."""
+    is_pair = header["magic"].item()[:2] == b"ni"
+    return 0 if is_pair else int(header.sizeof_hdr) + 4
 
 
 def _length_code(header: Any) -> int:
@@ -320,6 +336,8 @@ def _forms_apart(header: Any) -> float | None:
     most, at_first_voxel = _most_apart(qform, sform, shape), _most_apart(qform, sform, (1, 1, 1))
     extent = float(np.linalg.norm(sform[:3, :3] @ (np.array(shape[:3]) - 1)))  # from the first voxel to the last
     rounding = _turn_by_rounding(header) * extent
+    if not math.isfinite(most):
+        return math.inf
     differ = at_first_voxel > MAX_POSITION_DIFFERENCE_MM or most > MAX_POSITION_DIFFERENCE_MM + rounding
     return most if differ else None
 

@@ -138,6 +138,8 @@ NIfTI with lengths in m or micron | converted | to mm
 NIfTI without a unit of length | read | taken for mm
 NIfTI with a code of length that NIfTI does not have | warned of | taken for mm
 NIfTI with a qform and an sform that differ | warned of | the qform is used
+NIfTI with a qform that is not in numbers, and an sform | warned of | the sform is used
+NIfTI whose voxels begin within its header (vox_offset) | refused | readers begin at other bytes
 NIfTI with neither qform nor sform | warned of | axes are taken for left, posterior, superior
 NIfTI whose pixdim and sform have two voxel sizes | refused | ITK takes one, and nibabel the other
 NIfTI with voxel sizes that are 0, negative or NaN, or a singular affine | refused | readers disagree on it, or no
@@ -147,12 +149,12 @@ NRRD with space units | converted | to mm, each axis by its own; as with units o
 NRRD without axes of the patient | warned of | axes are taken for left, posterior, superior
 NRRD with a left-handed space | refused | it does not say which side is left
 NRRD with an axis without a size | refused | ITK would take 1 mm
-NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
-MetaImage with DistanceUnits | converted | to mm
 NRRD without spacings and space directions | refused | ITK would take 1 mm
 NRRD with a negative voxel size | refused | readers disagree on it
 NRRD with intensities that stand for others (old min, old max) | refused | ITK does not compute them
 NRRD with fields and spaces in one word | read | as those in two, or with hyphens
+NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
+MetaImage with DistanceUnits | converted | to mm
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
 MetaImage without ElementSpacing and ElementSize | refused | ITK would take 1 mm
 MetaImage with fewer numbers than axes | refused | ITK goes on with what follows
