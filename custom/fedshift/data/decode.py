@@ -7,6 +7,7 @@ ones with more than 8 bits are a `DeepPicture` first: which range of values they
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ GREY = ("1", "L", "LA", "La")
 ORIENTATION, TURNED, QUARTER_TURNS = 0x0112, range(2, 9), range(5, 9)
 """The EXIF tag that says how a picture is to be turned, and its values other than not at all, and on its side."""
 TIFF_REDUCED, TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_EXTRA, TIFF_FORMAT = 254, 258, 262, 338, 339
+TIFF_DESCRIPTION, TIFF_LENGTHS = 270, 279
 WHITE_IS_ZERO, SIGNED, NO_ALPHA = 0, 2, 0
 """Values of the tags of a TIFF's photometric interpretation, sample format and extra samples."""
 TIFF_BEGINS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -201,12 +203,28 @@ def cached_picture(picture: Image.Image | DeepPicture, depth: Depth, *, size: in
 def pictures_in(stored: Image.Image) -> int:
     """How many pictures a file has, without reduced copies in a TIFF and a telephone's further JPEGs (MPO)."""
     if stored.format == "MPO" or not getattr(stored, "is_animated", False):
-        return 1
+        return _in_one_page(stored)
     if not isinstance(stored, TiffImagePlugin.TiffImageFile):
         return int(stored.n_frames)  # type: ignore[attr-defined]
     pages = [page.tag_v2.get(TIFF_REDUCED, 0) & 1 for page in ImageSequence.Iterator(stored)]  # type: ignore[attr-defined]
     stored.seek(0)
     return pages.count(0)
+
+
+def _in_one_page(stored: Image.Image) -> int:
+    """How many pictures a file of one page has: ImageJ writes large stacks one after another, and a page of the first.
+
+    Its description says how many there are; one that a program has copied with the first alone does not count.
+    """
+    tags = tiff_tags(stored)
+    said = re.match(r"ImageJ=.*?^images=(\d+)", str(tags.get(TIFF_DESCRIPTION, "")), re.DOTALL | re.MULTILINE)
+    if said is None or stored.fp is None:  # type: ignore[attr-defined]
+        return 1
+    at = stored.fp.tell()  # type: ignore[attr-defined]
+    length = stored.fp.seek(0, os.SEEK_END)  # type: ignore[attr-defined]
+    stored.fp.seek(at)  # type: ignore[attr-defined]
+    pictures = int(said[1])
+    return pictures if pictures * sum(tags.get(TIFF_LENGTHS, ())) <= length else 1
 
 
 def _deep(stored: Image.Image, picture: Image.Image, name: str, *, packed: bool) -> DeepPicture:
