@@ -15,7 +15,7 @@ import pytest
 import SimpleITK as sitk
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import odd_size, read_scan, read_volumes, volumes_in
+from fedshift.data.scans import file_of, odd_size, read_scan, read_volumes, volumes_in
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 
 if sys.version_info >= (3, 14):
@@ -493,6 +493,14 @@ def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], wor
 
 
 @pytest.mark.reads("file: voxels of a size that no scanner has")
+def test_a_header_without_sizes_does_where_its_geometry_is_not_used(tmp_path: Path) -> None:
+    path = nrrd(tmp_path / "a.nrrd", space="")
+    with pytest.raises(ScanError, match="no size of its voxels"):
+        file_of(path).open(trusted=False)
+    image, _ = file_of(path).open(trusted=True)
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(image), VALUES.transpose())
+
+
 def test_sizes_that_a_wrong_unit_makes(tmp_path: Path) -> None:
     assert odd_size(read_scan(nifti(tmp_path / "a.nii"))) is None
     assert "1.2e+03" in (odd_size(read_scan(nifti(tmp_path / "b.nii", units=1))) or "")

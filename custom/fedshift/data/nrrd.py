@@ -45,6 +45,10 @@ _WORD = re.compile(r"[^\s,()]+")
 class NrrdFile(VolumeFile):
     """An NRRD file."""
 
+    def refuse_header(self, *, trusted: bool) -> None:
+        if not trusted and (fault := _size_fault(_fields(self.path))):
+            raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
+
     def header(self) -> FileHeader:
         said = _fields(self.path)
         units = _units(said)
@@ -53,8 +57,6 @@ class NrrdFile(VolumeFile):
         if wrong is not None:
             what = f"has lengths in {wrong!r}, which is no unit of length that is known"
             raise ScanError("unit-unknown", self.path, what, AGAIN)
-        if fault := _size_fault(said):
-            raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
         if QUANTIZED & said.keys():
             what = "has intensities that stand for others (old min, old max), which ITK does not compute"
             raise ScanError(
