@@ -304,13 +304,14 @@ def test_what_cannot_be_read_right_is_refused_by_name(name: str, tmp_path: Path)
     assert str(raised.value).startswith(f"{tmp_path / name} {reason}") or reason in str(raised.value)
 
 
-@pytest.mark.reads("picture: several pictures in one page of a TIFF, as ImageJ writes large stacks")
-def test_a_stack_in_one_page_is_several_pictures(tmp_path: Path) -> None:
-    path = tmp_path / "a.tif"
-    Image.fromarray(GREY).save(path, tiffinfo={270: "ImageJ=1.53t\nimages=3\nslices=3\n"})
-    assert np.array_equal(
-        np.asarray(read_picture(path))[..., 0], GREY
-    )  # the first one by itself, with what was said of all
+@pytest.mark.reads("picture: several pictures in one page of a TIFF, as ImageJ and tifffile write stacks")
+@pytest.mark.parametrize("program", ["ImageJ", "tifffile"])
+def test_a_stack_in_one_page_is_several_pictures(program: str, tmp_path: Path) -> None:
+    path, shape = tmp_path / "a.tif", [3, *GREY.shape]
+    said = f'{{"shape": {shape}, "truncated": true}}' if program == "tifffile" else "ImageJ=1.53t\nimages=3\nslices=3\n"
+    Image.fromarray(GREY).save(path, tiffinfo={270: said})
+    first = np.asarray(read_picture(path))[..., 0]
+    assert np.array_equal(first, GREY), "by itself, with what was said of all"
     path.write_bytes(path.read_bytes() + 2 * GREY.tobytes())
     with pytest.raises(DataError, match="holds 3 pictures"):
         read_picture(path)

@@ -7,6 +7,7 @@ ones with more than 8 bits are a `DeepPicture` first: which range of values they
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import struct
@@ -212,19 +213,26 @@ def pictures_in(stored: Image.Image) -> int:
 
 
 def _in_one_page(stored: Image.Image) -> int:
-    """How many pictures a file of one page has: ImageJ writes large stacks one after another, and a page of the first.
+    """How many pictures a file of one page has: some programs write a stack one after another, and a page of the first.
 
-    Its description says how many there are; one that a program has copied with the first alone does not count.
+    The description says how many there are (``images=`` of ImageJ, ``{"shape": …}`` of tifffile); one that a program
+    has copied with the first alone does not count.
     """
     tags = tiff_tags(stored)
-    said = re.match(r"ImageJ=.*?^images=(\d+)", str(tags.get(TIFF_DESCRIPTION, "")), re.DOTALL | re.MULTILINE)
-    if said is None or stored.fp is None:  # type: ignore[attr-defined]
+    description = str(tags.get(TIFF_DESCRIPTION, ""))
+    if said := re.match(r"ImageJ=.*?^images=(\d+)", description, re.DOTALL | re.MULTILINE):
+        pictures = int(said[1])
+    elif said := re.match(r'\{"shape": \[(\d+(?:, ?\d+)*)\]', description):
+        values = math.prod(map(int, said[1].split(",")))
+        pictures = values // (stored.width * stored.height * len(stored.getbands()))
+    else:
+        return 1
+    if stored.fp is None:  # type: ignore[attr-defined]
         return 1
     at = stored.fp.tell()  # type: ignore[attr-defined]
     length = stored.fp.seek(0, os.SEEK_END)  # type: ignore[attr-defined]
     stored.fp.seek(at)  # type: ignore[attr-defined]
-    pictures = int(said[1])
-    return pictures if pictures * sum(tags.get(TIFF_LENGTHS, ())) <= length else 1
+    return pictures if pictures > 1 and pictures * sum(tags.get(TIFF_LENGTHS, ())) <= length else 1
 
 
 def _deep(stored: Image.Image, picture: Image.Image, name: str, *, packed: bool) -> DeepPicture:

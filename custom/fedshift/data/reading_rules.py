@@ -247,7 +247,7 @@ grey of 16 bits with transparent pixels | refused | save it without transparency
 colour of 16 bits | converted | to the upper 8 bits
 colour of 16 bits, of which 14 or fewer are used | refused | save it as a picture of 8 bits
 several pictures in one file | refused | save the one that is meant by itself
-several pictures in one page of a TIFF, as ImageJ writes large stacks | refused | the same
+several pictures in one page of a TIFF, as ImageJ and tifffile write stacks | refused | the same
 reduced copies in a TIFF, further pictures of a telephone's JPEG (MPO) | read | the first picture, and no other
 a TIFF of other bits or samples | refused | save it as a picture of 8 bits, or as a grey one of 16 bits
 cut short, damaged or no picture | refused | by name, all of a site at once
