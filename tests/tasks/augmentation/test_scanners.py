@@ -11,7 +11,7 @@ from errors import raises
 from torch import Tensor
 
 from fedshift.tasks.augmentation import acquisition, geometry, make_augmentation, tissue
-from fedshift.tasks.augmentation.presets import ALL, SCANNERS, Moves, ScannerPreset, parts
+from fedshift.tasks.augmentation.presets import ALL, SCANNERS, Moves, ScannerPreset, parts, selected
 from fedshift.tasks.augmentation.scanners import ScannerBatches
 
 SPATIAL = (*Moves.PARTS, "deform")
@@ -305,6 +305,7 @@ def test_parts_are_taken_alone_or_left_out() -> None:
 def test_moves_are_those_of_the_preset_scanner_and_change_no_intensity() -> None:
     moves = parts(SCANNERS["moves"])
     assert set(moves) == {"rotate", "scale", "shift", "mirror"}
+    assert selected(SCANNERS["scanner"], "scanner", only=moves, without=()) == SCANNERS["moves"]
     images = smooth(32, (16, 16))
     mask = (images[:, 0] > 0).long()
     preset = make_augmentation("moves", dims=2, patch=(16, 16), mirror=[1])
