@@ -492,7 +492,6 @@ def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], wor
     assert len(found) == (words is not None) and all(words in what for what in found if words), found
 
 
-@pytest.mark.reads("file: voxels of a size that no scanner has")
 def test_a_header_without_sizes_does_where_its_geometry_is_not_used(tmp_path: Path) -> None:
     path = nrrd(tmp_path / "a.nrrd", space="")
     with pytest.raises(ScanError, match="no size of its voxels"):
@@ -501,6 +500,7 @@ def test_a_header_without_sizes_does_where_its_geometry_is_not_used(tmp_path: Pa
     np.testing.assert_array_equal(sitk.GetArrayFromImage(image), VALUES.transpose())
 
 
+@pytest.mark.reads("file: voxels of a size that no scanner has")
 def test_sizes_that_a_wrong_unit_makes(tmp_path: Path) -> None:
     assert odd_size(read_scan(nifti(tmp_path / "a.nii"))) is None
     assert "1.2e+03" in (odd_size(read_scan(nifti(tmp_path / "b.nii", units=1))) or "")

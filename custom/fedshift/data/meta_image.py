@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import SimpleITK as sitk  # noqa: N813 - its customary name
@@ -35,8 +36,12 @@ _OPPOSITE = str.maketrans("RLAPIS", "LRPASI")
 class MetaImageFile(VolumeFile):
     """A MetaImage header (.mha, .mhd), with its voxels or beside them."""
 
+    @cached_property
+    def _fields(self) -> tuple[dict[str, str], int]:
+        return fields(self.path)
+
     def refuse_header(self, *, trusted: bool) -> None:
-        header, _ = fields(self.path)
+        header, _ = self._fields
         if not trusted and (fault := _geometry_fault(header)):
             raise ScanError(
                 fault[0],
@@ -50,7 +55,7 @@ class MetaImageFile(VolumeFile):
 
     def damage(self) -> str | None:
         """By the data file's length, or zlib's checksum."""
-        header, start = fields(self.path)
+        header, start = self._fields
         if not header:
             return "it has no valid MetaImage header"
         where, needed = header["ElementDataFile"], _bytes(header)
@@ -113,11 +118,11 @@ class MetaImageFile(VolumeFile):
             return len(range(first, last + 1, step)) if step else None
         if kind.upper() != "LIST" or (numbers and [str(_whole(numbers[0]) + 1)] != [dimensions]):
             return None
-        lines = self.path.read_bytes()[fields(self.path)[1] :]
+        lines = self.path.read_bytes()[self._fields[1] :]
         return lines.count(b"\n") if lines.endswith(b"\n") else None  # ITK leaves out a last name without an end
 
     def header(self) -> FileHeader:
-        said = {key.lower(): value for key, value in fields(self.path)[0].items()}
+        said = {key.lower(): value for key, value in self._fields[0].items()}
         unit = said.get("distanceunits", "")
         factor = in_mm(unit)
         if factor is None:

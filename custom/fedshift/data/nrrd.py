@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from fedshift.data.scan_file import ScanError
@@ -45,12 +46,16 @@ _WORD = re.compile(r"[^\s,()]+")
 class NrrdFile(VolumeFile):
     """An NRRD file."""
 
+    @cached_property
+    def _said(self) -> Mapping[str, str]:
+        return _fields(self.path)
+
     def refuse_header(self, *, trusted: bool) -> None:
-        if not trusted and (fault := _size_fault(_fields(self.path))):
+        if not trusted and (fault := _size_fault(self._said)):
             raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
 
     def header(self) -> FileHeader:
-        said = _fields(self.path)
+        said = self._said
         units = _units(said)
         factors = [in_mm(unit) for unit in units]
         wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)

@@ -169,7 +169,7 @@ def without_masks(
     elif against is not None:
         said += f", but {against}"
     elif evidence.interval is None:
-        said += ", and without an interval it may be chance"
+        said += ", and changes that are all the same have no interval, whose lower end decides"
     elif not helps:
         said += f", and less than {100 * LEAST_AGREEMENT:.0f} points at the lower end tell nothing of the masks"
     if helps or anyway:
