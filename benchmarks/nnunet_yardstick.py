@@ -31,6 +31,7 @@ import torch
 from monai.metrics import compute_dice, compute_hausdorff_distance  # type: ignore[attr-defined]
 from scipy import stats
 
+from fedshift.data.splits import case_splits
 from fedshift.schema.manifest import Manifest, Split, read_manifest
 from fedshift.schema.results import LAST, read_results
 
@@ -49,17 +50,20 @@ def main() -> int:
     parser.add_argument("--configuration", choices=("2d", "3d_fullres"), default="3d_fullres")
     parser.add_argument("--batch", type=int, help="patches of a step, for all rows, in place of the plan's")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--fold", type=int, help="of the cross-validation, in place of the split of preparation")
     parser.add_argument("--precision", choices=("fp32", "auto"), default="fp32", help="of fedshift; nnU-Net's is fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    manifests = [read_manifest(path.parent) for path in sorted(args.data.glob("*/manifest.json"))]
+    paths = sorted(args.data.glob("*/manifest.json"))
+    manifests = [dealt(read_manifest(path.parent), args.fold) for path in paths]
     yardstick = Yardstick(args, manifests)
     measured = {"nnU-Net": yardstick.nnunet(), **{row: yardstick.fedshift(row) for row in args.rows}}
     made: dict[str, Any] = {
         "command": " ".join(["python benchmarks/nnunet_yardstick.py", *map(frame._word, sys.argv[1:])]),
         "task": args.task,
         "configuration": args.configuration,
+        "fold": args.fold,
         "epochs": args.epochs,
         "steps": args.epochs * args.steps,
         "batch_size": yardstick.plan["batch_size"],
@@ -73,6 +77,13 @@ def main() -> int:
     out = args.out or frame.RESULTS / "nnunet" / f"yardstick_{args.task}_{args.configuration}.json"
     frame.write(out, made, frame.page("nnunet_yardstick", made=made, rows=compared(measured)))
     return 0
+
+
+def dealt(manifest: Manifest, fold: int | None) -> Manifest:
+    """The manifest with the cases' parts in a fold of the cross-validation."""
+    parts = case_splits(manifest.cases, site=manifest.site, fold=fold)
+    cases = [case.model_copy(update={"split": part}) for case, part in zip(manifest.cases, parts, strict=True)]
+    return manifest.model_copy(update={"cases": cases})
 
 
 class Yardstick:
@@ -124,6 +135,7 @@ class Yardstick:
             "data.spacing": [*[None] * (3 - len(self.plan["spacing"])), *self.plan["spacing"]],
             "data.matrix": None,  # nnU-Net believes every voxel size
             "data.convention": "nnunet",
+            "data.fold": self.args.fold,
             "network.options.n_stages": self.plan["architecture"]["arch_kwargs"]["n_stages"],
             "loss.options.batch": bool(self.plan["batch_dice"]),
             "schedule.batch_size": int(self.plan["batch_size"]),
@@ -137,7 +149,9 @@ class Yardstick:
         folder, measured = self.work / row, self.work / f"{row}.json"
         if not measured.is_file():
             words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-            described = (self.args.task, "--protocol", "nnunet", "--seed", str(self.args.seed), "--set", *words)
+            sites = ",".join(manifest.site for manifest in self.manifests)
+            described = (self.args.task, "--protocol", "nnunet", "--sites", sites)
+            described += ("--seed", str(self.args.seed), "--set", *words)
             where = ("--workspace", str(folder), "--force", "--device", self.args.device)
             if row == "pooled":
                 usage = self._run("fedshift", "pooled", "all", *described, *where)
