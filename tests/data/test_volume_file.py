@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import struct
 import sys
@@ -66,6 +67,17 @@ def nrrd(
     return path
 
 
+def _encoded(folder: Path, encoding: str, voxels: bytes, *, beside: bool = False) -> Path:
+    """``beside``: in a file of their own."""
+    path = _replaced(nrrd(folder / "a.nrrd"), b"encoding: raw", f"encoding: {encoding}".encode())
+    header = path.read_bytes()[: -VALUES.nbytes]
+    if beside:
+        (folder / "a.raw").write_bytes(voxels)
+        header, voxels = header[:-1] + b"data file: a.raw\n", b""
+    path.write_bytes(header + voxels)
+    return path
+
+
 def meta(path: Path, *fields: str, factor: float = 1, matrix: str = " ".join(map(str, TURN.T.ravel()))) -> Path:
     lines = ["ObjectType = Image", "NDims = 3", "BinaryData = True", "BinaryDataByteOrderMSB = False"]
     lines += [f"TransformMatrix = {matrix}", "Offset = {} {} {}".format(*np.multiply(factor, (20, -30, 40)))]
@@ -73,6 +85,10 @@ def meta(path: Path, *fields: str, factor: float = 1, matrix: str = " ".join(map
     lines += ["DimSize = 5 6 7", "ElementType = MET_SHORT", "ElementDataFile = LOCAL", ""]
     path.write_bytes("\n".join(lines).encode() + VALUES.tobytes(order="F"))
     return path
+
+
+def _text(values: np.ndarray) -> bytes:
+    return " ".join(map(str, values.ravel(order="F").tolist())).encode()
 
 
 def _compressed(folder: Path, values: np.ndarray, *, size: int | None = None) -> Path:
@@ -177,6 +193,14 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
             {"units": "lengths in um, converted to mm"},
             marks=pytest.mark.reads("file: NRRD with fields and spaces in one word"),
         ),
+        pytest.param(
+            lambda f: _encoded(f, "gzip", gzip.compress(VALUES.tobytes(order="F"))), nrrd, {},
+            marks=pytest.mark.reads("file: NRRD in raw, gzip or text"),
+        ),
+        pytest.param(
+            lambda f: _encoded(f, "raw", VALUES.tobytes(order="F"), beside=True), nrrd, {}, id="NRRD in two files"
+        ),
+        pytest.param(lambda f: _encoded(f, "text", _text(VALUES)), nrrd, {}, id="NRRD in text"),
         pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
             {"format": "MetaImage", "units": "lengths in um, converted to mm"},
@@ -302,6 +326,15 @@ REFUSED = [
         marks=pytest.mark.reads("file: NRRD with intensities that stand for others (old min, old max)"),
     ),
     pytest.param(lambda f: nrrd(f / "a.nrrd", space="3Dlefthanded"), r"left-handed space", id="left-handed, one word"),
+    pytest.param(
+        lambda f: _encoded(f, "bzip2", bz2.compress(VALUES.tobytes(order="F"))), r"that is not read \(bzip2\): save",
+        marks=pytest.mark.reads("file: NRRD in another encoding, such as bzip2"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "data file: s%d.raw 1 7 1"), r"in several files \(data file: s%d.raw 1 7 1\)",
+        marks=pytest.mark.reads("file: NRRD with its voxels in several files"),
+    ),
+    pytest.param(lambda f: nrrd(f / "a.nrrd", "datafile: LIST\ns1.raw"), r"\(data file: LIST\)", id="NRRD list"),
     pytest.param(
         lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
         marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),

@@ -24,7 +24,7 @@ EXTENT = {"axis mins", "axis maxs"}
 """Fields for the ends of the axes."""
 QUANTIZED = {"old min", "old max"}
 """Fields for the range that values had before they were made whole numbers of fewer bits."""
-_TWO_WORDS = (*EXTENT, *QUANTIZED, "space directions", "space dimension", "space origin", "space units")
+_TWO_WORDS = (*EXTENT, *QUANTIZED, "space directions", "space dimension", "space origin", "space units", "data file")
 _NAMES = {name.replace(" ", ""): name for name in _TWO_WORDS}
 """Names of fields that may be written in one word."""
 BITS = {
@@ -37,6 +37,8 @@ BITS = {
     "32 bits, floating point": ("float",),
     "64 bits, floating point": ("double",),
 }
+TEXT, PACKED = ("txt", "text", "ascii"), ("gz", "gzip")
+"""Encodings that are read, besides ``raw``."""
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OF_PATIENT = re.compile(r"(right|left)(anterior|posterior)superior(time)?|[rl][ap]st?")
 _VECTOR = re.compile(r"\([^)]*\)|none", re.IGNORECASE)
@@ -50,9 +52,20 @@ class NrrdFile(VolumeFile):
     def _said(self) -> Mapping[str, str]:
         return _fields(self.path)
 
+    @property
+    def _encoding(self) -> str:
+        return self._said.get("encoding", "raw").lower()
+
     def refuse_header(self, *, trusted: bool) -> None:
         if not trusted and (fault := _size_fault(self._said)):
             raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
+        where = self._said.get("data file", "")
+        if where.upper().startswith("LIST") or "%" in where:
+            what = f"has its voxels in several files (data file: {where}), which are not read together"
+            raise ScanError("header-data", self.path, what, "open it in 3D Slicer, and save it in one file")
+        if self._encoding not in ("raw", *TEXT, *PACKED):
+            what = f"has voxels in an encoding that is not read ({self._encoding})"
+            raise ScanError("header-data", self.path, what, "save it with the encoding gzip, as with unu save -e gzip")
 
     def header(self) -> FileHeader:
         said = self._said

@@ -154,6 +154,9 @@ NRRD with a negative voxel size | refused | readers disagree on it
 NRRD with intensities that stand for others (old min, old max) | refused | ITK does not compute them
 NRRD with fields and spaces in one word | read | as those in two, or with hyphens
 NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
+NRRD in raw, gzip or text | read | its voxels may be in one other file
+NRRD in another encoding, such as bzip2 | refused | by its name
+NRRD with its voxels in several files | refused | save it in one file
 MetaImage with DistanceUnits | converted | to mm
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
 MetaImage without ElementSpacing and ElementSize | refused | ITK would take 1 mm
