@@ -200,7 +200,8 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         pytest.param(
             lambda f: _encoded(f, "raw", VALUES.tobytes(order="F"), beside=True), nrrd, {}, id="NRRD in two files"
         ),
-        pytest.param(lambda f: _encoded(f, "text", _text(VALUES)), nrrd, {}, id="NRRD in text"),
+        pytest.param(lambda f: _encoded(f, "text", _text(VALUES.astype(float))), nrrd, {}, id="NRRD in text"),
+        pytest.param(lambda f: _encoded(f, "txt", _text(VALUES), beside=True), nrrd, {}, id="in text beside it"),
         pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
             {"format": "MetaImage", "units": "lengths in um, converted to mm"},
@@ -326,6 +327,13 @@ REFUSED = [
         marks=pytest.mark.reads("file: NRRD with intensities that stand for others (old min, old max)"),
     ),
     pytest.param(lambda f: nrrd(f / "a.nrrd", space="3Dlefthanded"), r"left-handed space", id="left-handed, one word"),
+    pytest.param(
+        lambda f: _encoded(f, "text", _text(VALUES + 0.5)), r"text than whole ones of its type \(short\)",
+        marks=pytest.mark.reads("file: NRRD of whole numbers with other numbers in its text"),
+    ),
+    pytest.param(lambda f: _encoded(f, "ascii", _text(VALUES.astype(int) + 65536)), r"in its text", id="more bits"),
+    pytest.param(lambda f: _encoded(f, "ascii", _text(VALUES) + b" 1"), r"one for each voxel", id="one number more"),
+    pytest.param(lambda f: _encoded(f, "ascii", b"1e1 " * VALUES.size), r"numbers in its text", id="powers of ten"),
     pytest.param(
         lambda f: _encoded(f, "bzip2", bz2.compress(VALUES.tobytes(order="F"))), r"that is not read \(bzip2\): save",
         marks=pytest.mark.reads("file: NRRD in another encoding, such as bzip2"),

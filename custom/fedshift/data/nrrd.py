@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import SimpleITK as sitk  # noqa: N813 - its customary name
+
 from fedshift.data.scan_file import ScanError
 from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, described, in_mm
 from fedshift.schema.reading import Reading
@@ -49,8 +52,12 @@ class NrrdFile(VolumeFile):
     """An NRRD file."""
 
     @cached_property
-    def _said(self) -> Mapping[str, str]:
+    def _fields(self) -> tuple[dict[str, str], int]:
         return _fields(self.path)
+
+    @property
+    def _said(self) -> Mapping[str, str]:
+        return self._fields[0]
 
     @property
     def _encoding(self) -> str:
@@ -92,6 +99,31 @@ class NrrdFile(VolumeFile):
             to_mm=tuple(factor or 1.0 for factor in factors),
             unclear=tuple(_unclear(space)),
         )
+
+    def read(self) -> sitk.Image:
+        image = super().read()
+        voxels = sitk.GetArrayViewFromImage(image)
+        if self._encoding in TEXT and np.issubdtype(voxels.dtype, np.integer):
+            self._refuse_other_numbers(voxels)
+        return image
+
+    @property
+    def _data(self) -> tuple[Path, int]:
+        """The file with the voxels, and where they begin in it."""
+        where = self._said.get("data file")
+        return (self.path.parent / where, 0) if where else (self.path, self._fields[1])
+
+    def _refuse_other_numbers(self, voxels: np.ndarray) -> None:
+        """Refuse text of which ITK reads other whole numbers: it cuts off fractions and the upper bits."""
+        data, start = self._data
+        try:
+            numbers = np.array(data.read_bytes()[start:].split(), float)
+        except ValueError:
+            numbers = np.empty(0)
+        if not np.array_equal(np.sort(numbers), np.sort(voxels, axis=None)):  # axes may be in another order
+            kind = self._said["type"]
+            what = f"has other numbers in its text than whole ones of its type ({kind}), one for each voxel"
+            raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
 
 
 def _unclear(space: str) -> Iterator[Unclear]:
@@ -145,12 +177,15 @@ def _units(said: Mapping[str, str]) -> list[str]:
     return [unit.strip() for unit in [*units, "", "", ""][:3]]
 
 
-def _fields(path: Path) -> dict[str, str]:
-    """The fields of the header, with names in lower case; without comments and key/value pairs (``key:=value``)."""
+def _fields(path: Path) -> tuple[dict[str, str], int]:
+    """The fields of the header, with names in lower case, and its length.
+
+    Without comments and key/value pairs (``key:=value``).
+    """
     said: dict[str, str] = {}
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return said
+            return said, 0
         file.readline()
         while line := file.readline(MOST_HEADER).strip():
             name, separator, value = line.decode("utf-8", "replace").partition(":")
@@ -159,4 +194,4 @@ def _fields(path: Path) -> dict[str, str]:
                 said[_NAMES.get(name, name)] = value.strip()
             if file.tell() > MOST_HEADER:
                 break
-    return said
+        return said, file.tell()
