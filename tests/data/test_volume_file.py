@@ -328,6 +328,16 @@ REFUSED = [
     ),
     pytest.param(lambda f: nrrd(f / "a.nrrd", space="3Dlefthanded"), r"left-handed space", id="left-handed, one word"),
     pytest.param(
+        lambda f: _replaced(nrrd(f / "a.nrrd"), b"short", b"uchar"), r"has 420 bytes of voxels, and 210 by their type",
+        marks=pytest.mark.reads("file: NRRD with more bytes of voxels than its header says"),
+    ),
+    pytest.param(
+        lambda f: _encoded(f, "gzip", gzip.compress(bytes(500)), beside=True), r"has 500 bytes of voxels", id="gzip",
+    ),
+    pytest.param(lambda f: _encoded(f, "gzip", gzip.compress(bytes(420))[:-9]), r"end too early", id="cut gzip"),
+    pytest.param(lambda f: _encoded(f, "raw", bytes(400)), r"20 of 420 bytes are missing", id="cut NRRD"),
+    pytest.param(lambda f: nrrd(f / "a.nrrd", "data file: b.raw"), r"data file b.raw is missing", id="no voxels"),
+    pytest.param(
         lambda f: _encoded(f, "text", _text(VALUES + 0.5)), r"text than whole ones of its type \(short\)",
         marks=pytest.mark.reads("file: NRRD of whole numbers with other numbers in its text"),
     ),

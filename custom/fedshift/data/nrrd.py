@@ -17,7 +17,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, described, in_mm
+from fedshift.data.volume_file import BROKEN, FileHeader, Unclear, VolumeFile, described, in_mm, zlib_length
 from fedshift.schema.reading import Reading
 
 MAGIC = b"NRRD"
@@ -27,7 +27,10 @@ EXTENT = {"axis mins", "axis maxs"}
 """Fields for the ends of the axes."""
 QUANTIZED = {"old min", "old max"}
 """Fields for the range that values had before they were made whole numbers of fewer bits."""
-_TWO_WORDS = (*EXTENT, *QUANTIZED, "space directions", "space dimension", "space origin", "space units", "data file")
+_TWO_WORDS = (
+    *(*EXTENT, *QUANTIZED, "data file", "byte skip", "line skip"),
+    *("space directions", "space dimension", "space origin", "space units"),
+)
 _NAMES = {name.replace(" ", ""): name for name in _TWO_WORDS}
 """Names of fields that may be written in one word."""
 BITS = {
@@ -37,6 +40,10 @@ BITS = {
     "16 bits, unsigned": ("ushort", "unsigned short", "unsigned short int", "uint16", "uint16_t"),
     "32 bits, signed": ("int", "signed int", "int32", "int32_t"),
     "32 bits, unsigned": ("uint", "unsigned int", "uint32", "uint32_t"),
+    "64 bits, signed": (
+        *("longlong", "long long", "long long int", "signed long long", "signed long long int", "int64", "int64_t"),
+    ),
+    "64 bits, unsigned": ("ulonglong", "unsigned long long", "unsigned long long int", "uint64", "uint64_t"),
     "32 bits, floating point": ("float",),
     "64 bits, floating point": ("double",),
 }
@@ -92,13 +99,33 @@ class NrrdFile(VolumeFile):
             what = "has a left-handed space in its header, in which left and right of the patient are not said"
             remedy = "write its header again with the space left-posterior-superior"
             raise ScanError("left-handed", self.path, what, remedy)
-        word = next((word for word, names in BITS.items() if said.get("type", "").lower() in names), said.get("type"))
         geometry = f"space directions in {space}" if space else "spacings" if sizes else None
         return FileHeader(
-            Reading(format="NRRD", bits=word, geometry=geometry, units=described(units)),
+            Reading(format="NRRD", bits=_type(said), geometry=geometry, units=described(units)),
             to_mm=tuple(factor or 1.0 for factor in factors),
             unclear=tuple(_unclear(space)),
         )
+
+    def damage(self) -> str | None:
+        """By the length of the voxels, which for text `read` compares; where a part is skipped ITK says it."""
+        data, start = self._data
+        if not data.is_file():
+            return f"its data file {self._said['data file']} is missing"
+        needed, there = _bytes(self._said), data.stat().st_size - start
+        skipped = any(self._said.get(name, "0") != "0" for name in ("byte skip", "line skip"))
+        if not needed or skipped or self._encoding in TEXT:
+            return None
+        try:
+            if self._encoding in PACKED:
+                there = zlib_length(data, gzip=True, start=start)
+        except BROKEN as error:
+            return f"its compressed data are damaged, {error}"
+        if there < 0:
+            return "its compressed data end too early"
+        if there > needed:
+            what = f"has {there} bytes of voxels, and {needed} by their type and sizes in its header"
+            raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
+        return f"{needed - there} of {needed} bytes are missing" if there < needed else None
 
     def read(self) -> sitk.Image:
         image = super().read()
@@ -124,6 +151,21 @@ class NrrdFile(VolumeFile):
             kind = self._said["type"]
             what = f"has other numbers in its text than whole ones of its type ({kind}), one for each voxel"
             raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
+
+
+def _type(said: Mapping[str, str]) -> str | None:
+    """The type of a voxel in words, or as the header has it where it is none of `BITS`."""
+    kind = said.get("type")
+    return next((words for words, names in BITS.items() if (kind or "").lower() in names), kind)
+
+
+def _bytes(said: Mapping[str, str]) -> int:
+    """How long the voxels are without compression; 0 where the header does not say it."""
+    bits, _, rest = (_type(said) or "").partition(" bits, ")
+    sizes = said.get("sizes", "").split()
+    if not rest or not all(size.isdecimal() for size in sizes):
+        return 0
+    return math.prod(map(int, sizes)) * int(bits) // 8
 
 
 def _unclear(space: str) -> Iterator[Unclear]:

@@ -155,6 +155,7 @@ NRRD with intensities that stand for others (old min, old max) | refused | ITK d
 NRRD with fields and spaces in one word | read | as those in two, or with hyphens
 NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
 NRRD in raw, gzip or text | read | its voxels may be in one other file
+NRRD with more bytes of voxels than its header says | refused | ITK would take the first ones
 NRRD of whole numbers with other numbers in its text | refused | ITK would cut off fractions and the upper bits
 NRRD in another encoding, such as bzip2 | refused | by its name
 NRRD with its voxels in several files | refused | save it in one file
