@@ -323,6 +323,11 @@ REFUSED = [
         r"without a size or direction", id="direction of NaN",
     ),
     pytest.param(
+        lambda f: _replaced(nrrd(f / "a.nrrd"), b"(20,-30,40)", b"(nan,nan,nan)"), r"\(space origin \(nan,nan",
+        marks=pytest.mark.reads("file: NRRD with a space origin that is not in numbers"),
+    ),
+    pytest.param(lambda f: _replaced(nrrd(f / "a.nrrd"), b",40)", b")"), r"\(space origin \(20", id="two numbers"),
+    pytest.param(
         lambda f: nrrd(f / "a.nrrd", "old min: -1024", "old max: 3071"), r"intensities that stand for others",
         marks=pytest.mark.reads("file: NRRD with intensities that stand for others (old min, old max)"),
     ),
@@ -521,6 +526,10 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
         pytest.param(
             lambda f: nrrd(f / "a.nrrd", space="scanner-xyz"), "space scanner-xyz",
             marks=pytest.mark.reads("file: NRRD without axes of the patient"),
+        ),
+        pytest.param(
+            lambda f: _without(nrrd(f / "a.nrrd"), b"space origin"), "says no place of its voxels",
+            marks=pytest.mark.reads("file: NRRD in a space, without a space origin"),
         ),
         pytest.param(lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 3", space=""), "no orientation", id="no space"),
         pytest.param(

@@ -73,6 +73,9 @@ class NrrdFile(VolumeFile):
     def refuse_header(self, *, trusted: bool) -> None:
         if not trusted and (fault := _size_fault(self._said)):
             raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
+        if not trusted and not _is_place(origin := self._said.get("space origin", "0 0 0")):
+            what = f"has a place of its voxels that is not in numbers (space origin {origin})"
+            raise ScanError("affine", self.path, what, "write its header again, with a space origin in numbers")
         where = self._said.get("data file", "")
         if where.upper().startswith("LIST") or "%" in where:
             what = f"has its voxels in several files (data file: {where}), which are not read together"
@@ -103,7 +106,7 @@ class NrrdFile(VolumeFile):
         return FileHeader(
             Reading(format="NRRD", bits=_type(said), geometry=geometry, units=described(units)),
             to_mm=tuple(factor or 1.0 for factor in factors),
-            unclear=tuple(_unclear(space)),
+            unclear=tuple(_unclear(said)),
         )
 
     def damage(self) -> str | None:
@@ -168,7 +171,11 @@ def _bytes(said: Mapping[str, str]) -> int:
     return math.prod(map(int, sizes)) * int(bits) // 8
 
 
-def _unclear(space: str) -> Iterator[Unclear]:
+def _unclear(said: Mapping[str, str]) -> Iterator[Unclear]:
+    space = said.get("space", "").lower()
+    if space and "space origin" not in said:
+        what, remedy = "says no place of its voxels in its header (space origin)", "check that its mask lies on it"
+        yield Unclear("origin-missing", what, "its first voxel is taken for 0, 0, 0", remedy, is_twofold=False)
     if _OF_PATIENT.fullmatch(_joined(space)):
         return
     named = f"names the space {space}, whose axes are not the patient's" if space else "says no orientation (space)"
@@ -203,6 +210,11 @@ def _size_fault(said: Mapping[str, str]) -> str | None:
     if min(map(float, sizes)) < 0:
         return f"has voxels of {shown} mm in its header (spacings), which some programs read as a mirrored axis"
     return None
+
+
+def _is_place(origin: str) -> bool:
+    numbers = _WORD.findall(origin)
+    return len(numbers) > 2 and all(map(_is_number, numbers))
 
 
 def _is_number(text: str) -> bool:

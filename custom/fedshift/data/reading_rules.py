@@ -147,6 +147,8 @@ NIfTI with voxel sizes that are 0, negative or NaN, or a singular affine | refus
 NRRD in RAS, LAS or LPS | read | turned to RAS
 NRRD with space units | converted | to mm, each axis by its own; as with units of spacings
 NRRD without axes of the patient | warned of | axes are taken for left, posterior, superior
+NRRD in a space, without a space origin | warned of | its first voxel is taken for 0, 0, 0
+NRRD with a space origin that is not in numbers | refused | ITK would take 0
 NRRD with a left-handed space | refused | it does not say which side is left
 NRRD with an axis without a size | refused | ITK would take 1 mm
 NRRD without spacings and space directions | refused | ITK would take 1 mm
