@@ -371,6 +371,11 @@ REFUSED = [
         marks=pytest.mark.reads("file: MetaImage without ElementSpacing and ElementSize"),
     ),
     pytest.param(
+        lambda f: _replaced(meta(f / "a.mha"), b"= 1.2 0.8 3.0", b"= 1.2 0.8 -3"), r"0 or negative \(ElementSpacing",
+        marks=pytest.mark.reads("file: MetaImage with a voxel size that is 0 or negative"),
+    ),
+    pytest.param(lambda f: _replaced(meta(f / "a.mha"), b"1.2 0.8 3.0", b"0 1 1"), r"0 or negative", id="mha 0 mm"),
+    pytest.param(
         lambda f: _replaced(meta(f / "a.mha"), b"20 -30 40", b"20 -30"), r"2 of 3 numbers for Offset",
         marks=pytest.mark.reads("file: MetaImage with fewer numbers than axes"),
     ),

@@ -193,6 +193,10 @@ def _geometry_fault(header: Mapping[str, str]) -> tuple[str, str] | None:
         return None  # `damage`, or ITK, says what is wrong with it
     if not any(name in header for name in _SIZES):
         return "voxel-size", "says no size of its voxels (ElementSpacing) in its header, which ITK takes for 1 mm"
+    sizes = next(header[name] for name in _SIZES if name in header)
+    if any(size <= 0 for size in _numbers(sizes)):
+        read = "which some programs read as a mirrored axis"
+        return "voxel-size", f"has a voxel size in its header that is 0 or negative (ElementSpacing {sizes}), {read}"
     for name in (*_SIZES, *_PLACES, *_MATRICES):
         wanted = dimensions**2 if name in _MATRICES else dimensions
         if name in header and len(numbers := _numbers(header[name])) < wanted:

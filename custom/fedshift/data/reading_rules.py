@@ -164,6 +164,7 @@ NRRD with its voxels in several files | refused | save it in one file
 MetaImage with DistanceUnits | converted | to mm
 MetaImage with an ElementToIntensityFunction | refused | ITK does not compute it
 MetaImage without ElementSpacing and ElementSize | refused | ITK would take 1 mm
+MetaImage with a voxel size that is 0 or negative | refused | readers disagree on it
 MetaImage with fewer numbers than axes | refused | ITK goes on with what follows
 MetaImage with two places or matrices that differ | refused | ITK takes one of them
 MetaImage with a byte order said twice, or neither True nor False | refused | ITK takes one of them, or False
