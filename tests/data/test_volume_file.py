@@ -91,6 +91,12 @@ def _text(values: np.ndarray) -> bytes:
     return " ".join(map(str, values.ravel(order="F").tolist())).encode()
 
 
+def _in_text(folder: Path, values: np.ndarray) -> Path:
+    path = _replaced(meta(folder / "a.mha"), b"BinaryData = True", b"BinaryData = False")
+    path.write_bytes(path.read_bytes()[: -VALUES.nbytes] + _text(values) + b"\n")
+    return path
+
+
 def _compressed(folder: Path, values: np.ndarray, *, size: int | None = None) -> Path:
     """``size``: bytes of compressed voxels as the header says; 0 if it does not say it."""
     packed = zlib.compress(values.tobytes(order="F"))
@@ -215,6 +221,7 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = mm"), meta, {}, id="mha mm"),
         pytest.param(lambda f: _replaced(meta(f / "a.mha"), b"ElementSpacing", b"ElementSize"), meta, {}, id="size"),
         pytest.param(lambda f: _replaced(meta(f / "a.mha"), b"Offset", b"Position"), meta, {}, id="position"),
+        pytest.param(lambda f: _in_text(f, VALUES), meta, {}, id="mha in text"),
         pytest.param(lambda f: _compressed(f, VALUES), meta, {}, id="mha compressed"),
         pytest.param(
             lambda f: _of_slices(f, "LIST"), meta, {},
@@ -343,7 +350,7 @@ REFUSED = [
     pytest.param(lambda f: _encoded(f, "raw", bytes(400)), r"20 of 420 bytes are missing", id="cut NRRD"),
     pytest.param(lambda f: nrrd(f / "a.nrrd", "data file: b.raw"), r"data file b.raw is missing", id="no voxels"),
     pytest.param(
-        lambda f: _encoded(f, "text", _text(VALUES + 0.5)), r"text than whole ones of its type \(short\)",
+        lambda f: _encoded(f, "text", _text(VALUES + 0.5)), r"text than whole ones of its type \(int16\)",
         marks=pytest.mark.reads("file: NRRD of whole numbers with other numbers in its text"),
     ),
     pytest.param(lambda f: _encoded(f, "ascii", _text(VALUES.astype(int) + 65536)), r"in its text", id="more bits"),
@@ -402,6 +409,10 @@ REFUSED = [
     pytest.param(
         lambda f: meta(f / "a.mha", "HeaderSize = 8"), r"a HeaderSize, which ITK counts from",
         marks=pytest.mark.reads("file: MetaImage with voxels and a HeaderSize in one file"),
+    ),
+    pytest.param(
+        lambda f: _in_text(f, VALUES + 0.5), r"other numbers in its text than whole ones",
+        marks=pytest.mark.reads("file: MetaImage of whole numbers with other numbers in its text"),
     ),
     pytest.param(
         lambda f: _compressed(f, VALUES[..., :6]), r"have 360 bytes, and not 420",

@@ -15,7 +15,16 @@ from pathlib import Path
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.volume_file import BROKEN, FileHeader, Unclear, VolumeFile, described, in_mm, zlib_length
+from fedshift.data.volume_file import (
+    BROKEN,
+    FileHeader,
+    Unclear,
+    VolumeFile,
+    described,
+    in_mm,
+    refuse_other_numbers,
+    zlib_length,
+)
 from fedshift.schema.reading import Reading
 
 MOST_LINE = 4096
@@ -55,16 +64,13 @@ class MetaImageFile(VolumeFile):
 
     def damage(self) -> str | None:
         """By the data file's length, or zlib's checksum."""
-        header, start = self._fields
+        header, _ = self._fields
         if not header:
             return "it has no valid MetaImage header"
         where, needed = header["ElementDataFile"], _bytes(header)
         if _is_list(where):
             return None  # one file a slice: left to the reader
-        if where.upper() == "LOCAL":
-            data = self.path
-        else:
-            data, start = self.path.parent / where, 0
+        data, start = self._data
         if not data.is_file():
             return f"its data file {where} is missing"
         with data.open("rb"):  # an error that names it, where it may not be read
@@ -87,6 +93,20 @@ class MetaImageFile(VolumeFile):
             raise ScanError("header-data", self.path, what, "correct ElementType, DimSize or HeaderSize in its header")
         return None
 
+    def read(self) -> sitk.Image:
+        image = super().read()
+        if not _is_true(self._fields[0].get("BinaryData", "True")):
+            data, start = self._data
+            refuse_other_numbers(self.path, data.read_bytes()[start:], image)
+        return image
+
+    @property
+    def _data(self) -> tuple[Path, int]:
+        """The file with the voxels, and where they begin in it."""
+        header, length = self._fields
+        where = header["ElementDataFile"]
+        return (self.path, length) if where.upper() == "LOCAL" else (self.path.parent / where, 0)
+
     def _data_fault(self, header: Mapping[str, str]) -> str | None:
         """Why ITK would read other voxels than those of the file, or what its memory held; None if it reads these."""
         odd = next((key for key in _TRUTHS if header.get(key, "True").lower() not in _WORDS_OF_TRUTH), None)
@@ -102,8 +122,9 @@ class MetaImageFile(VolumeFile):
             return "has compressed voxels below its header, and does not say how many bytes (CompressedDataSize)"
         if not _is_list(where):
             return None
-        if is_packed or self._files_of_list(where, header.get("NDims", ""), slices) != slices:
-            return f"has its slices in files of their own ({where}) that are not one for each slice, or compressed"
+        is_text = not _is_true(header.get("BinaryData", "True"))
+        if is_packed or is_text or self._files_of_list(where, header.get("NDims", ""), slices) != slices:
+            return f"has its slices in files of their own ({where}) that are not one for each, or compressed, or text"
         return None
 
     def _files_of_list(self, where: str, dimensions: str, slices: int) -> int | None:

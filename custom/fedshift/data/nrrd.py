@@ -13,11 +13,19 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.volume_file import BROKEN, FileHeader, Unclear, VolumeFile, described, in_mm, zlib_length
+from fedshift.data.volume_file import (
+    BROKEN,
+    FileHeader,
+    Unclear,
+    VolumeFile,
+    described,
+    in_mm,
+    refuse_other_numbers,
+    zlib_length,
+)
 from fedshift.schema.reading import Reading
 
 MAGIC = b"NRRD"
@@ -132,9 +140,9 @@ class NrrdFile(VolumeFile):
 
     def read(self) -> sitk.Image:
         image = super().read()
-        voxels = sitk.GetArrayViewFromImage(image)
-        if self._encoding in TEXT and np.issubdtype(voxels.dtype, np.integer):
-            self._refuse_other_numbers(voxels)
+        if self._encoding in TEXT:
+            data, start = self._data
+            refuse_other_numbers(self.path, data.read_bytes()[start:], image)
         return image
 
     @property
@@ -142,18 +150,6 @@ class NrrdFile(VolumeFile):
         """The file with the voxels, and where they begin in it."""
         where = self._said.get("data file")
         return (self.path.parent / where, 0) if where else (self.path, self._fields[1])
-
-    def _refuse_other_numbers(self, voxels: np.ndarray) -> None:
-        """Refuse text of which ITK reads other whole numbers: it cuts off fractions and the upper bits."""
-        data, start = self._data
-        try:
-            numbers = np.array(data.read_bytes()[start:].split(), float)
-        except ValueError:
-            numbers = np.empty(0)
-        if not np.array_equal(np.sort(numbers), np.sort(voxels, axis=None)):  # axes may be in another order
-            kind = self._said["type"]
-            what = f"has other numbers in its text than whole ones of its type ({kind}), one for each voxel"
-            raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
 
 
 def _type(said: Mapping[str, str]) -> str | None:

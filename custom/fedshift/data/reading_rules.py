@@ -170,6 +170,7 @@ MetaImage with two places or matrices that differ | refused | ITK takes one of t
 MetaImage with a byte order said twice, or neither True nor False | refused | ITK takes one of them, or False
 MetaImage with more bytes of voxels than its header says | refused | unless it says which with HeaderSize
 MetaImage with voxels and a HeaderSize in one file | refused | ITK would read the header as voxels
+MetaImage of whole numbers with other numbers in its text | refused | ITK would cut off fractions and the upper bits
 MetaImage whose compressed voxels are of another length | refused | ITK would give what its memory held
 MetaImage with compressed voxels below its header and no CompressedDataSize | refused | the same
 MetaImage with a file for each slice | read | as a list or a pattern of names

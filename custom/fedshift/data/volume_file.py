@@ -224,6 +224,20 @@ def read_information(file: Path) -> sitk.ImageFileReader:
     return reader
 
 
+def refuse_other_numbers(path: Path, text: bytes, image: sitk.Image) -> None:
+    """Refuse text of which ITK reads other whole numbers: it cuts off fractions and the upper bits."""
+    voxels = sitk.GetArrayViewFromImage(image)
+    if not np.issubdtype(voxels.dtype, np.integer):
+        return
+    try:
+        numbers = np.array(text.split(), float)
+    except ValueError:
+        numbers = np.empty(0)
+    if not np.array_equal(np.sort(numbers), np.sort(voxels, axis=None)):  # axes may be in another order
+        what = f"has other numbers in its text than whole ones of its type ({voxels.dtype}), one for each voxel"
+        raise ScanError("header-data", path, what, "correct the type or the sizes in its header")
+
+
 def scaled(image: sitk.Image, factors: Sequence[float]) -> sitk.Image:
     """An image whose world's axes x, y and z are stretched by ``factors``; its voxels stay.
 
