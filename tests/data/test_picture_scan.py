@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +241,61 @@ def test_a_mask_in_which_0_is_white_is_refused(tmp_path: Path, bits: int) -> Non
     image.save(tmp_path / "mask.tif", tiffinfo={262: 0})
     with raises("mask-form", naming="0 is white"):
         read_picture_mask(tmp_path / "mask.tif")
+
+
+def grey_png(values: np.ndarray, bits: int) -> bytes:
+    """A PNG of fewer bits than Pillow writes."""
+    rows = ["".join(f"{value:0{bits}b}" for value in row) for row in values.tolist()]
+    packed = b"".join(b"\0" + int(row, 2).to_bytes(len(row) // 8, "big") for row in rows)
+    head = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, 0, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(packed)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+
+
+def pgm(values: np.ndarray, most: int, magic: str = "P5") -> bytes:
+    numbers = values.astype(">u2" if most > 255 else np.uint8).tobytes()
+    return f"{magic}\n{values.shape[1]} {values.shape[0]}\n{most}\n".encode() + numbers
+
+
+def bmp_of_15_bits(values: np.ndarray) -> bytes:
+    pixels = (values[::-1].astype("<u2") * 0x421).tobytes()
+    head = struct.pack("<IiiHHIIiiII", 40, values.shape[1], values.shape[0], 1, 16, 0, len(pixels), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54) + head + pixels
+
+
+@pytest.mark.reads("picture to segment: a mask in grey of 2 or 4 bits, or as a PGM or BMP of other than 8 or 16")
+@pytest.mark.parametrize(
+    ("form", "white"),
+    [
+        (lambda values: grey_png(values, 2), 3),
+        (lambda values: grey_png(values, 4), 15),
+        (lambda values: pgm(values, 3), 3),
+        (lambda values: pgm(values, 254), 254),
+        (lambda values: pgm(values, 4095), None),
+        (lambda values: pgm(values.repeat(3).reshape(24, -1), 65535, "P6").replace(b"\n96 ", b"\n32 "), None),
+        (bmp_of_15_bits, None),
+    ],
+    ids=["PNG of 2 bits", "PNG of 4 bits", "PGM of 2 bits", "PGM to 254", "PGM of 12 bits", "PPM of 16 bits", "BMP"],
+)
+def test_numbers_that_readers_stretch_are_refused(
+    tmp_path: Path, form: Callable[[np.ndarray], bytes], white: int | None
+) -> None:
+    inside = disc(1)[1].astype(np.uint8)
+    (tmp_path / "mask.png").write_bytes(form(inside))
+    with raises("mask-form", naming="mask.png is a mask of other than 8 or 16 bits"):
+        read_picture_mask(tmp_path / "mask.png")
+    if white is not None:
+        (tmp_path / "white.png").write_bytes(form(inside * white))
+        np.testing.assert_array_equal(as_picture(read_picture_mask(tmp_path / "white.png").voxels), inside)
+
+
+@pytest.mark.parametrize("most", [255, 65535])
+def test_numbers_of_a_pgm_of_8_or_16_bits_are_kept(tmp_path: Path, most: int) -> None:
+    inside = disc(1)[1].astype(np.uint8)
+    (tmp_path / "mask.png").write_bytes(pgm(inside * 2, most))
+    np.testing.assert_array_equal(as_picture(read_picture_mask(tmp_path / "mask.png").voxels), inside * 2)
 
 
 @pytest.mark.parametrize("value", [-1, 70_000, 2**31 - 1])

@@ -143,6 +143,17 @@ def form_fault(stored: ImageFile.ImageFile) -> str | None:
     return None
 
 
+def is_stretched(stored: ImageFile.ImageFile) -> bool:
+    """Whether Pillow stretches the values of a file that is not loaded yet to all of 8 or 16 bits.
+
+    That is right for intensities: the largest that the file can have is white. Numbers of classes become others.
+    """
+    for tile in stored.tile:
+        if tile.codec_name.startswith("ppm") and isinstance(tile.args, tuple):
+            return bool(tile.args[1] != (0xFFFF if stored.mode == "I" else 0xFF))
+    return any(re.search(r"\b(L;[24]|BGR;1[56])", str(tile.args)) for tile in stored.tile)
+
+
 def tiff_tags(stored: Image.Image) -> Mapping[int, Any]:
     return stored.tag_v2 if isinstance(stored, TiffImagePlugin.TiffImageFile) else {}
 

@@ -21,6 +21,7 @@ from fedshift.data.decode import (
     WHITE_IS_ZERO,
     decode_file,
     form_fault,
+    is_stretched,
     pictures_in,
     tiff_tags,
     turned_by_tag,
@@ -46,7 +47,7 @@ LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")
 MOST_OF_A_MASK = 64
 """Different values; a mask with more was smoothed."""
 AGAIN = "copy or export it again"
-ANY_FORM = "save it as PNG, in grey, with a whole number for each class"
+ANY_FORM = "save it as PNG, in grey of 8 bits, with a whole number for each class"
 
 
 class PictureSlice(NamedTuple):
@@ -227,12 +228,17 @@ def read_picture_mask(path: Path, labels: Labels | None = None, *, prepared: boo
                 raise ScanError("several-pictures", path, what, "save the mask by itself, one value for each class")
             modes = [str(tile.args) for tile in stored.tile]
             deep = any(";16" in mode for mode in modes) and stored.mode.startswith("RGB")
+            stretched = is_stretched(stored)  # first: of PNG, looking for a tag loads it
             turned = turned_by_tag(stored)
             if fault := form_fault(stored):
                 raise ScanError("mask-form", path, fault, ANY_FORM)
             stored.load()
             if stored.mode in ("1", "L") and tiff_tags(stored).get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO:
                 what = "is a mask in which 0 is white, so that some programs show 0 as inside and others as outside"
+                raise ScanError("mask-form", path, what, ANY_FORM)
+            by_colour = labels is not None and labels.by_colour
+            if stretched and not by_colour and not _is_all_black_or_white(stored):
+                what = "is a mask of other than 8 or 16 bits, whose numbers readers stretch, as 1 of 2 bits to 85 of 8"
                 raise ScanError("mask-form", path, what, ANY_FORM)
             values, how = _values(ImageOps.exif_transpose(stored), path, labels, deep=deep)
             form = f"{stored.format} picture"
@@ -257,6 +263,10 @@ def read_picture_mask(path: Path, labels: Labels | None = None, *, prepared: boo
             structures = f"{INSIDE} is {labels.structure if labels else 'inside'}"
     record = Reading(format=form, structures=structures, remarks=tuple(said))
     return PictureMask(as_voxels(values), record, turned)
+
+
+def _is_all_black_or_white(picture: Image.Image) -> bool:
+    return picture.mode == "L" and bool(np.isin(np.asarray(picture), (0, INSIDE)).all())
 
 
 def _is_black_and_white(labels: Labels | None) -> bool:

@@ -276,6 +276,8 @@ a mask that was not turned with its picture by an EXIF tag | refused | or warned
 a mask that changes along edges: JPEG, or smoothed | refused | export it again as PNG
 a mask in black and white | read | white is the one class
 a mask with a palette in which 0 is not black, and another number is black or white | refused | save it in grey
+a mask in grey of 2 or 4 bits, or as a PGM or BMP of other than 8 or 16 | refused | unless black and white; readers
+    stretch its numbers
 a mask as a TIFF in which 0 is white, as ImageJ writes it | refused | save it as PNG
 a mask in colours that are named as classes | read | a colour that no class has is refused, with the nearest
 a file for each structure, or COCO's polygons and run lengths | read | by name
