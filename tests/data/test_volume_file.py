@@ -485,6 +485,14 @@ REFUSED = [
         marks=pytest.mark.reads("file: several volumes in one file, where nothing names them"),
     ),
     pytest.param(
+        lambda f: nifti(f / "a.nii", values=np.stack([VALUES, VALUES], -1)[..., None, :]),
+        r"is 5D \(5 x 6 x 7 x 1 x 2\), and at most 4D is read: save the volume",
+        marks=pytest.mark.reads("file: several volumes along more than one axis (5D and more)"),
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii", values=np.stack([VALUES, VALUES], -1)[..., None, None, :]), r"is 6D", id="6D"
+    ),
+    pytest.param(
         lambda f: nifti(f / "a.nii").rename(f / "a.mif"), r"not read \(MRtrix\): convert with MRtrix",
         marks=pytest.mark.reads("file: a format that is not read, by name"),
     ),

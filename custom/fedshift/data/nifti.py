@@ -26,7 +26,7 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
-from fedshift.data.scan_file import NIFTI, ScanError, suffix_of
+from fedshift.data.scan_file import NIFTI, ScanError, suffix_of, too_many_axes
 from fedshift.data.volume_file import (
     BROKEN,
     PACKED,
@@ -98,6 +98,8 @@ class NiftiFile(VolumeFile):
         if wrong_name := self._name_fault():
             raise ScanError("compression-name", self.path, *wrong_name)
         readable = self.image is not None and self.stored is not None  # otherwise `damage` says what is wrong with it
+        if readable and math.prod(self.image.shape[5:]) > 1:  # ITK says the same of 5D, and nothing of more
+            raise too_many_axes(self.path, self.image.shape)
         if readable and not trusted and (wrong := self._geometry_fault()):
             raise ScanError("affine", self.path, wrong, "export it again, or correct the affine in its header")
         if readable and not trusted and (wrong := self._spacing_fault()):

@@ -181,6 +181,7 @@ lengths in a unit that is not known, NRRD or MetaImage | refused | only units of
 axes without right angles | refused | if they displace a corner by more than a tenth of a voxel
 voxels of a size that no scanner has | warned of | below 0.01 mm or above 50 mm
 several volumes in one file, as sequences | read | those that dataset.json or --sequence name
+several volumes along more than one axis (5D and more) | refused | save the volume that is meant, or all as 4D
 several volumes in one file, where nothing names them | refused | nothing says which is meant
 a truncated or damaged file | refused | its length and checksums are compared
 a name of another compression than the file's | refused | with the right name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,13 @@ class ScanError(DataError):
 
 class SeveralVolumes(ScanError):
     """A file with several volumes where one is expected."""
+
+
+def too_many_axes(path: Path, size: Sequence[int]) -> SeveralVolumes:
+    """Of a file whose volumes lie along several axes, such as times and echoes, so that no number names one."""
+    what = f"is {len(size)}D ({' x '.join(map(str, size))}), and at most 4D is read"
+    remedy = "save the volume that is meant by itself, or all as one 4D file"
+    return SeveralVolumes("several-volumes", path, what, remedy)
 
 
 @dataclass(frozen=True)

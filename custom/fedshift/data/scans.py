@@ -24,7 +24,7 @@ from fedshift.data.nifti import NiftiFile
 from fedshift.data.nrrd import NrrdFile
 from fedshift.data.picture_files import is_picture
 from fedshift.data.picture_scan import read_picture_slice
-from fedshift.data.scan_file import NIFTI, ScanError, SeveralVolumes, reading, suffix_of
+from fedshift.data.scan_file import NIFTI, ScanError, SeveralVolumes, reading, suffix_of, too_many_axes
 from fedshift.data.series import folder_and_uid, is_dicom
 from fedshift.data.volume_file import FileHeader, Unclear, VolumeFile, quiet_readers
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
@@ -217,8 +217,10 @@ def _three_dimensional(
         return image, None
     if channel is None and volume is not None and image.GetDimension() == 4:
         channel = volume - 1
-    if image.GetDimension() > 4 or (channel is None and size[3] > 1):
-        what = f"is {image.GetDimension()}D ({' x '.join(map(str, size))})"
+    if image.GetDimension() > 4:
+        raise too_many_axes(path, size)
+    if channel is None and size[3] > 1:
+        what = f"is 4D ({' x '.join(map(str, size))})"
         remedy = "say which one is wanted with --volume N, or name all of them in order with --sequence"
         raise SeveralVolumes("several-volumes", path, what, remedy)
     pick = channel or 0
