@@ -310,7 +310,7 @@ def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
     )
     if fractional.size:
         remedy = "it was resampled or scaled, so export the mask with nearest-neighbour interpolation"
-        yield Finding("error", "mask-values", path, f"has fractional values such as {fractional[0]:g}", remedy)
+        yield Finding("error", "mask-values", path, f"has fractional values such as {fractional[0]:.9g}", remedy)
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
         what = f"has unknown label(s) {shown}"
