@@ -111,6 +111,13 @@ def write_png(path: Path, values: np.ndarray, *, colour_type: int, transparent: 
     return path
 
 
+def write_ppm(path: Path, values: np.ndarray) -> Path:
+    """A PPM of 16 bits; ``values`` uint16 (rows, columns, 3)."""
+    rows, columns, _ = values.shape
+    path.write_bytes(b"P6 %d %d 65535\n" % (columns, rows) + values.astype(">u2").tobytes())
+    return path
+
+
 @pytest.mark.reads("picture: colour or grey of 8 bits")
 @pytest.mark.reads("picture: 1 bit")
 @pytest.mark.reads("picture: palette")
@@ -199,6 +206,7 @@ def test_colours_of_16_bits_keep_the_upper_half(tmp_path: Path) -> None:
     for path in (
         write_png(tmp_path / "rgb.png", deep_colours, colour_type=2),
         write_tiff(tmp_path / "rgb.tif", deep_colours, bits=16, photometric=2),
+        write_ppm(tmp_path / "rgb.ppm", deep_colours),
     ):
         assert close(rgb(path), COLOURS)
     opaque = np.dstack([GREY.astype(np.uint16) * 257, np.full(GREY.shape, 65535, np.uint16)])
@@ -266,6 +274,10 @@ REFUSED = {
     ),
     "dark.png": (
         _dark_colours,
+        "is a colour picture of 16 bits that uses 14 of them at most: save it as",
+    ),
+    "dark.ppm": (
+        lambda path: write_ppm(path, COLOURS.astype(np.uint16) * 16),
         "is a colour picture of 16 bits that uses 14 of them at most: save it as",
     ),
     "dark alpha.png": (_dark_with_alpha, "is a colour picture of 16 bits that uses 14 of them at most"),

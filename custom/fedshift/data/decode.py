@@ -11,7 +11,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -86,21 +86,22 @@ def decode_file(stream: IO[bytes], name: str) -> PictureFile:
                 raise DataError(
                     "several-pictures", f"{name} holds {pictures} pictures: save the one that is meant by itself"
                 )
-            modes, turned = [str(tile.args) for tile in stored.tile], turned_by_tag(stored)
+            modes, deep = [str(tile.args) for tile in stored.tile], has_deep_colours(stored)
+            turned = turned_by_tag(stored)  # of PNG, it loads the file
             size = stored_size(stored)
             if fault := form_fault(stored):
                 raise DataError("picture-form", f"{name} {fault}: {SAVE} bits, as PNG")
             stored.load()
             picture = ImageOps.exif_transpose(stored)
-            said = _remarks(stored, modes)
+            said = _remarks(stored, deep=deep)
             if picture.mode in WITHOUT_COLOURS:
                 raise DataError(
                     "picture-form", f"{name} has colours of the space {picture.mode}: save it as RGB or grey"
                 )
             if picture.mode.startswith(("I", "F")):
-                deep = _deep(stored, picture, name, packed=any("I;12" in mode for mode in modes))
-                return PictureFile(deep, str(stored.format), size, turned, said)
-            if any(";16" in mode for mode in modes):
+                grey = _deep(stored, picture, name, packed=any("I;12" in mode for mode in modes))
+                return PictureFile(grey, str(stored.format), size, turned, said)
+            if deep:
                 _require_upper_bits(picture, name)
             shown = "L" if picture.mode in GREY else "RGB"
             if picture.has_transparency_data:
@@ -133,14 +134,23 @@ def form_fault(stored: ImageFile.ImageFile) -> str | None:
     bits, forms = (tiff_tags(stored).get(tag, ()) for tag in (TIFF_BITS, TIFF_FORMAT))
     if SIGNED in forms and stored.mode == "L":
         return "holds 8 bits with a sign, which are not read"
-    modes = [str(tile.args) for tile in stored.tile]
-    if stored.mode.startswith("RGB") and max(bits, default=8) > 8 and not any(";16" in mode for mode in modes):
+    if stored.mode.startswith("RGB") and max(bits, default=8) > 8 and not has_deep_colours(stored):
         return f"holds each colour by itself with {max(bits)} bits, which is not read"
     if stored.format == "BMP" and stored.mode == "1":
         coding, row = stored.tile[0].codec_name, tuple(stored.tile[0].args or ())
         if coding != "raw" or int(row[1]) > (stored.width + 31 >> 3) & ~3:  # bytes of a row
             return "has a palette of black and white and several bits for each pixel, which is not read"
     return None
+
+
+def has_deep_colours(stored: ImageFile.ImageFile) -> bool:
+    """Whether a file that is not loaded yet has colours of more than 8 bits, of which Pillow keeps 8."""
+    return any(
+        tile.args[1] > 0xFF
+        if tile.codec_name.startswith("ppm") and isinstance(tile.args, tuple)
+        else ";16" in str(tile.args)
+        for tile in stored.tile
+    )
 
 
 def is_stretched(stored: ImageFile.ImageFile) -> bool:
@@ -158,7 +168,7 @@ def tiff_tags(stored: Image.Image) -> Mapping[int, Any]:
     return stored.tag_v2 if isinstance(stored, TiffImagePlugin.TiffImageFile) else {}
 
 
-def _remarks(stored: Image.Image, modes: Sequence[str]) -> tuple[str, ...]:
+def _remarks(stored: Image.Image, *, deep: bool) -> tuple[str, ...]:
     """What was decided of a file's colours, and is said in a record."""
     said = {
         "has a colour profile, which is not applied": bool(stored.info.get("icc_profile")),
@@ -166,8 +176,7 @@ def _remarks(stored: Image.Image, modes: Sequence[str]) -> tuple[str, ...]:
         "has transparent pixels, drawn on white": stored.has_transparency_data,
         "a palette, converted to its colours": stored.mode in ("P", "PA"),
         "CMYK, converted to RGB without a profile": stored.mode == "CMYK",
-        "colours of 16 bits, of which the upper 8 are kept": stored.mode.startswith("RGB")
-        and any(";16" in mode for mode in modes),
+        "colours of 16 bits, of which the upper 8 are kept": deep and stored.mode.startswith("RGB"),
         "0 is white, turned": stored.mode in GREY and tiff_tags(stored).get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO,
         "has channels beside its colours, which are not used": NO_ALPHA in tiff_tags(stored).get(TIFF_EXTRA, ()),
     }

@@ -21,6 +21,7 @@ from fedshift.data.decode import (
     WHITE_IS_ZERO,
     decode_file,
     form_fault,
+    has_deep_colours,
     is_stretched,
     pictures_in,
     tiff_tags,
@@ -226,8 +227,7 @@ def read_picture_mask(path: Path, labels: Labels | None = None, *, prepared: boo
             if (several := pictures_in(stored)) > 1:
                 what = f"holds {several} pictures"
                 raise ScanError("several-pictures", path, what, "save the mask by itself, one value for each class")
-            modes = [str(tile.args) for tile in stored.tile]
-            deep = any(";16" in mode for mode in modes) and stored.mode.startswith("RGB")
+            deep = has_deep_colours(stored) and stored.mode.startswith("RGB")
             stretched = is_stretched(stored)  # first: of PNG, looking for a tag loads it
             turned = turned_by_tag(stored)
             if fault := form_fault(stored):
