@@ -24,11 +24,12 @@ from data_prep.msd import find_described
 from data_prep.nnunet_arrays import Preprocessed, open_preprocessed
 from data_prep.volumes import SitePlan, VolumePlan, deal_splits
 from fedshift.data.cases import CaseFiles
-from fedshift.data.labels import settle_labels
+from fedshift.data.labels import BACKGROUND, IGNORE, Labels, settle_labels
 from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
 from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import TRUE_SPACING, Split
+from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
 
 SITE = "nnunet"
@@ -38,13 +39,21 @@ CITATION = (
     "Methods 18, 203-211, 2021 (layout)"
 )
 NAME = re.compile(r"Dataset\d{3}_(.+)")
-SPLITS = "splits_final.json"
+SPLITS, RAW = "splits_final.json", "nnUNet_raw"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the data set's and the site's name, and what nnU-Net has prepared."""
-    parser.add_argument("--dataset", metavar="NAME", help="as Dataset027_ACDC (default: the only one in --source)")
+    parser.add_argument(
+        "--dataset", metavar="NAME", help="as Dataset027_ACDC, or its number (default: the only one in --source)"
+    )
     parser.add_argument("--site", default=SITE, metavar="NAME", help=f"the site's name (default: {SITE})")
+    parser.add_argument(
+        "--classes",
+        type=comma_separated,
+        metavar="A,B",
+        help="the labels in the order of the other sites, without background (default: by their numbers)",
+    )
     parser.add_argument("--preprocessed", type=Path, metavar="DIR", help="nnUNet_preprocessed, or the data set's in it")
     parser.add_argument("--plans", default=DEFAULT_PLANS, metavar="NAME", help=f"of nnU-Net (default: {DEFAULT_PLANS})")
     parser.add_argument(
@@ -58,6 +67,7 @@ def plan_volumes(
     *,
     dataset: str | None = None,
     site: str = SITE,
+    classes: Sequence[str] | None = None,
     preprocessed: Path | None = None,
     plans: str = DEFAULT_PLANS,
     configuration: str = CONFIGURATION,
@@ -71,7 +81,10 @@ def plan_volumes(
     """
     folder = _folder(source, dataset)
     table = find_described(folder)
-    labels = settle_labels(described=table.described_labels({}))
+    described = table.described_labels({})
+    if described is not None and classes is not None:
+        described = _in_order(described, classes, folder / "dataset.json")
+    labels = settle_labels(described=described)
     if labels is None:
         raise ConfigError("labels-missing", f"{folder / 'dataset.json'} names no labels: name them there")
     ready: Preprocessed | None = None
@@ -108,6 +121,23 @@ def plan_volumes(
     )
 
 
+def _in_order(labels: Labels, classes: Sequence[str], file: Path) -> Labels:
+    """The same labels with the classes in the order of other sites."""
+    if labels.regions is not None:
+        raise ConfigError(
+            "options-clash", f"{file} has regions, whose classes are in an order of their own: leave out --classes"
+        )
+    if sorted(classes) != sorted(labels.classes[1:]):
+        raise ConfigError(
+            "class-unknown",
+            f"--classes names {', '.join(classes)}, and {file} has the labels {', '.join(labels.classes[1:])}: name "
+            "each of these once",
+        )
+    return Labels.named(
+        {name: labels.values[name] for name in sorted(labels.values, key=[BACKGROUND, *classes, IGNORE].index)}
+    )
+
+
 def _folder(source: Path, dataset: str | None) -> Path:
     """The data set's folder."""
     if (source / "dataset.json").is_file():
@@ -115,11 +145,23 @@ def _folder(source: Path, dataset: str | None) -> Path:
             raise ConfigError("dataset-name", f"{source} is {source.name}, not {dataset}: name one of the two")
         return source
     there = sorted(path.parent.name for path in source.glob("*/dataset.json"))
+    if not there:
+        near = next(
+            (
+                place
+                for place in (source / RAW, source.parent)
+                if (place / "dataset.json").is_file() or any(place.glob("*/dataset.json"))
+            ),
+            None,
+        )
+        raise ConfigError("dataset-name", f"{source} holds no data set of nnU-Net: give {near or RAW} as --source")
     if dataset is None and len(there) == 1:
         return source / there[0]
+    if dataset is not None and dataset.isdecimal():  # as nnU-Net's -d
+        dataset = next((name for name in there if name.startswith(f"Dataset{int(dataset):03d}_")), dataset)
     if dataset not in there:
         asked = "and --dataset names none" if dataset is None else f"and no {dataset!r}{nearest(dataset, there)}"
-        raise ConfigError("dataset-name", f"{source} has the data sets {', '.join(there) or 'none'}, {asked}")
+        raise ConfigError("dataset-name", f"{source} has the data sets {', '.join(there)}, {asked}")
     return source / str(dataset)
 
 

@@ -15,6 +15,7 @@ from scanfiles import write_described
 
 from data_prep.nnunet import plan_volumes
 from data_prep.volumes import write_volumes
+from fedshift.data.prepared import read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.schema.manifest import read_manifest
 
@@ -115,9 +116,40 @@ def test_variables_in_the_table_of_cases_are_filled_in(raw: Path, monkeypatch: p
     assert len(plan.sites[0].cases) == 5 and not plan.sites[0].findings
 
 
+def test_classes_are_in_the_order_of_other_sites(raw: Path, tmp_path: Path) -> None:
+    by_number, asked = plan_volumes(raw), plan_volumes(raw, classes=["right", "left"])
+    assert asked.labels.classes == ("background", "right", "left") and asked.labels.values == by_number.labels.values
+    first, second = (
+        read_labels(folder, read_manifest(folder).cases[0])
+        for plan, out in ((by_number, "a"), (asked, "b"))
+        for folder in write_volumes(plan, tmp_path / out)
+    )
+    assert {1, 2} <= {*np.unique(first)} and (second == np.array([0, 2, 1])[first]).all()
+    for names in (["right"], ["right", "lefd"], ["left", "left", "right"]):
+        with raises("class-unknown", naming=("--classes", "left, right", "dataset.json")):
+            plan_volumes(raw, classes=names)
+    described = raw / NAME / "dataset.json"
+    table = json.loads(described.read_text())
+    table |= {"labels": {"background": 0, "both": [1, 2], "left": 1}, "regions_class_order": [2, 1]}
+    described.write_text(json.dumps(table))
+    with raises("options-clash", naming="--classes"):
+        plan_volumes(raw, classes=["left", "both"])
+
+
+def test_a_data_set_may_be_named_by_its_number(raw: Path) -> None:
+    (raw / "Dataset005_Other").mkdir()
+    (raw / "Dataset005_Other" / "dataset.json").write_text("{}")
+    assert plan_volumes(raw, dataset="4").dataset == "hippocampus"
+
+
 def test_another_data_set_is_refused(raw: Path) -> None:
     with raises("dataset-name", naming="Dataset005_Heart"):
         plan_volumes(raw, dataset="Dataset005_Heart")
+    with raises("dataset-name", naming="Dataset004_Hippocampus"):
+        plan_volumes(raw, dataset="5")
+    for wrong, right in ((raw.parent, raw), (raw / NAME / "imagesTr", raw / NAME)):
+        with raises("dataset-name", naming=f"give {right} as --source"):
+            plan_volumes(wrong)
     with raises("no-effect", naming="--plans"):
         plan_volumes(raw, plans="others")
 

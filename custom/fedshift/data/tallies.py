@@ -167,7 +167,8 @@ def check_alike(fingerprints: Sequence[Fingerprint]) -> None:
                 raise ConfigError(
                     "other-classes",
                     f"site {first.site} has the {what} {', '.join(mine)}, site {other.site} has {', '.join(theirs)}: "
-                    "prepare them with the same names in the same order, or survey one without the other (--sites)",
+                    "prepare them with the same names in the same order (nnU-Net's data sets with --classes), or "
+                    "survey one without the other (--sites)",
                 )
         if (first.kind == "phantom") != (other.kind == "phantom"):
             raise ConfigError(
