@@ -24,7 +24,7 @@ from data_prep.msd import find_described
 from data_prep.nnunet_arrays import Preprocessed, open_preprocessed
 from data_prep.volumes import SitePlan, VolumePlan, deal_splits
 from fedshift.data.cases import CaseFiles
-from fedshift.data.labels import BACKGROUND, IGNORE, Labels, settle_labels
+from fedshift.data.labels import BACKGROUND, Labels, settle_labels
 from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
 from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import ConfigError, DataError
@@ -83,8 +83,9 @@ def plan_volumes(
     table = find_described(folder)
     described = table.described_labels({})
     if described is not None and classes is not None:
-        described = _in_order(described, classes, folder / "dataset.json")
-    labels = settle_labels(described=described)
+        _check_order(classes, described, folder / "dataset.json")
+    order = None if classes is None else (BACKGROUND, *classes)
+    labels = None if described is None else settle_labels(described=described, classes=order)
     if labels is None:
         raise ConfigError("labels-missing", f"{folder / 'dataset.json'} names no labels: name them there")
     ready: Preprocessed | None = None
@@ -121,8 +122,8 @@ def plan_volumes(
     )
 
 
-def _in_order(labels: Labels, classes: Sequence[str], file: Path) -> Labels:
-    """The same labels with the classes in the order of other sites."""
+def _check_order(classes: Sequence[str], labels: Labels, file: Path) -> None:
+    """See that ``classes`` are those of the labels in another order."""
     if labels.regions is not None:
         raise ConfigError(
             "options-clash", f"{file} has regions, whose classes are in an order of their own: leave out --classes"
@@ -133,9 +134,6 @@ def _in_order(labels: Labels, classes: Sequence[str], file: Path) -> Labels:
             f"--classes names {', '.join(classes)}, and {file} has the labels {', '.join(labels.classes[1:])}: name "
             "each of these once",
         )
-    return Labels.named(
-        {name: labels.values[name] for name in sorted(labels.values, key=[BACKGROUND, *classes, IGNORE].index)}
-    )
 
 
 def _folder(source: Path, dataset: str | None) -> Path:
