@@ -145,12 +145,8 @@ def form_fault(stored: ImageFile.ImageFile) -> str | None:
 
 def has_deep_colours(stored: ImageFile.ImageFile) -> bool:
     """Whether a file that is not loaded yet has colours of more than 8 bits, of which Pillow keeps 8."""
-    return any(
-        tile.args[1] > 0xFF
-        if tile.codec_name.startswith("ppm") and isinstance(tile.args, tuple)
-        else ";16" in str(tile.args)
-        for tile in stored.tile
-    )
+    largest = _largest_of_ppm(stored)
+    return any(";16" in str(tile.args) for tile in stored.tile) if largest is None else largest > 0xFF
 
 
 def is_stretched(stored: ImageFile.ImageFile) -> bool:
@@ -158,10 +154,16 @@ def is_stretched(stored: ImageFile.ImageFile) -> bool:
 
     That is right for intensities: the largest that the file can have is white. Numbers of classes become others.
     """
-    for tile in stored.tile:
-        if tile.codec_name.startswith("ppm") and isinstance(tile.args, tuple):
-            return bool(tile.args[1] != (0xFFFF if stored.mode == "I" else 0xFF))
+    largest = _largest_of_ppm(stored)
+    if largest is not None:
+        return largest != (0xFFFF if stored.mode == "I" else 0xFF)
     return any(re.search(r"\b(L;[24]|BGR;1[56])", str(tile.args)) for tile in stored.tile)
+
+
+def _largest_of_ppm(stored: ImageFile.ImageFile) -> int | None:
+    """The largest value that a PGM or PPM may have, which Pillow makes white; None where it does nothing to values."""
+    args = next((tile.args for tile in stored.tile if tile.codec_name.startswith("ppm")), None)
+    return int(args[1]) if isinstance(args, tuple) else None
 
 
 def tiff_tags(stored: Image.Image) -> Mapping[int, Any]:
