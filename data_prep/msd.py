@@ -20,7 +20,7 @@ from fedshift.data.colours import with_colours
 from fedshift.data.labels import parse_labels, settle_labels
 from fedshift.data.layouts.find import find_sets
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.manifest import BY_HEADERS, TRUE_SPACING
 from fedshift.schema.names import comma_separated
 
 SITE = "MSD"
@@ -71,7 +71,7 @@ def plan_volumes(
         source=f"{table.name}, in the Decathlon's or nnU-Net's layout",
         licence=table.licence or LICENCE,
         citation=CITATION,
-        preparation={} if table.of_pictures else {TRUE_SPACING: True},
+        preparation={} if table.of_pictures else {TRUE_SPACING: BY_HEADERS},
     )
     return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=table.sequences)
 

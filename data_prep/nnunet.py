@@ -28,7 +28,7 @@ from fedshift.data.labels import BACKGROUND, Labels, settle_labels
 from fedshift.data.nnunet_plans import CONFIGURATION, DEFAULT_PLANS
 from fedshift.data.scan_file import Finding
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.manifest import TRUE_SPACING, Split
+from fedshift.schema.manifest import BY_HEADERS, TRUE_SPACING, Split
 from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
 
@@ -110,7 +110,7 @@ def plan_volumes(
         licence=table.licence or LICENCE,
         citation=CITATION,
         preparation={
-            **({} if table.of_pictures else {TRUE_SPACING: True}),
+            **({} if table.of_pictures else {TRUE_SPACING: BY_HEADERS}),
             **({} if ready is None else {"nnunet": ready.recorded}),
             **({} if fold is None else {"split_rule": f"test: validation cases of fold {fold} of nnU-Net's splits"}),
         },

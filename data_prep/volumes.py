@@ -428,9 +428,10 @@ def _warn(
     findings: Sequence[Finding], cases: Sequence[CaseFiles], manifest: Manifest, writer: _Writer, target: Path
 ) -> None:
     images, masks = cases[0].image.parent, cases[0].mask.parent
+    spacing = {"true_spacing": manifest.has_true_spacing, "unsaid": manifest.is_spacing_unsaid}
     of_site = [
         *writer.notes.not_outlined(masks, manifest.classes, manifest.annotated),
-        *writer.notes.findings(images, masks, len(cases), manifest.sequences, true_spacing=manifest.has_true_spacing),
+        *writer.notes.findings(images, masks, len(cases), manifest.sequences, **spacing),
         *empty_splits(target, manifest),
     ]
     for finding in [*findings, *of_site]:

@@ -289,6 +289,20 @@ def test_folders_that_are_named_beside_a_list(tmp_path: Path) -> None:
     assert [finding.level for finding in other.findings] == ["warning"], "whoever names another folder means it"
 
 
+@pytest.mark.reads("dataset.json: folders that are named, and lie beside it")
+@pytest.mark.parametrize("style", ["msd", "nnunet"])
+def test_folders_that_are_named_beside_a_description(style: str, tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), classes=("core", "rim"), style=style)
+    for part in ("images", "labels"):
+        (folder / f"{part}Tr").rename(folder / f"{part}Ts")
+    (table,) = gather(None, images=folder / "imagesTs", masks=folder / "labelsTs")
+    assert table.labels is not None and table.labels.classes == ("background", "core", "rim")
+    assert table.sequences == ("T2", "ADC") and [case.sequences for case in table.cases] == [("T2", "ADC")] * 3
+    elsewhere = (folder / "labelsTs").rename(tmp_path / "labels")
+    (table,) = gather(None, images=folder / "imagesTs", masks=elsewhere)
+    assert table.labels is None, "masks of another folder may have other values"
+
+
 @pytest.mark.reads("list: images without the number of their sequence, as of nnU-Net 1")
 def test_numbered_files_of_a_listed_case(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")

@@ -53,6 +53,20 @@ def test_a_data_set_is_a_site_and_a_fold_its_test_part(raw: Path, tmp_path: Path
         plan_volumes(raw, fold=0)
 
 
+def test_voxels_of_1_mm_are_taken_as_nnunet_takes_them_and_warned_of(
+    raw: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_volumes(plan_volumes(raw, site="A"), tmp_path / "out")
+    assert "1 x 1 x 1 mm" not in caplog.text
+    for file in (raw / NAME).glob("*Tr/case_[12]*"):
+        image = sitk.ReadImage(str(file))
+        image.SetSpacing((1, 1, 1))
+        sitk.WriteImage(image, str(file))
+    (folder,) = write_volumes(plan_volumes(raw, site="B"), tmp_path / "out")
+    assert not read_manifest(folder).has_unknown_spacing
+    assert "1 x 1 x 1 mm" in caplog.text and "in 2 of 5 header(s)" in caplog.text
+
+
 def test_a_case_that_a_fold_trained_on_is_no_test_case(tmp_path: Path) -> None:
     """A checkpoint of the fold has seen it. What is in neither part of the fold is named."""
     source = write_described(tmp_path / "raw" / NAME, classes=("left", "right"), style="nnunet", cases=15)

@@ -67,11 +67,18 @@ class Notes:
                 yield Finding("warning", "class-missing", folder, f"has no mask with a voxel of {name}", remedy)
 
     def findings(
-        self, images: Path, masks: Path, cases: int, sequences: Sequence[str], *, true_spacing: bool = False
+        self,
+        images: Path,
+        masks: Path,
+        cases: int,
+        sequences: Sequence[str],
+        *,
+        true_spacing: bool = False,
+        unsaid: bool = False,
     ) -> Iterator[Finding]:
         """One warning for each of the other facts of ``cases`` cases.
 
-        ``true_spacing``: whether voxels of 1 x 1 x 1 mm are no placeholder.
+        ``true_spacing``: whether voxels of 1 x 1 x 1 mm are no placeholder; ``unsaid``: although no person has said it.
         """
         if self.empty:
             what = f"has {len(self.empty)} empty mask(s) among {cases}, of {few_names(self.empty)}"
@@ -91,6 +98,13 @@ class Notes:
                 "size, prepare with --true-spacing"
             )
             yield Finding("warning", "dummy-geometry", images, what, remedy)
+        if self.dummies and unsaid:
+            what = f"has voxels of 1 x 1 x 1 mm and no rotation in {self.dummies} of {cases} header(s), taken as real"
+            remedy = (
+                "if the headers have lost their voxel size, prepare with 'fedshift data prepare own', since distances "
+                "and volumes in mm would mean nothing; if they have not, add --true-spacing to predict and evaluate"
+            )
+            yield Finding("warning", "spacing-unsaid", images, what, remedy)
         yield from self._looks_like_ct(images, sequences)
 
     def _looks_like_ct(self, folder: Path, sequences: Sequence[str]) -> Iterator[Finding]:

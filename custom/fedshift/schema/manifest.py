@@ -26,8 +26,9 @@ FILE_NAME = "manifest.json"
 _READING = b'"reading"'
 ORDER, LISTED = "order", "of the list"
 """Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
-TRUE_SPACING = "true_spacing"
-"""Key in ``preparation`` of volumes whose voxels are of 1 x 1 x 1 mm, so that such a header is no placeholder."""
+TRUE_SPACING, BY_HEADERS = "true_spacing", "as headers say"
+"""Key in ``preparation`` of volumes whose voxels of 1 x 1 x 1 mm are no placeholder, and its value where no person has
+said so, but nnU-Net takes them so; otherwise it is True."""
 DEPTH = "depth"
 """Key in ``preparation`` of pictures of which some are grey with more than 8 bits: how these were read, in words."""
 SIMULATED = "simulated"
@@ -200,8 +201,13 @@ class Manifest(Strict):
 
     @property
     def has_true_spacing(self) -> bool:
-        """Whether whoever prepared the site has said that voxels of 1 x 1 x 1 mm are no placeholder."""
+        """Whether voxels of 1 x 1 x 1 mm are no placeholder, as whoever prepared the site or its layout says."""
         return bool(self.preparation.get(TRUE_SPACING))
+
+    @property
+    def is_spacing_unsaid(self) -> bool:
+        """Whether voxels of 1 x 1 x 1 mm are taken as true because nnU-Net does, and no person has said so."""
+        return self.preparation.get(TRUE_SPACING) == BY_HEADERS
 
     @property
     def simulated(self) -> str | None:

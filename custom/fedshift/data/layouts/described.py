@@ -40,18 +40,39 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
         table = _pair_listed(folder, said)
         if all(len(case.images) == 1 for case in table.cases):
             table = (_split_colours if table.of_pictures else _split_volumes)(table, said.sequences, folder / FILE)
-    elif not scan_files(images) and picture_files(images):
-        table = _split_colours(pair_folders(images, masks, layout="described"), said.sequences, folder / FILE)
-    elif _is_suffixed(images, masks):
-        table = pair_folders(images, masks, names=said.sequences, layout="described")
     else:
-        table = _split_volumes(pair_folders(images, masks, layout="described"), said.sequences, folder / FILE)
+        table = _pair_by_name(images, masks, said, folder / FILE)
     errors = any(finding.level == "error" for finding in table.findings)
+    contradictions = _contradictions(folder, said, table.cases, errors=errors)
+    table = replace(table, name=said.name or folder.name, folder=folder)
+    return _with_meaning(replace(table, findings=(*table.findings, *contradictions)), said)
+
+
+def pair_beside_description(images: Path, masks: Path) -> CaseTable | None:
+    """Two folders beside a ``dataset.json``, such as imagesTs and labelsTs, paired by name; None without one.
+
+    What it says of labels and sequences holds for them. Its list is compared (`against_list`).
+    """
+    folder = images.absolute().parent
+    if masks.absolute().parent != folder or not (folder / FILE).is_file():
+        return None
+    said = read_description(folder)
+    return _with_meaning(_pair_by_name(images, masks, said, folder / FILE), said)
+
+
+def _pair_by_name(images: Path, masks: Path, said: Description, path: Path) -> CaseTable:
+    """The files of two folders by their names; ``path`` is the description's."""
+    if images.is_dir() and not scan_files(images) and picture_files(images):
+        return _split_colours(pair_folders(images, masks, layout="described"), said.sequences, path)
+    if _is_suffixed(images, masks):
+        return pair_folders(images, masks, names=said.sequences, layout="described")
+    return _split_volumes(pair_folders(images, masks, layout="described"), said.sequences, path)
+
+
+def _with_meaning(table: CaseTable, said: Description) -> CaseTable:
+    """The table with what the description says of labels, sequences and licence."""
     return replace(
         table,
-        name=said.name or folder.name,
-        folder=folder,
-        findings=(*table.findings, *_contradictions(folder, said, table.cases, errors=errors)),
         labels=said.labels,
         licence=said.licence,
         unusable_labels=said.unusable_labels,
