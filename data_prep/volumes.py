@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -433,9 +433,26 @@ def _warn(
         *writer.notes.not_outlined(masks, manifest.classes, manifest.annotated),
         *writer.notes.findings(images, masks, len(cases), manifest.sequences, **spacing),
         *empty_splits(target, manifest),
+        *_other_meaning(manifest, target),
     ]
     for finding in [*findings, *of_site]:
         log.warning("%s%s", "left out: " if finding.level == "error" else "", finding.sentence())
+
+
+def _other_meaning(manifest: Manifest, target: Path) -> Iterator[Finding]:
+    """Warn of values of masks that stood for another class when the site was prepared before."""
+    if not (target / FILE_NAME).is_file():
+        return
+    former, now = (
+        {value: name for name, values in said.items() for value in values} if isinstance(said, Mapping) else {}
+        for said in (each.preparation.get("labels") for each in (read_manifest(target), manifest))
+    )
+    other = [value for value in former.keys() & now.keys() if former[value] != now[value]]
+    if other:
+        each = ", ".join(f"{value} was {former[value]} and is {now[value]}" for value in sorted(other, key=str))
+        what = f"has masks whose values had another meaning when the site was prepared before: {each}"
+        remedy = "if the masks are drawn as they were, say what their values mean and prepare them again"
+        yield Finding("warning", "labels-changed", target, what, remedy)
 
 
 def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, several: bool) -> None:

@@ -353,6 +353,15 @@ def test_values_get_the_classes_that_are_named(tmp_path: Path) -> None:
     assert check(site) == []
 
 
+def test_values_that_had_another_meaning_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = zoned(tmp_path, values=(4, 7))
+    two(folder, labels={"outer": [7], "inner": [4]})
+    two(folder, labels={"inner": [4], "outer": [7]})
+    assert "another meaning" not in caplog.text
+    two(folder, labels={"outer": [4], "inner": [7]})
+    assert "4 was inner and is outer, 7 was outer and is inner" in caplog.text
+
+
 def test_later_cases_need_no_names_again(tmp_path: Path) -> None:
     site = two(zoned(tmp_path, values=(4, 7)), labels={"outer": [7], "inner": [4]})
     zoned(tmp_path / "more", values=(4, 7), cases=5)
