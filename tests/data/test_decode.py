@@ -285,6 +285,10 @@ REFUSED = {
         lambda path: write_png(path, GREY.astype(np.uint16)[..., None] * 257, colour_type=0, transparent=0),
         "is grey with 16 bits and transparent pixels: save it without transparency",
     ),
+    "unseen.png": (
+        lambda path: Image.fromarray(np.dstack([COLOURS, np.zeros_like(GREY)])).save(path),
+        "is transparent everywhere, so that nothing of it is seen: save it without transparency",
+    ),
     "moving.gif": (_several, "holds 2 pictures: save the one that is meant by itself"),
     "moving.png": (_several, "holds 2 pictures"),
     "moving.webp": (_several, "holds 2 pictures"),
@@ -304,6 +308,7 @@ REFUSED = {
 @pytest.mark.reads("picture: values below 0 or above 65535")
 @pytest.mark.reads("picture: fractional values")
 @pytest.mark.reads("picture: grey of 16 bits with transparent pixels")
+@pytest.mark.reads("picture: transparent everywhere")
 @pytest.mark.reads("picture: colour of 16 bits, of which 14 or fewer are used")
 @pytest.mark.reads("picture: several pictures in one file")
 @pytest.mark.reads("picture: a TIFF of other bits or samples")

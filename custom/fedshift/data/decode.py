@@ -106,6 +106,9 @@ def decode_file(stream: IO[bytes], name: str) -> PictureFile:
             shown = "L" if picture.mode in GREY else "RGB"
             if picture.has_transparency_data:
                 picture = (picture.convert("LA") if picture.mode == "La" else picture).convert("RGBA")
+                if picture.getchannel("A").getextrema()[1] == 0:
+                    what = f"{name} is transparent everywhere, so that nothing of it is seen"
+                    raise DataError("picture-form", f"{what}: save it without transparency")
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
             return PictureFile(picture.convert(shown), str(stored.format), size, turned, said)
     except UNREADABLE as error:

@@ -236,6 +236,7 @@ palette | converted | to the palette's colours
 CMYK | converted | to RGB; of JPEGs that Adobe's programs wrote inverted, turned
 colours in LAB | refused | save it as RGB or grey
 transparent pixels | converted | drawn on white, also where colours are multiplied by the opacity
+transparent everywhere | refused | save it without transparency
 turned by an EXIF tag | converted | upright
 grey of 16 bits, of which fewer may be used | read | in 16 bits, over the fewest of 8, 10, 12, 14 and 16 bits that hold
     the largest value of a site's pictures (in predict of those given), or over --bits; said in the manifest
