@@ -289,7 +289,7 @@ def test_folders_that_are_named_beside_a_list(tmp_path: Path) -> None:
     assert [finding.level for finding in other.findings] == ["warning"], "whoever names another folder means it"
 
 
-@pytest.mark.reads("dataset.json: folders that are named, and lie beside it")
+@pytest.mark.reads("list: folders of images and masks that are named, and lie beside dataset.json")
 @pytest.mark.parametrize("style", ["msd", "nnunet"])
 def test_folders_that_are_named_beside_a_description(style: str, tmp_path: Path) -> None:
     folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), classes=("core", "rim"), style=style)

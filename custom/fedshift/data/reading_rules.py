@@ -211,6 +211,7 @@ an image as its own label | refused | a network would learn to copy
 another number of images than channel_names | refused | by case
 entries that name no image | refused | the list cannot be parsed
 folders of images and masks beside a list that pairs them otherwise | refused | --source follows the list
+folders of images and masks that are named, and lie beside dataset.json | read | by name, with its labels and channels
 imagesTr and labelsTr without a list | read | by name, with the numbers of nnU-Net's files
 a folder for each case | read | files are called by their sequence
 patterns | read | cases are called as BIDS does, or by the first *
