@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedshift.cli import main
 from fedshift.schema.job import read_job
 from fedshift.schema.task import WeightsSpec
 from fedshift.tasks import networks, nnunet_networks, pretrained
-from fedshift.tasks.nnunet_checkpoint import Described
+from fedshift.tasks.nnunet_checkpoint import Described, check_fits
 from fedshift.tasks.starting import starting_network
 
 pytest.importorskip("dynamic_network_architectures", reason="pip install 'fedshift[nnunet]'")
@@ -107,12 +107,15 @@ def options_of(found: Described) -> nn.Module:
     )
 
 
-def save(path: Path, **changes: Any) -> Path:
+def save(path: Path, *, channels: Mapping[str, str] = DATASET["channel_names"], **changes: Any) -> Path:
     """A checkpoint as nnU-Net's trainer saves it, of a network with random weights."""
     torch.manual_seed(0)
     options = {key: value for key, value in ARGUMENTS.items() if key not in ("conv_op", "norm_op", "nonlin")}
-    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
-    given = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": DATASET}
+    net = networks.build(
+        "nnunet.PlainConvUNet", options, in_channels=len(channels), n_classes=3, seed=5, spatial_dims=3
+    )
+    described = {**DATASET, "channel_names": channels}
+    given = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": described}
     content = {
         "network_weights": nnunet_networks.with_second_names(net, net.state_dict()),
         "trainer_name": "nnUNetTrainer",
@@ -298,3 +301,39 @@ def test_outputs_of_other_classes_are_not_taken_for_the_tasks(
     said = capsys.readouterr()
     assert says in (said.err if ends else said.out)
     assert ("its outputs are" in said.out) == (not ends and bool(says))
+
+
+@pytest.mark.parametrize(
+    ("channels", "sequences", "ends", "says"),
+    [
+        ({"0": "T1", "1": "T2"}, "[T1, T2]", 0, ""),
+        ({"1": "T2", "0": "T1"}, "[t1, t2]", 0, ""),
+        ({"0": "T1", "1": "T2"}, "[T2, T1]", 2, "the channels T1, T2, and the task the same in the order T2, T1"),
+        ({"0": "zscore", "1": "zscore"}, "[T1, T2]", 0, "its channels are zscore, zscore"),
+    ],
+)
+def test_channels_in_another_order_are_not_taken_for_the_tasks(
+    channels: dict[str, str],
+    sequences: str,
+    ends: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """nnU-Net has them in the order of their numbers; other names are named."""
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    file = save(tmp_path / "checkpoint_final.pth", channels=channels)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    assert main([*words, "--set", "data.patch=[16,16,16]", f"data.sequences={sequences}"]) == ends
+    said = capsys.readouterr()
+    assert says in (said.err if ends else said.out)
+    assert ("its channels are" in said.out) == (not ends and bool(says))
+
+
+def test_channels_are_not_taken_for_neighbouring_slices(tmp_path: Path) -> None:
+    file = save(tmp_path / "checkpoint_final.pth", channels={"0": "T1", "1": "T2", "2": "PD"})
+    found = pretrained.from_nnunet(file)
+    assert found is not None and found.images == ("T1", "T2", "PD")
+    with raises("weights-unfit", naming=("T1, T2, PD", "data.context=1")):
+        check_fits(found, channels=3, sequences=("T1",), named=found.named, regions=False, dims=3, path=file)

@@ -109,7 +109,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.federation.resolve import resolve
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
-    from fedshift.tasks.nnunet_checkpoint import check_fits, has_outputs
+    from fedshift.tasks.nnunet_checkpoint import alike, check_fits
     from fedshift.tasks.starting import network_from
 
     start = args.weights or args.init
@@ -140,12 +140,24 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         channels = cast("StagedNetwork", net).in_channels
         regions = job.task.made_regions
         named = job.task.classes if regions is None else regions.names
+        sequences = getattr(task, "sequences", None)
         check_fits(
-            nnunet, channels=channels, named=named, regions=regions is not None, dims=len(task.spatial), path=path
+            nnunet,
+            channels=channels,
+            sequences=sequences,
+            named=named,
+            regions=regions is not None,
+            dims=len(task.spatial),
+            path=path,
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            if not has_outputs(nnunet, named):
+            if sequences and not alike(nnunet.images, sequences):
+                print(
+                    f"its channels are {', '.join(nnunet.images)}: the network takes {', '.join(sequences)} for them, "
+                    "in this order"
+                )
+            if not alike(nnunet.named, named):
                 print(
                     f"its outputs are {', '.join(nnunet.named)}: the last layer begins with them as "
                     f"{', '.join(named)}, in this order"

@@ -32,20 +32,25 @@ NOT_OPTIONS = ("conv_op",)
 class Described:
     """The network of a checkpoint, and how the plans prepared its images.
 
-    ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``channels``: of images. ``named``: what the logits
-    are of, in their order, classes with the background first or ``regions``. ``patch`` (voxels), ``spacing`` (mm):
-    along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
+    ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``images``: names of the channels, in their order.
+    ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
+    (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
     """
 
     name: str
     options: dict[str, Any]
     dims: int
-    channels: int
+    images: tuple[str, ...]
     named: tuple[str, ...]
     regions: bool
     patch: tuple[int, ...]
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
+
+    @property
+    def channels(self) -> int:
+        """Of images."""
+        return len(self.images)
 
 
 def is_checkpoint(content: Any) -> bool:
@@ -125,6 +130,7 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
             f"({chosen['previous_stage']}) as channels: start from a checkpoint of 3d_fullres",
         )
     dims = len(chosen["patch_size"])
+    images = dataset.get("channel_names") or dataset["modality"]
     name, arguments = _architecture(chosen, path)
     labels = dataset["labels"]
     regions = any(isinstance(value, list) and len(value) > 1 for value in labels.values())
@@ -138,7 +144,7 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         name=nnunet_networks.PREFIX + name,
         options=_options(name, arguments, dims, path),
         dims=dims,
-        channels=len(dataset.get("channel_names") or dataset["modality"]),
+        images=tuple(str(images[number]) for number in sorted(images, key=int)),
         named=tuple(named),
         regions=regions,
         patch=tuple(int(side) for side in chosen["patch_size"]),
@@ -223,15 +229,25 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def has_outputs(found: Described, named: Sequence[str]) -> bool:
-    """Whether the outputs of a checkpoint are called so, in this order, but for case and the like."""
-    return [*map(plain_name, found.named)] == [*map(plain_name, named)]
+def alike(trained: Sequence[str], named: Sequence[str]) -> bool:
+    """Whether the channels or outputs of a checkpoint are called so, in this order, but for case and the like."""
+    return [*map(plain_name, trained)] == [*map(plain_name, named)]
 
 
-def check_fits(found: Described, *, channels: int, named: Sequence[str], regions: bool, dims: int, path: Path) -> None:
+def check_fits(
+    found: Described,
+    *,
+    channels: int,
+    sequences: Sequence[str] | None,
+    named: Sequence[str],
+    regions: bool,
+    dims: int,
+    path: Path,
+) -> None:
     """Refuse a checkpoint of a network for other images or outputs than the task's (`ConfigError`).
 
-    ``named``: what the task's outputs are of, in their order: classes with the background first, or ``regions``.
+    ``sequences``: the task's, in their order; empty for one without a name, None for a task that has none.
+    ``named``: what its outputs are of, in their order: classes with the background first, or ``regions``.
     """
     for what, trained, given in (
         ("dimensions", found.dims, dims),
@@ -249,12 +265,19 @@ def check_fits(found: Described, *, channels: int, named: Sequence[str], regions
         raise ConfigError(
             "weights-unfit", f"{path} was trained on {words[0]}, and the task has {words[1]}: take another checkpoint"
         )
-    if not has_outputs(found, named) and sorted(map(plain_name, found.named)) == sorted(map(plain_name, named)):
+    if sequences is not None and channels != max(len(sequences), 1):
         raise ConfigError(
             "weights-unfit",
-            f"{path} has the outputs {', '.join(found.named)}, and the task the same in the order {', '.join(named)}: "
-            "put the task's in that of the checkpoint",
+            f"{path} was trained on the channels {', '.join(found.images)}, and the task's are of neighbouring slices: "
+            "set data.context=1 and as many sequences, or take another checkpoint",
         )
+    for what, trained_on, here in (("channels", found.images, sequences or ()), ("outputs", found.named, named)):
+        if not alike(trained_on, here) and sorted(map(plain_name, trained_on)) == sorted(map(plain_name, here)):
+            raise ConfigError(
+                "weights-unfit",
+                f"{path} has the {what} {', '.join(trained_on)}, and the task the same in the order "
+                f"{', '.join(here)}: put the task's in that of the checkpoint",
+            )
 
 
 # --- numbers of NumPy in a checkpoint -----------------------------------------------------------------------
