@@ -6,6 +6,7 @@ cases follows from them: `fedshift survey --nnunet` pools the sites' fingerprint
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +168,7 @@ def propose(sites: Sequence[SitePlan], *, of: str, memory: float) -> Proposal:
                 raise ConfigError(
                     "nnunet-plans-differ",
                     f"{site.plans.path} has the {what} {value(site)}, and {chosen.plans.path} {value(chosen)}: one "
-                    "task needs the same at all sites",
+                    f"task needs the same at all sites{_reordered(site, chosen) if what == 'classes' else ''}",
                 )
     if chosen.network not in NETWORKS:
         raise ConfigError(
@@ -195,6 +196,17 @@ def propose(sites: Sequence[SitePlan], *, of: str, memory: float) -> Proposal:
         Row(what, tuple(value(site) for site in sites), proposed.get(what, value(chosen))) for what, value in _COMPARED
     )
     return Proposal(chosen, patch, batch, topology, need, rows)
+
+
+def _reordered(site: SitePlan, chosen: SitePlan) -> str:
+    """What to do about a site that has the same classes in another order."""
+    if sorted(site.classes) != sorted(chosen.classes) or site.regions is not None:
+        return ""
+    order = shlex.quote(",".join(chosen.classes[1:]))
+    return (
+        f": prepare {site.site} by 'fedshift data prepare nnunet --preprocessed' with --classes {order}, and name the "
+        "nnunet_plans.json of the prepared site"
+    )
 
 
 def _shown(values: Sequence[Any]) -> str:
@@ -253,6 +265,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
         said = "; ".join(f"{site}: {value}" for site, value in differing.get(what, {}).items())
         return f"The sites' plans differ: {said}. {why}" if said else ""
 
+    batch = reason("batch").replace(why, "The smallest.")
     patch = reason("patch") and f"{reason('patch')} The largest that all have, as far as the halvings divide it."
     options = {
         key: value
@@ -315,7 +328,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
             [
                 Entry("rounds", ROUNDS, "By hand, from the time that there is."),
                 Entry("local_epochs", 1),
-                Entry("batch_size", proposal.batch, reason("batch")),
+                Entry("batch_size", proposal.batch, batch),
                 Entry("precision", "auto"),
                 Entry("threads", "auto"),
             ],

@@ -49,6 +49,26 @@ def test_sites_with_other_data_are_refused(tmp_path: Path) -> None:
         read_site_plan("D", alone, "3d_fullres")
 
 
+def test_the_smallest_batch_is_not_said_to_be_of_the_plan_that_is_proposed(tmp_path: Path) -> None:
+    paths = {name: site(tmp_path, name) for name in "AB"}
+    content = json.loads(paths["A"].read_text())
+    content["configurations"]["3d_fullres"]["batch_size"] = 7
+    paths["A"].write_text(json.dumps(content))
+    sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
+    proposal = propose(sites, of="A", memory=8)
+    least = sites[1].configuration.batch
+    assert proposal.batch == least < 7
+    text = proposed_task(proposal, sites, dataset="blobs", name="blobs")
+    assert f"The sites' plans differ: A: 7; B: {least}. The smallest." in text
+
+
+def test_a_site_with_classes_in_another_order_is_told_how_to_prepare_them(tmp_path: Path) -> None:
+    paths = {"A": site(tmp_path, "A"), "B": site(tmp_path, "B", classes=("right", "left"))}
+    sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
+    with raises("nnunet-plans-differ", naming=("prepare B", "--classes left,right", "nnunet_plans.json")):
+        propose(sites, of="A", memory=8)
+
+
 def test_the_command_writes_a_task_and_keeps_a_changed_one(tmp_path: Path) -> None:
     out = tmp_path / "task.yaml"
     words = ["plans", f"A={site(tmp_path, 'A')}", f"B={site(tmp_path, 'B')}", "--dataset", "blobs", "--out", str(out)]
