@@ -337,3 +337,24 @@ def test_channels_are_not_taken_for_neighbouring_slices(tmp_path: Path) -> None:
     assert found is not None and found.images == ("T1", "T2", "PD")
     with raises("weights-unfit", naming=("T1, T2, PD", "data.context=1")):
         check_fits(found, channels=3, sequences=("T1",), named=found.named, regions=False, dims=3, path=file)
+
+
+def test_axes_that_plans_turn_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network that treats all axes alike fits in any order, but does not say the same."""
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    plans = copy.deepcopy(PLANS)
+    turned_axes(plans)
+    arguments = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    arguments |= {"kernel_sizes": [[3, 3, 3]] * 3, "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]]}
+    options = {key: value for key, value in arguments.items() if key not in ("conv_op", "norm_op", "nonlin")}
+    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
+    file = save(
+        tmp_path / "checkpoint_final.pth",
+        network_weights=nnunet_networks.with_second_names(net, net.state_dict()),
+        init_args={"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET},
+    )
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    assert main([*words, "--set", "data.patch=[16,16,16]"]) == 0
+    assert "transpose_forward [2, 0, 1]" in capsys.readouterr().out

@@ -152,6 +152,11 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
+            if nnunet.turned:
+                print(
+                    f"its plans turn the axes of files (transpose_forward {list(nnunet.turned)}), and none are turned "
+                    "here: the network sees other axes than those that it has learnt, until it has trained"
+                )
             if sequences and not alike(nnunet.images, sequences):
                 print(
                     f"its channels are {', '.join(nnunet.images)}: the network takes {', '.join(sequences)} for them, "

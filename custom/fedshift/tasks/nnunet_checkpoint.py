@@ -35,6 +35,7 @@ class Described:
     ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``images``: names of the channels, in their order.
     ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
     (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
+    ``turned``: the axes of files in the order in which nnU-Net read them; empty if it is that of the files.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Described:
     patch: tuple[int, ...]
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
+    turned: tuple[int, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -139,7 +141,8 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         named = [name for name, values in kept.items() if values not in (0, [0])]
     else:
         named = sorted(kept, key=lambda name: _least(kept[name]))
-    _check_axes(plans, arguments, path)
+    turned = _turned(plans)
+    _check_axes(turned, arguments, path)
     return Described(
         name=nnunet_networks.PREFIX + name,
         options=_options(name, arguments, dims, path),
@@ -150,6 +153,7 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         patch=tuple(int(side) for side in chosen["patch_size"]),
         spacing=tuple(float(mm) for mm in chosen.get("spacing", ())),
         normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
+        turned=turned,
     )
 
 
@@ -157,17 +161,21 @@ def _least(values: Any) -> int:
     return int(min(values) if isinstance(values, list) else values)
 
 
-def _check_axes(plans: Mapping[str, Any], arguments: Mapping[str, Any], path: Path) -> None:
-    """Refuse a network that treats one axis otherwise, if its plans turn axes: here it would be another axis."""
+def _turned(plans: Mapping[str, Any]) -> tuple[int, ...]:
     order = [int(axis) for axis in plans.get("transpose_forward") or ()]
+    return () if order == sorted(order) else tuple(order)
+
+
+def _check_axes(turned: Sequence[int], arguments: Mapping[str, Any], path: Path) -> None:
+    """Refuse a network that treats one axis otherwise, if its plans turn axes: here it would be another axis."""
     layers = [*(arguments.get("kernel_sizes") or ()), *(arguments.get("strides") or ())]
     uneven = any(len(set(layer)) > 1 for layer in layers if isinstance(layer, list | tuple))
-    if uneven and order != sorted(order):
+    if uneven and turned:
         raise ConfigError(
             "weights-unfit",
-            f"{path}: its plans turn the axes of files (transpose_forward {order}), and its network has thin layers "
-            "along one of them, which would be another axis here: train it on files whose first axis is across slices, "
-            "or take another checkpoint",
+            f"{path}: its plans turn the axes of files (transpose_forward {list(turned)}), and its network has thin "
+            "layers along one of them, which would be another axis here: train it on files whose first axis is across "
+            "slices, or take another checkpoint",
         )
 
 
