@@ -190,6 +190,13 @@ def test_nnunets_regions_are_read_as_such(tmp_path: Path) -> None:
         prepared(folder, tmp_path / "none", **of_task())
 
 
+def test_lists_of_one_value_are_classes_as_nnunet_has_them(tmp_path: Path) -> None:
+    said = {"labels": {"background": [0], "large": [1], "small": [2], "rest": [3]}}
+    manifest, labels = prepared(nnunet(tmp_path / "in", values(), **said), tmp_path / "out")
+    assert manifest.classes == ("background", "large", "small", "rest") and "regions" not in manifest.preparation
+    np.testing.assert_array_equal(np.unique(labels), [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("change", "naming"),
     [

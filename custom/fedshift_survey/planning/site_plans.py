@@ -252,7 +252,7 @@ def _regions(site: SitePlan) -> list[Entry]:
 
 def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str, name: str) -> str:
     """The text of a task file; what it holds is a valid task."""
-    chosen, why = proposal.of, f"Of the plan of {proposal.of.site}."
+    chosen, of_chosen = proposal.of, f"Of the plan of {proposal.of.site}."
     configuration = chosen.configuration
     data = configuration.data() | {"patch": [*proposal.patch]}
     differing = {
@@ -261,12 +261,11 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
         if not row.agreed
     }
 
-    def reason(what: str) -> str:
+    def reason(what: str, why: str = of_chosen) -> str:
         said = "; ".join(f"{site}: {value}" for site, value in differing.get(what, {}).items())
         return f"The sites' plans differ: {said}. {why}" if said else ""
 
-    batch = reason("batch").replace(why, "The smallest.")
-    patch = reason("patch") and f"{reason('patch')} The largest that all have, as far as the halvings divide it."
+    patch = reason("patch", "The largest that all have, as far as the halvings divide it.")
     options = {
         key: value
         for key, value in chosen.options.items()
@@ -286,8 +285,9 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
     notes["fixed"] = reason("intensities (0.5 %, mean, 99.5 %)")
     sequences = [Entry("sequences", [*chosen.sequences])] if chosen.sequences else []
     unknown = [site.site for site in sites if not site.plans.axes_known]
+    names = ", ".join(site.site for site in sites)
     heading = [
-        f"Proposed by 'fedshift plans' from the plans of nnU-Net of {', '.join(site.site for site in sites)}: {why}",
+        f"Proposed by 'fedshift plans' from the plans of nnU-Net of {names}: {of_chosen}",
         *(
             [
                 f"The files of {', '.join(unknown)} are taken to lie along slices, rows and columns, since their plans "
@@ -328,7 +328,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
             [
                 Entry("rounds", ROUNDS, "By hand, from the time that there is."),
                 Entry("local_epochs", 1),
-                Entry("batch_size", proposal.batch, batch),
+                Entry("batch_size", proposal.batch, reason("batch", "The smallest.")),
                 Entry("precision", "auto"),
                 Entry("threads", "auto"),
             ],

@@ -141,7 +141,7 @@ def _labels(said: Mapping[str, Any], order: Sequence[int], path: Path) -> Labels
             values.setdefault(BACKGROUND if whole == 0 else name, []).append(whole)
     ordered = dict(sorted(values.items(), key=lambda item: min(item[1], default=0)))
     try:
-        if any(isinstance(number, list) for _, number in pairs):
+        if any(isinstance(number, list) and len(number) != 1 for _, number in pairs):  # as nnU-Net tells regions
             return Labels.of_regions(values, [int(value) for value in order])
         return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
     except ConfigError as error:
