@@ -162,13 +162,17 @@ def test_plans_beside_the_checkpoint_or_above_its_fold_are_read(tmp_path: Path) 
     for name, content in (("plans.json", PLANS), ("dataset.json", DATASET)):
         (results / name).write_text(json.dumps(content), encoding="utf-8")
     file = pretrained.file_of(results)
+    assert pretrained.file_of(tmp_path) == file, "the only one of the data set"
     found = pretrained.from_nnunet(file)
     assert found is not None and found.options["features_per_stage"] == [4, 8, 8]
     save(results / "fold_1" / "checkpoint_final.pth")
     with raises("weights-missing", naming=("fold_0", "fold_1")):
         pretrained.file_of(results)
-    with raises("weights-missing", naming="checkpoint_final.pth"):
+    with raises("weights-missing", naming=f"{results.name}/fold_1"):
         pretrained.file_of(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with raises("weights-missing", naming="checkpoint_final.pth"):
+        pretrained.file_of(tmp_path / "empty")
 
 
 def test_plans_of_the_first_versions_describe_the_same_network(tmp_path: Path) -> None:

@@ -61,16 +61,16 @@ def is_checkpoint(content: Any) -> bool:
 
 
 def checkpoint_in(folder: Path) -> Path | None:
-    """The checkpoint of a results folder, or of one of its folds; None if the folder is none of nnU-Net's.
+    """The checkpoint of a data set's results, of a trainer's in them, or of one of its folds; None of other folders.
 
     Raises:
         ConfigError: it has several folds.
     """
     if (folder / FINAL).is_file():
         return folder / FINAL
-    inside = sorted(folder.glob(f"fold_*/{FINAL}"))
+    inside = sorted(folder.glob(f"fold_*/{FINAL}")) or sorted(folder.glob(f"*/fold_*/{FINAL}"))
     if len(inside) > 1:
-        folds = ", ".join(path.parent.name for path in inside)
+        folds = ", ".join(str(path.parent.relative_to(folder)) for path in inside)
         raise ConfigError("weights-missing", f"{folder} has several folds ({folds}): name the {FINAL} of one")
     return inside[0] if inside else None
 
