@@ -38,7 +38,7 @@ def test_finished_cells_of_a_recipe_need_not_run_again(
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     comparison = read_comparison(BENCHMARKS / "results" / "recipes" / folder / FILE_NAME)
     (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
-    spec, _ = read_spec(spec_path)
+    spec, _ = read_spec(spec_path, comparison.scale)
     kept = FinishedCells([comparison])
     assert {cell.name for cell in comparison.cells} == {
         cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.find(cell) is not None
