@@ -490,7 +490,8 @@ def test_a_run_that_is_given_twice_is_one_seed(tmp_path: Path) -> None:
     ("options", "label", "differ"),
     [
         (("optimizer.lr=0.0005",), "fedavg, optimizer.lr 0.0005", "optimizer.lr"),
-        (("loss=dice",), "fedavg, loss dice", "loss"),
+        (("loss=dice",), "fedavg, loss dice", "loss, loss.options.batch and loss.options.include_background"),
+        (("loss.options.batch=false",), "fedavg, loss.options.batch False", "loss.options.batch"),
         (("schedule.local_epochs=5",), "fedavg, schedule.local_epochs 5", "schedule.local_epochs"),
         (
             ("federation.robust.rule=median", "federation.min_sites=3"),

@@ -26,6 +26,7 @@ from fedshift.schema.results import (
     new_results,
     read_results,
 )
+from fedshift.schema.task import LossSpec
 from fedshift.schema.validation import FILE_NAME as VALIDATION
 from fedshift.schema.validation import Validation, read_validation
 
@@ -233,6 +234,9 @@ def _settings(run: Run) -> dict[str, str]:
     settings = run.settings
     texts[_UNKNOWN] = "" if settings else "settings not recorded"
     elsewhere = {"schedule.rounds", "schedule.precision"}
+    if "loss" in settings:  # with options it is not its name alone
+        loss = LossSpec.model_validate(settings["loss"])
+        settings = {**settings, "loss": loss.name, "loss.options": loss.options}
     texts |= {key: text for key, text in _flat_settings("", settings).items() if key not in elsewhere}
     texts["weights"] = job.initial_weights
     texts["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
