@@ -772,6 +772,8 @@ def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
     name = labels(plain)[0]
     assert labels(plain, seeded) == [f"{name}, seed 0", f"{name}, seed 3"]
     assert labels(plain, strong) == [f"{name}, fedfa.p 0.5", f"{name}, fedfa.p 0.9"]
+    many = [run(f"steps_{last}", options={"steps": [0] * 40 + [last] + [0] * 40}) for last in (1, 2)]
+    assert len(set(labels(*many))) == 2 and "steps_1" in labels(*many)[0], "which differ where the label is cut"
     assert labels(plain, run("d")) == [f"{name}, a", f"{name}, d"], "the same settings: the folders differ"
 
 

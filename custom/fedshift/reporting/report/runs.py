@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fedshift.schema.messages import MethodArrays
 
 _UNKNOWN = "unknown"
+_MAX_PART = 60
+"""Characters of a setting with its value in a run's label."""
 _MAX_DEPTH = 5
 """Levels of subfolders that are searched: in a job downloaded from a server the results are four levels down."""
 
@@ -218,7 +220,7 @@ def _disambiguate(labels: list[str], parts: list[str]) -> list[str]:
     extended = []
     for label, part in zip(labels, parts, strict=True):
         values = {other for name, other in zip(labels, parts, strict=True) if name == label}
-        extended.append(f"{label}, {part}" if len(values) > 1 and part else label)
+        extended.append(f"{label}, {short(part, _MAX_PART)}" if len(values) > 1 and part else label)
     return extended
 
 
@@ -267,7 +269,7 @@ def _flat_settings(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             texts |= _flat_settings(f"{prefix}{key}.", value)
         else:
-            texts[f"{prefix}{key}"] = f"{prefix}{key} {'none' if value is None else short(str(value))}"
+            texts[f"{prefix}{key}"] = f"{prefix}{key} {'none' if value is None else value}"
     return texts
 
 
