@@ -315,11 +315,6 @@ class Thread:
         )
 
 
-def body_of(sent: Sent) -> Body | None:
-    """The body of a letter whose pieces are still needed."""
-    return _content(sent).body if sent.body else None
-
-
 def _content(sent: Sent) -> Content:
     return Content.model_validate_json(sent.text.partition("\n")[0])
 
