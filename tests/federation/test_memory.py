@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,19 @@ def test_bf16_leaves_less_and_a_wider_network_more_for_the_backward_pass() -> No
     assert half.network == full.network and half.activations < 0.75 * full.activations
     wide = footprint(small_job("fedavg", "network.options.features=8"))
     assert wide.activations > 1.5 * full.activations
+
+
+def test_what_a_job_is_measured_by_is_freed() -> None:
+    """Where activations are made in place, what the backward pass keeps of a layer is the layer's own output."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in gc.get_objects())
+
+    job = small_job("fedavg", "network.name=monai.DynUNet", "network.options={strides: [1, 2, 2], filters: [4, 8, 8]}")
+    before = kept()
+    footprint(job)
+    assert kept() == before
 
 
 def test_the_limit_of_a_container_counts_without_pages_that_it_can_drop(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         saved[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
+        return value.detach()  # an output that is kept by what made it would never be freed
 
     with saved_tensors_hooks(keep, lambda value: value):
         with autocast(precision, CPU):

@@ -155,7 +155,7 @@ def _counted(shape: NetworkShape) -> tuple[float, float]:
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         kept[value.untyped_storage()._cdata] = value.untyped_storage()
-        return value
+        return value.detach()  # an output that is kept by what made it would never be freed
 
     with saved_tensors_hooks(keep, lambda value: value):
         out = net(x)
