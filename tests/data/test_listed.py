@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from errors import raises
 from scanfiles import other_sequence, volume, write_described
 
 from data_prep.hippocampus import plan_volumes as plan_hippocampus
@@ -19,6 +20,7 @@ from data_prep.msd import plan_volumes
 from data_prep.own_scans import prepare_own
 from data_prep.volumes import write_volumes
 from fedshift.data.check import check
+from fedshift.data.layouts.dataset_json import read_description
 from fedshift.data.layouts.find import find_sets, gather
 from fedshift.schema.errors import DataError
 
@@ -276,6 +278,13 @@ def test_a_case_with_another_number_of_images_than_the_names(images: int, level:
     (found,) = find_sets(folder)
     assert [finding.level for finding in found.findings if finding.case == "P1"] == ([level] if level else [])
     assert len(found.cases) == CASES - (level is not None)
+
+
+@pytest.mark.parametrize("key", ["channel_names", "modality"])
+def test_names_of_sequences_without_numbers_are_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text(json.dumps({key: ["T2", "ADC"]}), encoding="utf-8")
+    with raises("description-broken", naming=(f'{key} ["T2", "ADC"]', 'number them, as in {"0": "T2", "1": "ADC"}')):
+        read_description(tmp_path)
 
 
 @pytest.mark.reads("list: folders of images and masks beside a list that pairs them otherwise")

@@ -88,8 +88,8 @@ def test_the_description_of_the_data_set_says_which_is_which(tmp_path: Path, bes
         ({"0": "T2", "1": "DWI"}, "sequence-names", ("T2, DWI", "T2, ADC")),
         ({"0": "MRI", "1": "MRI"}, "sequence-names", "MRI, MRI"),
         ({"0": "T2", "1": "ADC", "2": "t2"}, "sequence-names", "T2, ADC, t2"),
-        ({"first": "T2"}, "description-broken", "dataset.json"),
-        (["T2"], "description-broken", "dataset.json"),
+        ({"first": "T2"}, "description-broken", ("dataset.json", 'number them, as in {"0": "first"}')),
+        (["T2", "ADC"], "description-broken", ("dataset.json", 'number them, as in {"0": "T2", "1": "ADC"}')),
     ],
 )
 def test_names_that_do_not_fit_are_refused(tmp_path: Path, content: object, code: str, naming: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.cases import UNNAMED
-from fedshift.data.layouts.dataset_json import FILE
+from fedshift.data.layouts.dataset_json import FILE, channel_names
 from fedshift.data.layouts.names import NUMBERED
 from fedshift.data.picture_files import is_picture
 from fedshift.data.picture_scan import COLOURS
@@ -237,8 +237,7 @@ def _names_in(file: Path) -> dict[int, str]:
     try:
         with reading(file):
             content = json.loads(file.read_text(encoding="utf-8"))
-        names = content.get("channel_names") or content.get("modality") or {}
-        return {number: str(names[key]) for number, key in sorted((int(key), key) for key in names)}
+        return channel_names(content, file)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError("description-broken", f"{file} cannot be parsed ({error}): correct it or remove it") from None
 

@@ -60,9 +60,9 @@ def read_description(folder: Path) -> Description:
     try:
         with reading(path):
             content = json.loads(path.read_text(encoding="utf-8-sig"))
-        names = content.get("channel_names") or content.get("modality") or {}
+        names = channel_names(content, path)
         labels = _labels(content.get("labels") or {}, content.get("regions_class_order") or (), path)
-        sequences = _sequences(tuple(str(names[number]) for number in sorted(names, key=int)), path)
+        sequences = _sequences(tuple(names.values()), path)
         stated = content.get("numTraining")
         return Description(
             name=str(content.get("name") or ""),
@@ -82,6 +82,22 @@ def read_description(folder: Path) -> Description:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"cannot be parsed ({error})"
         raise ScanError("description-broken", path, what, "download it again or remove it") from None
+
+
+def channel_names(content: Mapping[str, Any], path: Path) -> dict[int, str]:
+    """The names of the sequences by their numbers, in this order; empty if there are none.
+
+    Raises:
+        ScanError: they have no numbers, as in a list.
+    """
+    key = next((key for key in ("channel_names", "modality") if content.get(key)), None)
+    names = {} if key is None else content[key]
+    if not isinstance(names, dict) or not all(number.isdecimal() for number in names):
+        listed = [str(name) for name in names] if isinstance(names, list | dict) else [str(names)]
+        example = json.dumps(dict(enumerate(listed)), ensure_ascii=False)
+        what = f"has {key} {json.dumps(names, ensure_ascii=False)}, in which nothing says which is file _0000"
+        raise ScanError("description-broken", path, what, f"number them, as in {example}")
+    return {number: str(names[key]) for number, key in sorted((int(key), key) for key in names)}
 
 
 def numbers(count: int) -> tuple[str, ...]:
