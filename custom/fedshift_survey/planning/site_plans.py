@@ -214,11 +214,12 @@ def _shown(values: Sequence[Any]) -> str:
 
 
 def _range(site: SitePlan) -> str:
-    """Intensities inside the labels, of each channel."""
+    """Intensities inside the labels, of each channel; by name, since sites may have them in another order."""
     keys = ("percentile_00_5", "mean", "percentile_99_5")
-    return "; ".join(
-        " / ".join(f"{channel[key]:.4g}" for key in keys) for channel in site.configuration.intensities if channel
-    )
+    said = [" / ".join(f"{channel[key]:.4g}" for key in keys) for channel in site.configuration.intensities if channel]
+    if len(said) == len(site.sequences) > 1:
+        said = sorted(f"{name}: {numbers}" for name, numbers in zip(site.sequences, said, strict=True))
+    return "; ".join(said)
 
 
 _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
@@ -226,7 +227,7 @@ _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
     ("classes", lambda site: ", ".join(site.classes)),
     ("regions", lambda site: ", ".join(f"{name} of {' + '.join(of)}" for name, of in site.members.items()) or "none"),
     ("voxels to ignore", lambda site: "yes" if site.ignore else "no"),
-    ("sequences", lambda site: ", ".join(site.sequences) or "one"),
+    ("sequences", lambda site: ", ".join(sorted(site.sequences)) or "one"),  # a task takes them by name
     ("normalisation", lambda site: site.configuration.data()["normalise"]),
 )
 _COMPARED: tuple[tuple[str, Callable[[SitePlan], str]], ...] = (

@@ -69,6 +69,29 @@ def test_a_site_with_classes_in_another_order_is_told_how_to_prepare_them(tmp_pa
         propose(sites, of="A", memory=8)
 
 
+def test_sequences_in_another_order_are_those_of_the_proposed_plan(tmp_path: Path) -> None:
+    """A task takes a site's sequences by name."""
+    sites = []
+    for name, sequences in (("A", ("T2", "ADC")), ("B", ("ADC", "T2"))):
+        folder = write_described(tmp_path / name, sequences=sequences, classes=("left", "right"), style="nnunet")
+        path = write_plans(
+            folder / "plans.json", normalization_schemes=["ZScoreNormalization"] * 2, use_mask_for_norm=[False] * 2
+        )
+        content = json.loads(path.read_text())
+        ranges = {"T2": (1.0, 2.0, 3.0), "ADC": (4.0, 5.0, 6.0)}
+        keys = ("percentile_00_5", "mean", "percentile_99_5")
+        content["foreground_intensity_properties_per_channel"] = {
+            str(number): dict(zip(keys, ranges[each], strict=True)) for number, each in enumerate(sequences)
+        }
+        path.write_text(json.dumps(content))
+        sites.append(read_site_plan(name, path, "3d_fullres"))
+    proposal = propose(sites, of="B", memory=8)
+    (row,) = (row for row in proposal.rows if row.what.startswith("intensities"))
+    assert row.said == ("ADC: 4 / 5 / 6; T2: 1 / 2 / 3",) * 2
+    task = yaml.safe_load(proposed_task(proposal, sites, dataset="blobs", name="blobs"))
+    assert task["data"]["sequences"] == ["ADC", "T2"]
+
+
 def test_the_command_writes_a_task_and_keeps_a_changed_one(tmp_path: Path) -> None:
     out = tmp_path / "task.yaml"
     words = ["plans", f"A={site(tmp_path, 'A')}", f"B={site(tmp_path, 'B')}", "--dataset", "blobs", "--out", str(out)]
