@@ -343,6 +343,48 @@ def test_channels_are_not_taken_for_neighbouring_slices(tmp_path: Path) -> None:
         check_fits(found, channels=3, sequences=("T1",), named=found.named, regions=False, dims=3, path=file)
 
 
+@pytest.mark.parametrize(
+    ("reader", "spacing", "uneven", "ends", "says"),
+    [
+        ("SimpleITKIOWithReorient", [1.0, 1.0, 1.0], True, 0, ""),
+        ("SimpleITKIO", [1.0, 1.0, 1.0], True, 0, "as they lie in their files"),
+        ("SimpleITKIO", [1.0, 4.0, 1.0], True, 2, "voxels of 1 x 4 x 1 mm, and the task's are of 3 x 1 x 1"),
+        ("SimpleITKIO", [1.0, 4.0, 1.0], False, 0, "longest along another axis"),
+        ("SimpleITKIO", [4.0, 1.0, 1.0], True, 0, "as they lie in their files"),
+    ],
+)
+def test_scans_that_lay_otherwise_in_their_files_are_refused_or_warned_of(
+    reader: str,
+    spacing: list[float],
+    uneven: bool,
+    ends: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    plans = copy.deepcopy(PLANS) | {"image_reader_writer": reader}
+    plans["configurations"]["3d_fullres"]["spacing"] = spacing
+    changed = {} if uneven else even(plans)
+    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=given, **changed)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    assert main([*words, "--set", "data.patch=[16,16,16]", "data.spacing=[3,1,1]"]) == ends
+    said = capsys.readouterr()
+    assert says in (said.err if ends else said.out)
+    assert ends or ("until it has trained" in said.out) == bool(says)
+
+
+def even(plans: dict[str, Any]) -> dict[str, Any]:
+    """Make the plans' network treat all axes alike; returns its weights as `save` takes them."""
+    arguments = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    arguments |= {"kernel_sizes": [[3, 3, 3]] * 3, "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]]}
+    options = {key: value for key, value in arguments.items() if key not in ("conv_op", "norm_op", "nonlin")}
+    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
+    return {"network_weights": nnunet_networks.with_second_names(net, net.state_dict())}
+
+
 def test_axes_that_plans_turn_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,15 +392,8 @@ def test_axes_that_plans_turn_are_warned_of(
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
     plans = copy.deepcopy(PLANS)
     turned_axes(plans)
-    arguments = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
-    arguments |= {"kernel_sizes": [[3, 3, 3]] * 3, "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]]}
-    options = {key: value for key, value in arguments.items() if key not in ("conv_op", "norm_op", "nonlin")}
-    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
-    file = save(
-        tmp_path / "checkpoint_final.pth",
-        network_weights=nnunet_networks.with_second_names(net, net.state_dict()),
-        init_args={"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET},
-    )
+    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=given, **even(plans))
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
     assert main([*words, "--set", "data.patch=[16,16,16]"]) == 0
     assert "transpose_forward [2, 0, 1]" in capsys.readouterr().out

@@ -140,7 +140,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         channels = cast("StagedNetwork", net).in_channels
         regions = job.task.made_regions
         named = job.task.classes if regions is None else regions.names
-        sequences = getattr(task, "sequences", None)
+        sequences, spacing = getattr(task, "sequences", None), job.task.data.get("spacing")
         check_fits(
             nnunet,
             channels=channels,
@@ -148,15 +148,13 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
             named=named,
             regions=regions is not None,
             dims=len(task.spatial),
+            spacing=spacing,
             path=path,
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            if nnunet.turned:
-                print(
-                    f"its plans turn the axes of files (transpose_forward {list(nnunet.turned)}), and none are turned "
-                    "here: the network sees other axes than those that it has learnt, until it has trained"
-                )
+            if line := _axes_of(nnunet, spacing):
+                print(line)
             if sequences and not alike(nnunet.images, sequences):
                 print(
                     f"its channels are {', '.join(nnunet.images)}: the network takes {', '.join(sequences)} for them, "
@@ -196,6 +194,27 @@ def _as_planned(nnunet: Described) -> str:
     if nnunet.spacing:
         parts.append(f"spacing {' x '.join(f'{mm:g}' for mm in nnunet.spacing)} mm")
     return ", ".join([*parts, *dict.fromkeys(nnunet.normalisation)])
+
+
+def _axes_of(nnunet: Described, spacing: Sequence[float | None] | None) -> str:
+    """Why the network of a checkpoint may have learnt scans that lay otherwise; empty if they lay as all do here."""
+    from fedshift.data.nnunet_plans import REORIENTING
+    from fedshift.tasks.nnunet_checkpoint import other_axes
+
+    sees = "the network sees other axes than those that it has learnt, until it has trained"
+    if nnunet.turned:
+        return (
+            f"its plans turn the axes of files (transpose_forward {list(nnunet.turned)}), and none are turned here: "
+            f"{sees}"
+        )
+    if other_axes(nnunet, spacing):
+        return f"its voxels are longest along another axis than the task's: {sees}"
+    if nnunet.reader in REORIENTING:
+        return ""
+    return (
+        "nnU-Net read its scans as they lie in their files, and here all are turned to RAS: if they lay otherwise, "
+        "the network sees mirrored or turned ones, until it has trained"
+    )
 
 
 def _choose(args: argparse.Namespace) -> None:

@@ -26,6 +26,8 @@ WEIGHTS, ARGUMENTS = "network_weights", "init_args"
 FINAL = "checkpoint_final.pth"
 NOT_OPTIONS = ("conv_op",)
 """What follows from the task."""
+LONGER = 1.5
+"""So many times longer than along the other axes are voxels of thick slices, at least."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Described:
     ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``images``: names of the channels, in their order.
     ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
     (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
-    ``turned``: the axes of files in the order in which nnU-Net read them; empty if it is that of the files.
+    ``turned``: the axes of files in the order in which nnU-Net read them; empty if it is that of the files. ``thin``:
+    whether the network treats one axis otherwise. ``reader``: nnU-Net's, of images.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Described:
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
     turned: tuple[int, ...] = ()
+    thin: bool = False
+    reader: str = ""
 
     @property
     def channels(self) -> int:
@@ -141,8 +146,9 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         named = [name for name, values in kept.items() if values not in (0, [0])]
     else:
         named = sorted(kept, key=lambda name: _least(kept[name]))
-    turned = _turned(plans)
-    _check_axes(turned, arguments, path)
+    turned, thin = _turned(plans), _is_thin(arguments)
+    if turned and thin:
+        raise _other_axes(path, f"its plans turn the axes of files (transpose_forward {list(turned)})")
     return Described(
         name=nnunet_networks.PREFIX + name,
         options=_options(name, arguments, dims, path),
@@ -154,6 +160,8 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         spacing=tuple(float(mm) for mm in chosen.get("spacing", ())),
         normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
         turned=turned,
+        thin=thin,
+        reader=str(plans.get("image_reader_writer", "")),
     )
 
 
@@ -166,17 +174,19 @@ def _turned(plans: Mapping[str, Any]) -> tuple[int, ...]:
     return () if order == sorted(order) else tuple(order)
 
 
-def _check_axes(turned: Sequence[int], arguments: Mapping[str, Any], path: Path) -> None:
-    """Refuse a network that treats one axis otherwise, if its plans turn axes: here it would be another axis."""
+def _is_thin(arguments: Mapping[str, Any]) -> bool:
+    """Whether a network treats one axis otherwise than others."""
     layers = [*(arguments.get("kernel_sizes") or ()), *(arguments.get("strides") or ())]
-    uneven = any(len(set(layer)) > 1 for layer in layers if isinstance(layer, list | tuple))
-    if uneven and turned:
-        raise ConfigError(
-            "weights-unfit",
-            f"{path}: its plans turn the axes of files (transpose_forward {list(turned)}), and its network has thin "
-            "layers along one of them, which would be another axis here: train it on files whose first axis is across "
-            "slices, or take another checkpoint",
-        )
+    return any(len(set(layer)) > 1 for layer in layers if isinstance(layer, list | tuple))
+
+
+def _other_axes(path: Path, why: str) -> ConfigError:
+    """A network that treats one axis otherwise, and would take another axis for it here."""
+    return ConfigError(
+        "weights-unfit",
+        f"{path}: {why}, and its network has thin layers along one axis, which would be another here: train it "
+        "on files whose first axis is across slices, or take another checkpoint",
+    )
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -237,6 +247,28 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def other_axes(found: Described, spacing: Sequence[float | None] | None) -> bool:
+    """Whether the voxels of a checkpoint are long along another axis than the task's: scans lay otherwise in files.
+
+    ``spacing``: as of `check_fits`.
+    """
+    here = (spacing or ())[-found.dims :]
+    if None in here or len(here) != len(found.spacing):
+        return False
+    trained, given = _longest(found.spacing), _longest([float(mm or 0) for mm in here])
+    return None not in (trained, given) and trained != given
+
+
+def _longest(spacing: Sequence[float]) -> int | None:
+    """The axis along which voxels are clearly longer than along the others, if there is one."""
+    second, first = sorted(spacing)[-2:]
+    return list(spacing).index(first) if first > LONGER * second else None
+
+
+def _mm(spacing: Sequence[float | None] | None) -> str:
+    return " x ".join("own" if mm is None else f"{mm:g}" for mm in spacing or ())
+
+
 def alike(trained: Sequence[str], named: Sequence[str]) -> bool:
     """Whether the channels or outputs of a checkpoint are called so, in this order, but for case and the like."""
     return [*map(plain_name, trained)] == [*map(plain_name, named)]
@@ -251,11 +283,13 @@ def check_fits(
     regions: bool,
     dims: int,
     path: Path,
+    spacing: Sequence[float | None] | None = None,
 ) -> None:
     """Refuse a checkpoint of a network for other images or outputs than the task's (`ConfigError`).
 
     ``sequences``: the task's, in their order; empty for one without a name, None for a task that has none.
     ``named``: what its outputs are of, in their order: classes with the background first, or ``regions``.
+    ``spacing``: mm of the task's voxels along z, y, x; None if it has none, or none along an axis.
     """
     for what, trained, given in (
         ("dimensions", found.dims, dims),
@@ -278,6 +312,10 @@ def check_fits(
             "weights-unfit",
             f"{path} was trained on the channels {', '.join(found.images)}, and the task's are of neighbouring slices: "
             "set data.context=1 and as many sequences, or take another checkpoint",
+        )
+    if found.thin and other_axes(found, spacing):
+        raise _other_axes(
+            path, f"it has learnt voxels of {_mm(found.spacing)} mm, and the task's are of {_mm(spacing)}"
         )
     for what, trained_on, here in (("channels", found.images, sequences or ()), ("outputs", found.named, named)):
         if not alike(trained_on, here) and sorted(map(plain_name, trained_on)) == sorted(map(plain_name, here)):
