@@ -343,6 +343,43 @@ def test_channels_are_not_taken_for_neighbouring_slices(tmp_path: Path) -> None:
         check_fits(found, channels=3, sequences=("T1",), named=found.named, regions=False, dims=3, path=file)
 
 
+SAID = "nnU-Net mirrored"
+
+
+@pytest.mark.parametrize(
+    ("learnt", "mirror", "mirrored", "augmentation", "says"),
+    [
+        ((0, 1, 2), "null", "false", "none", "the axes 0, 1, 2 of patches{} evaluation.mirror=true"),
+        ((0, 1, 2), "null", "true", "strong", ""),
+        ((0, 1, 2), "[]", "false", "none", ""),
+        ((1, 0), "null", "false", "none", "the axes 0, 1 of patches{} data.mirror=[0,1] evaluation.mirror=true"),
+        ((0, 1), "null", "true", "none", "the axes 0, 1 of patches{} data.mirror=[0,1]"),
+        ((0, 1), "[0,1]", "true", "strong", ""),
+        (None, "null", "false", "none", ""),
+        (None, "null", "false", "strong", "no axis of patches{} data.mirror=[]"),
+        (None, "null", "true", "none", "no axis of patches{} data.mirror=[] evaluation.mirror=false"),
+    ],
+)
+def test_mirroring_of_a_checkpoint_that_the_task_does_otherwise_is_said(
+    learnt: tuple[int, ...] | None,
+    mirror: str,
+    mirrored: str,
+    augmentation: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    file = save(tmp_path / "checkpoint_final.pth", inference_allowed_mirroring_axes=learnt)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    options = [f"data.mirror={mirror}", f"evaluation.mirror={mirrored}", f"data.augmentation={augmentation}"]
+    assert main([*words, "--set", "data.patch=[16,16,16]", *options]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(SAID)]
+    expected = says.format(" in training and in prediction: for the same here, --set")
+    assert lines == ([f"{SAID} {expected}"] if says else [])
+
+
 @pytest.mark.parametrize(
     ("reader", "spacing", "uneven", "ends", "says"),
     [

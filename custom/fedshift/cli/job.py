@@ -153,8 +153,9 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            if line := _axes_of(nnunet, spacing):
-                print(line)
+            for line in (_axes_of(nnunet, spacing), _mirroring_of(nnunet, job)):
+                if line:
+                    print(line)
             if sequences and not alike(nnunet.images, sequences):
                 print(
                     f"its channels are {', '.join(nnunet.images)}: the network takes {', '.join(sequences)} for them, "
@@ -215,6 +216,25 @@ def _axes_of(nnunet: Described, spacing: Sequence[float | None] | None) -> str:
         "nnU-Net read its scans as they lie in their files, and here all are turned to RAS: if they lay otherwise, "
         "the network sees mirrored or turned ones, until it has trained"
     )
+
+
+def _mirroring_of(nnunet: Described, job: JobSpec) -> str:
+    """Which settings mirror patches as nnU-Net did in training and in prediction, if the task's are others."""
+    data, learnt = job.task.data, list(nnunet.mirror)
+    if "patch" not in data:
+        return ""
+    mirror = data.get("mirror")
+    here = set(range(nnunet.dims) if mirror is None else mirror)
+    mirrored = job.evaluation.mirror
+    used = bool(learnt) or mirrored or data.get("augmentation", "none") != "none"
+    wanted = [
+        *([f"data.mirror={learnt}".replace(" ", "")] if used and here - {*learnt} else []),
+        *([f"evaluation.mirror={str(not mirrored).lower()}"] if mirrored != bool(here & {*learnt}) else []),
+    ]
+    if not wanted:
+        return ""
+    along = f"the axes {', '.join(map(str, learnt))} of patches" if learnt else "no axis of patches"
+    return f"nnU-Net mirrored {along} in training and in prediction: for the same here, --set {' '.join(wanted)}"
 
 
 def _choose(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from fedshift.schema.strict import nearest
 from fedshift.tasks import nnunet_networks
 
 WEIGHTS, ARGUMENTS = "network_weights", "init_args"
+MIRROR = "inference_allowed_mirroring_axes"
 FINAL = "checkpoint_final.pth"
 NOT_OPTIONS = ("conv_op",)
 """What follows from the task."""
@@ -38,7 +39,8 @@ class Described:
     ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
     (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
     ``turned``: the axes of files in the order in which nnU-Net read them; empty if it is that of the files. ``thin``:
-    whether the network treats one axis otherwise. ``reader``: nnU-Net's, of images.
+    whether the network treats one axis otherwise. ``mirror``: axes of a patch along which nnU-Net mirrors in training
+    and in prediction. ``reader``: nnU-Net's, of images.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Described:
     normalisation: tuple[str, ...]
     turned: tuple[int, ...] = ()
     thin: bool = False
+    mirror: tuple[int, ...] = ()
     reader: str = ""
 
     @property
@@ -100,7 +103,8 @@ def described(content: Mapping[str, Any], path: Path) -> Described:
             "folder beside it",
         )
     try:
-        return _described(cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path)
+        found = _described(cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path)
+        return replace(found, mirror=tuple(sorted(int(axis) for axis in content.get(MIRROR) or ())))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise ConfigError(
             "plans-form", f"{path}: its plans are not as nnU-Net 2 writes them ({type(error).__name__}: {error})"
