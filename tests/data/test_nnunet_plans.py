@@ -67,3 +67,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_plans(write_plans(tmp_path / "t.json", reader="Tiff3DIO"))
     with raises("nnunet-plans", naming="RescaleTo01"):
         read_plans(write_plans(tmp_path / "r.json", scheme="RescaleTo01Normalization")).configuration().data()
+
+
+def test_a_folder_in_place_of_the_plans_names_those_in_it(tmp_path: Path) -> None:
+    with raises("nnunet-plans", naming=(str(tmp_path), "such as nnUNetPlans.json")):
+        read_plans(tmp_path)
+    for name in ("nnUNetResEncUNetMPlans.json", "nnUNetPlans.json"):
+        write_plans(tmp_path / name)
+    with raises("nnunet-plans", naming="nnUNetPlans.json, nnUNetResEncUNetMPlans.json"):
+        read_plans(tmp_path)

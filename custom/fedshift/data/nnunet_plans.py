@@ -213,6 +213,10 @@ def read_plans(path: Path) -> Plans:
     """
     if path.suffix == ".pkl":
         raise ConfigError("nnunet-plans", f"{path} is a plan of nnU-Net 1: plan the data set with nnU-Net 2")
+    if path.is_dir():
+        there = sorted(file.name for file in path.glob("*lans*.json"))
+        said = f"name a file in it ({', '.join(there)})" if there else "name the plans file, such as nnUNetPlans.json"
+        raise ConfigError("nnunet-plans", f"{path} is a folder: {said}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
