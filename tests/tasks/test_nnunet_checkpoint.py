@@ -226,7 +226,7 @@ def no_patch(plans: dict[str, Any]) -> None:
         (cascade, "network-unlisted", "3d_lowres"),
         (other_layer, "network-unlisted", "norm_op"),
         (no_patch, "plans-form", "patch_size"),
-        (turned_axes, "weights-unfit", "transpose_forward"),
+        (turned_axes, "weights-unfit", "axial slices"),
     ],
 )
 def test_plans_that_are_refused(

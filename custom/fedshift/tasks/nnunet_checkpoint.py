@@ -188,8 +188,8 @@ def _other_axes(path: Path, why: str) -> ConfigError:
     """A network that treats one axis otherwise, and would take another axis for it here."""
     return ConfigError(
         "weights-unfit",
-        f"{path}: {why}, and its network has thin layers along one axis, which would be another here: train it "
-        "on files whose first axis is across slices, or take another checkpoint",
+        f"{path}: {why}, and its network has thin layers along one axis, which would be another here: take one that "
+        "has learnt axial slices, saved as the first axis of files, or leave out --init",
     )
 
 
