@@ -48,6 +48,7 @@ from fedshift.tasks.base import Everything, SiteData, Subset, Task
 from fedshift.tasks.evaluation.case_scores import CaseScores
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import training_out_of_memory
+from fedshift.tasks.precision import release_freed_memory
 
 if TYPE_CHECKING:
     from fedshift.federation.site.privacy.gate import Gate
@@ -363,6 +364,8 @@ class Site:
             if group is not None:
                 group.close(run, chain)
             arrays = chain.end(self._training)
+            self._net.zero_grad(set_to_none=True)  # memory for what comes now
+            release_freed_memory(next(self._net.parameters()).device)
             weights = read_weights(self._net)
             if not all(np.isfinite(value).all() for value in weights.values()):
                 # Nothing may be written: the optimiser's state is not finite either.
