@@ -45,19 +45,18 @@ def add_arguments(doctor: Any) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    remarks = _remarks(args.kit, args.job)
     if args.json:
-        found = list(remarks)
+        remarks = list(_remarks(args.kit, args.job))
         content = {
-            "wrong": any_error(found),
-            "warnings": sum(remark.level == "warning" for remark in found),
-            "checks": [vars(remark) for remark in found],
+            "wrong": any_error(remarks),
+            "warnings": sum(remark.level == "warning" for remark in remarks),
+            "checks": [vars(remark) for remark in remarks],
         }
         print(json.dumps(content, indent=1))
     else:
-        found = show(remarks)
-        console.print(_conclusion(found), style="red" if any_error(found) else "green")
-    return int(any_error(found))
+        remarks = show(_remarks(args.kit, args.job))
+        console.print(_conclusion(remarks), style="red" if any_error(remarks) else "green")
+    return int(any_error(remarks))
 
 
 def _conclusion(remarks: list[Remark]) -> str:
@@ -189,14 +188,14 @@ def _about_data_here() -> Iterator[Remark]:
     if not sites:
         yield Remark("note", "data", f"no prepared site in {root}: name a KIT, or see 'fedshift data prepare --help'")
     for site in sites:
-        found = list(in_short(site, limit=DATA_LIMIT / len(sites)))
-        yield from found or [Remark("ok", "data", f"{site} passes its check")]
+        remarks = list(in_short(site, limit=DATA_LIMIT / len(sites)))
+        yield from remarks or [Remark("ok", "data", f"{site} passes its check")]
 
 
 def _about_job(kit: Kit | None, job: JobSpec) -> Iterator[Remark]:
     from fedshift.cli.checks.job import JOB_LIMIT, about_job, about_job_memory
 
-    found = list(within("job", partial(about_job, kit, job)))
-    yield from found
-    if not any_error(found):
+    remarks = list(within("job", partial(about_job, kit, job)))
+    yield from remarks
+    if not any_error(remarks):
         yield from within("job memory", partial(about_job_memory, kit, job), limit=JOB_LIMIT)

@@ -152,10 +152,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _said(case: Scored) -> str:
-    """Dice of the classes that a case has, and what is found of those that it lacks."""
+    """Dice of the classes that a case has, and how much is wrongly outlined of those that it lacks."""
     has = [f"{name} {scores['dice']:.3f}" for name, scores in case.scores.items() if name not in case.lacks]
-    found = {name: next(iter(case.scores[name].items())) for name in case.lacks}
-    lacks = [f"no {name}, {size:.2f} {false_positives.UNITS[score]} found" for name, (score, size) in found.items()]
+    false_sizes = {name: next(iter(case.scores[name].items())) for name in case.lacks}
+    lacks = [
+        f"no {name}, {size:.2f} {false_positives.UNITS[score]} found" for name, (score, size) in false_sizes.items()
+    ]
     return "; ".join([*([f"Dice {', '.join(has)}"] if has else []), *lacks])
 
 

@@ -83,20 +83,24 @@ def run(args: argparse.Namespace, model: Model) -> int:
 
 def _table(model: Model, scored: LabelledScores) -> Table:
     """The scores of each class beside how many cases have it, and their averages."""
-    told, n = scored.evaluation, len(scored.ids)
+    evaluation, n = scored.evaluation, len(scored.ids)
     whose = "" if scored.subjects == n else f" of {counted(scored.subjects, 'subject')}"
     table = Table(title=f"{counted(n, 'case')}{whose} (95 % interval)")
-    shown = [score for score in OF_CLASSES if any(score in one.scores for one in (told.classes or {}).values())]
+    shown = [
+        score
+        for score in OF_CLASSES
+        if any(score in class_scores.scores for class_scores in (evaluation.classes or {}).values())
+    ]
     for number, heading in enumerate(("class", "with it", "without", *(SCORES[name].heading for name in shown))):
         table.add_column(heading, justify="right" if number else "left")
-    for name, one in (told.classes or {}).items():
-        cells = (_cell(one.scores.get(score), one.intervals.get(score)) for score in shown)
-        table.add_row(name, str(one.positives), str(one.negatives), *cells)
-    means = (_cell(told.scores.get(score), told.intervals.get(score)) for score in shown)
+    for name, class_scores in (evaluation.classes or {}).items():
+        cells = (_cell(class_scores.scores.get(score), class_scores.intervals.get(score)) for score in shown)
+        table.add_row(name, str(class_scores.positives), str(class_scores.negatives), *cells)
+    means = (_cell(evaluation.scores.get(score), evaluation.intervals.get(score)) for score in shown)
     table.add_row("mean", "", "", *means)
-    spread = told.distributions.get("accuracy")
-    accuracy = _cell(told.scores.get("accuracy"), None if spread is None else spread.interval)
-    kappa = told.scores.get("kappa")
+    spread = evaluation.distributions.get("accuracy")
+    accuracy = _cell(evaluation.scores.get("accuracy"), None if spread is None else spread.interval)
+    kappa = evaluation.scores.get("kappa")
     table.caption = f"mean over the classes with cases of both kinds; accuracy {accuracy} %" + (
         "" if kappa is None else f"; kappa {kappa:.3f}"
     )

@@ -168,11 +168,11 @@ def _status(args: argparse.Namespace) -> int:
     party = open_party(args.folder)
     outcome, owner = party.status(), is_locked(args.folder)
     if args.json:
-        own = party.party
+        member = party.party
         content = {
-            "name": own.name,
-            "role": own.role,
-            "project": own.project,
+            "name": member.name,
+            "role": member.role,
+            "project": member.project,
             "done": outcome.done,
             "line": outcome.line,
         }

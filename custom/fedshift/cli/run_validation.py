@@ -122,8 +122,8 @@ def _table(record: Validation) -> Table:
     for name in names:
         m = metric(name)
         for model, pooled in record.pooled.items():
-            told = [record.sites[site].models.get(model) for site in sites]
-            spreads = [None if each is None else each.scores.get(name) for each in told]
+            of_sites = [record.sites[site].models.get(model) for site in sites]
+            spreads = [None if each is None else each.scores.get(name) for each in of_sites]
             cells = [m.number(None if spread is None else spread.mean) for spread in spreads]
             whole = pooled.scores.get(name)
             against = pooled.against_first.get(name)

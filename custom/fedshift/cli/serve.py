@@ -125,8 +125,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("options-clash", "--listen takes images of nodes that are named: name theirs with --accept")
     elif args.once:
         raise ConfigError("options-clash", "--once ends before anything can be sent: leave it out, or --listen")
-    here = "dimse://" if args.listen is not None else None  # it has options of DIMSE too
-    check_access(args, args.source, args.target, here)
+    listener = "dimse://" if args.listen is not None else None  # it has options of DIMSE too
+    check_access(args, args.source, args.target, listener)
     if args.statistics == "own":
         said = "--statistics own takes many scans of one scanner, and a study has few: use --site or --site-state"
         raise ConfigError("options-clash", said)

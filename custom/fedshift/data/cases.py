@@ -136,13 +136,13 @@ class CaseTable:
         Raises:
             ConfigError: an id that the pattern does not fit.
         """
-        known, cases = subject_pattern(pattern), []
+        expression, cases = subject_pattern(pattern), []
         for case in self.cases:
-            found = known.fullmatch(case.id)
-            if found is None and not case.subject:
+            match = expression.fullmatch(case.id)
+            if match is None and not case.subject:
                 what = f"--subject {pattern!r} does not fit the case {case.id!r} in {self.folder}"
                 raise ConfigError("subject-unmatched", f"{what}: write one that fits all, or the subjects in a table")
-            cases.append(replace(case, subject=case.subject or found[1] if found else case.subject))
+            cases.append(replace(case, subject=case.subject or match[1] if match else case.subject))
         return replace(self, cases=tuple(cases))
 
     def with_volume(self, volume: int) -> CaseTable:

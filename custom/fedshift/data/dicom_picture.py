@@ -93,7 +93,7 @@ def _shown(array: np.ndarray, header: Any, values: Values) -> tuple[np.ndarray, 
         table = read_table(header, VOI_LUT, signed=signed)
         bits = int(table.entries.max()).bit_length()
         more = f", whose values have {bits} bits and not {table.bits}" if bits > table.bits else ""
-        shown = table.of(np.rint(array).astype(np.int64))
+        shown = table.look_up(np.rint(array).astype(np.int64))
         return _scaled(shown, 0, (1 << max(bits, table.bits)) - 1), f"by its VOI LUT{more}"
     if "WindowCenter" in header and "WindowWidth" in header:
         window = Dataset()  # without the rescale slope, so that the result is from 0 to the largest of 16 bits

@@ -121,7 +121,7 @@ class Table:
     entries: np.ndarray
     bits: int = 16
 
-    def of(self, values: np.ndarray) -> np.ndarray:
+    def look_up(self, values: np.ndarray) -> np.ndarray:
         """The results for whole numbers."""
         return np.asarray(self.entries[np.clip(values - self.first, 0, len(self.entries) - 1)])
 
@@ -164,7 +164,7 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
     if values.turned:
         stored = (-1 if values.signed else (1 << values.bits_stored) - 1) - stored
     if values.table is not None:
-        return values.table.of(stored)
+        return values.table.look_up(stored)
     slope, intercept = values.slope, values.intercept
     whole = slope == round(slope) and intercept == round(intercept) and max(abs(slope), abs(intercept)) < 2**31
     if whole and np.issubdtype(stored.dtype, np.integer):

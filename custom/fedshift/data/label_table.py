@@ -175,8 +175,8 @@ class _Reader:
 
     def _finding_columns(self, has: str) -> dict[str, int]:
         """Finding -> the number of its column."""
-        own = {ID, LABEL, SUBJECT, SPLIT, SITE, *self.files, ""}
-        others = [name for name in self.columns if name not in own and not is_stratum(name)]
+        reserved = {ID, LABEL, SUBJECT, SPLIT, SITE, *self.files, ""}
+        others = [name for name in self.columns if name not in reserved and not is_stratum(name)]
         named = [name for name in others if name in self.given] if self.given is not None else others
         if not named:
             what = f"{self.path} has no column of a finding{nearest('', self.given or ())}; it has {has}"

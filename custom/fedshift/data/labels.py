@@ -105,7 +105,9 @@ class Labels:
             values.get(IGNORE, ()),
             {n: [*v] for n, v in values.items() if n not in (IGNORE, BACKGROUND)},
         )
-        wrong = any(value not in own for value, own in zip(order, of_regions.values(), strict=False))
+        wrong = any(
+            value not in region_values for value, region_values in zip(order, of_regions.values(), strict=False)
+        )
         if order and (wrong or len(order) != len(of_regions)):
             said = f"regions_class_order is {', '.join(map(str, order))}, and the regions are {', '.join(of_regions)}"
             raise ConfigError("regions-order", f"{said}: give one of the values of each, in their order")
@@ -113,11 +115,18 @@ class Labels:
         sets: dict[tuple[str, ...], list[int]] = {}
         for value in sorted({value for each in of_regions.values() for value in each}):
             sets.setdefault(tuple(name for name, each in of_regions.items() if value in each), []).append(value)
-        called = {each: next((named[v] for v in own if v in named), JOIN.join(each)) for each, own in sets.items()}
+        called = {
+            each: next((named[v] for v in set_values if v in named), JOIN.join(each))
+            for each, set_values in sets.items()
+        }
         if len(set(called.values())) < len(called):
             called = {each: JOIN.join(each) for each in sets}
         made = cls.named(
-            {BACKGROUND: values.get(BACKGROUND, ()), **{called[e]: own for e, own in sets.items()}, IGNORE: ignored}
+            {
+                BACKGROUND: values.get(BACKGROUND, ()),
+                **{called[e]: set_values for e, set_values in sets.items()},
+                IGNORE: ignored,
+            }
         )
         members = {name: [called[each] for each in sets if name in each] for name in of_regions}
         written = [made.classes[made.class_of[value]] for value in order]
@@ -329,7 +338,9 @@ def _classes_of_regions(
     if {*annotated} <= {*classes} and not {*annotated} <= {*regions.names}:
         return annotated
     _refuse_unknown(annotated, (*classes[1:], *regions.names))
-    members = {name: [classes[n] for n in own] for name, own in zip(regions.names, regions.members, strict=True)}
+    members = {
+        name: [classes[n] for n in numbers] for name, numbers in zip(regions.names, regions.members, strict=True)
+    }
     outlined = {name for each in annotated for name in members.get(each, [each])}
     known = [regions.names[n] for n in regions.known(classes.index(name) for name in outlined)]
     if more := [name for name in known if name not in annotated]:
@@ -355,23 +366,23 @@ def _named(
     return Labels.named(values)
 
 
-def _with_regions_of(labels: Labels, own: Regions, classes: Sequence[str], regions: Regions | None) -> Labels:
-    """Labels with the classes of a task, each found by the regions that it is in; ``own`` are those of the labels."""
+def _with_regions_of(labels: Labels, label_regions: Regions, classes: Sequence[str], regions: Regions | None) -> Labels:
+    """Labels with the classes of a task, each found by its regions; ``label_regions`` are those of the masks."""
     if regions is None:
         raise ConfigError(
             "regions-unknown",
-            f"the masks have the regions {', '.join(own.names)}, which overlap, and the task has none: give its file "
-            "'regions', or say which values are which class with --label",
+            f"the masks have the regions {', '.join(label_regions.names)}, which overlap, and the task has none: give "
+            "its file 'regions', or say which values are which class with --label",
         )
     known = {name.lower(): number for number, name in enumerate(regions.names)}
-    for name in own.names:
+    for name in label_regions.names:
         if name.lower() not in known:
             raise ConfigError(
                 "class-unknown", f"the masks have {name!r}, which is no region{nearest(name, regions.names)}"
             )
     values: dict[str, list[int]] = {}
     for number, name in enumerate(labels.classes[1:], start=1):
-        there = frozenset(known[own.names[k].lower()] for k in np.flatnonzero(own.table[number]))
+        there = frozenset(known[label_regions.names[k].lower()] for k in np.flatnonzero(label_regions.table[number]))
         bits = sum(1 << k for k in there)
         of_task = next((c for c in range(1, len(classes)) if int(regions.sets[c]) == bits), None)
         if of_task is None:

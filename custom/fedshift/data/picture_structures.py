@@ -66,7 +66,7 @@ def structures_in_picture(path: Path) -> tuple[str, ...]:
     if (named := polygons_of(path)) is None:
         return tuple(_files(path))
     file, picture = named
-    return tuple(category for category, those in read_coco(file).of(picture, file).drawn.items() if those)
+    return tuple(category for category, those in read_coco(file).entry(picture, file).drawn.items() if those)
 
 
 def read_picture_structures(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, list[Remark]]:
@@ -164,7 +164,7 @@ class Coco(NamedTuple):
 
     pictures: Mapping[str, Entry]
 
-    def of(self, picture: str, file: Path) -> Entry:
+    def entry(self, picture: str, file: Path) -> Entry:
         """What it says of one picture (`ScanError` if nothing)."""
         if picture not in self.pictures:
             raise ScanError("image-unknown", file, f"says nothing of {picture}", "add it, or leave the picture out")
@@ -261,7 +261,7 @@ def _loaded(file: Path) -> Mapping[str, Any]:
 
 def _drawn(file: Path, picture: str, image: Scan, labels: Labels | None) -> Iterator[Structure]:
     """The categories that are drawn in a picture, and those that are wanted."""
-    entry = read_coco(file).of(picture, file)
+    entry = read_coco(file).entry(picture, file)
     _require_size(file / picture, image, entry.columns, entry.rows)
     wanted = {*map(plain_name, labels.classes), *labels.structures} if labels else set()
     for name, drawn in entry.drawn.items():
@@ -325,16 +325,16 @@ def _remarks(polygons: Sequence[Any], entry: Entry) -> Iterator[Remark]:
     corners = [_corners(numbers) for numbers in polygons]
     if any((each < -BEYOND).any() or (each > (entry.columns + BEYOND, entry.rows + BEYOND)).any() for each in corners):
         yield CUT_OFF
-    if any(_is_within(one, other, entry) for one in corners for other in corners if one is not other):
+    if any(_is_within(inner, outer, entry) for inner in corners for outer in corners if inner is not outer):
         yield NO_HOLE
 
 
-def _is_within(one: np.ndarray, other: np.ndarray, entry: Entry) -> bool:
+def _is_within(inner: np.ndarray, outer: np.ndarray, entry: Entry) -> bool:
     """Whether a polygon lies in another one."""
-    if (one.min(0) < other.min(0)).any() or (one.max(0) > other.max(0)).any():
+    if (inner.min(0) < outer.min(0)).any() or (inner.max(0) > outer.max(0)).any():
         return False
-    drawn = _polygon(one, entry)
-    return bool(drawn.any() and not (drawn & ~_polygon(other, entry)).any())
+    drawn = _polygon(inner, entry)
+    return bool(drawn.any() and not (drawn & ~_polygon(outer, entry)).any())
 
 
 def _lengths(text: str) -> list[int]:

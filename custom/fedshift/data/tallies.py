@@ -86,8 +86,8 @@ def normalised(intensities: Intensities) -> np.ndarray:
 
 def of_pictures(sites: Iterable[Fingerprint]) -> bool:
     """Whether the sites that tell of their cases have pictures."""
-    told = [site for site in sites if site.geometry is not None]
-    return bool(told) and all(site.of_pictures for site in told)
+    described = [site for site in sites if site.geometry is not None]
+    return bool(described) and all(site.of_pictures for site in described)
 
 
 def worded(text: str, *, pictures: bool) -> str:

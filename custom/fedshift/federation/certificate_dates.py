@@ -25,7 +25,7 @@ class Validity:
     until: datetime
 
     @classmethod
-    def of(cls, certificate: Certificate) -> Self:
+    def from_certificate(cls, certificate: Certificate) -> Self:
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         name = str(names[0].value) if names else "nobody"
         return cls(name, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
@@ -59,7 +59,7 @@ def expiry_notice(kit: Path) -> str | None:
         path = kit / "startup" / name
         if path.is_file():
             try:
-                validity = Validity.of(load_pem_x509_certificate(path.read_bytes()))
+                validity = Validity.from_certificate(load_pem_x509_certificate(path.read_bytes()))
             except (OSError, ValueError) as error:
                 return f"{path} cannot be read ({error}): unpack the kit again"
             said = validity.notice(datetime.now(UTC))

@@ -105,8 +105,8 @@ def open_kit(folder: Path, *, console: bool = False) -> Kit:
         port=int(port),
         scheme=scheme,
         server=str(server.get("identity") or server.get("admin_server") or host),
-        certificate=Validity.of(certificate),
-        root=Validity.of(issuer),
+        certificate=Validity.from_certificate(certificate),
+        root=Validity.from_certificate(issuer),
     )
 
 

@@ -25,11 +25,13 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def about_listed_packages(kit: Kit) -> Iterator[Remark]:
     """The packages that a site's policy lists, against those that are installed."""
     for name, spec in (read_settings(kit.local).privacy or Policy()).packages.items():
-        here = installed(name).spec
-        if here == spec:
+        installed_spec = installed(name).spec
+        if installed_spec == spec:
             yield Remark("ok", "packages", f"{name} {spec} is installed as the policy lists it")
         else:
-            text = f"the policy lists {name} {spec}, and {here} is installed: no job can use it until they agree"
+            text = (
+                f"the policy lists {name} {spec}, and {installed_spec} is installed: no job can use it until they agree"
+            )
             yield Remark("error", "packages", text)
 
 

@@ -107,8 +107,8 @@ def about_gpu() -> Iterator[Remark]:
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             driver = next((driver for _, driver in known), "")
-            told = f", driver {driver}" if driver else ""
-            text = f"{torch.cuda.get_device_name(number)}{told}, {free / GIGA:.0f} of {total / GIGA:.0f} GB free"
+            driver_note = f", driver {driver}" if driver else ""
+            text = f"{torch.cuda.get_device_name(number)}{driver_note}, {free / GIGA:.0f} of {total / GIGA:.0f} GB free"
             yield Remark("ok" if free > total / 2 else "warning", "GPU", text + _others(free, total))
     elif known and torch.version.cuda is None:
         text = f"{known[0][0]} is there, and this build of PyTorch is for processors: install one for CUDA"

@@ -45,13 +45,13 @@ def any_error(remarks: Sequence[Remark]) -> bool:
 
 def within(about: str, check: Callable[[], Iterable[Remark]], *, limit: float = LIMIT) -> Iterator[Remark]:
     """The remarks of a check; those that came before an error or the end of its time, and then what happened."""
-    found: list[Remark] = []
+    remarks: list[Remark] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
             for remark in check():
-                found.append(remark)
+                remarks.append(remark)
         except Exception as error:
             failed.append(error)
 
@@ -59,7 +59,7 @@ def within(about: str, check: Callable[[], Iterable[Remark]], *, limit: float = 
     thread.start()
     thread.join(limit)
     overdue = thread.is_alive()
-    yield from list(found)
+    yield from list(remarks)
     if overdue:
         yield Remark("note", about, f"not checked to the end: there was no answer within {limit:g} s")
     for error in failed:

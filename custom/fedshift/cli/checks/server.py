@@ -43,7 +43,7 @@ LONGEST_NAME = 64
 def about_name(kit: Kit) -> Iterator[Remark]:
     """Whether the server's name can be resolved on this machine."""
     try:
-        found = socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         text = (
             f"{kit.host} is not known here ({error.strerror}): compare it with what the coordinator says, ask for an "
@@ -51,7 +51,7 @@ def about_name(kit: Kit) -> Iterator[Remark]:
         )
         yield Remark("error", "name", text)
         return
-    yield Remark("ok", "name", f"{kit.host} is {', '.join(sorted({str(entry[4][0]) for entry in found}))}")
+    yield Remark("ok", "name", f"{kit.host} is {', '.join(sorted({str(entry[4][0]) for entry in addresses}))}")
 
 
 def about_proxy(kit: Kit, environ: Mapping[str, str] = os.environ) -> Iterator[Remark]:
@@ -98,12 +98,12 @@ class Answer:
 def ask_server(kit: Kit) -> Answer:
     """Connect as the kit's party would, look at the certificate that is shown, and ask for nothing."""
     where, startup = f"{kit.host}:{kit.port}", kit.folder / "startup"
-    own = CERTIFICATE[kit.role]
+    stem = CERTIFICATE[kit.role]
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     ours.check_hostname = False  # kits name the server as it was provisioned, addresses may differ
     try:
         ours.load_verify_locations(startup / "rootCA.pem")
-        ours.load_cert_chain(startup / f"{own}.crt", startup / f"{own}.key")
+        ours.load_cert_chain(startup / f"{stem}.crt", startup / f"{stem}.key")
     except OSError as error:  # OpenSSL's errors, too
         return _answer("error", f"the certificates and the key in {startup} cannot be used ({error})")
     try:
@@ -154,7 +154,7 @@ def _about_certificate(kit: Kit, where: str, shown: bytes | None) -> Iterator[Re
     if shown is None:
         yield Remark("ok", "server", f"{where} answers")
         return
-    validity = Validity.of(load_der_x509_certificate(shown))
+    validity = Validity.from_certificate(load_der_x509_certificate(shown))
     if validity.name != kit.server[:LONGEST_NAME]:
         text = f"{where} shows the certificate of {validity.name}, and the kit's server is {kit.server}"
         yield Remark("error", "server", f"{text}: ask the coordinator what listens there")
