@@ -51,7 +51,7 @@ def test_a_bundle_is_scored_beside_a_model(tmp_path: Path) -> None:
     )
     record = begin(blob_spec(refs), carried).record()
     assert (record.models["theirs"].task, record.models["theirs"].kind) == ("bundle Ball 0.2.0", "unknown")
-    told = answer(site, "A", blob_spec(refs), carried, own=tmp_path / "own")
+    told = answer(site, "A", blob_spec(refs), carried, scores_folder=tmp_path / "own")
     assert set(told.models) == {"theirs", "ours"} and "dice" in told.models["ours"].against_first
     with (tmp_path / "own" / OWN_FILE).open(newline="", encoding="utf-8") as file:
         own = {row["case"]: row for row in csv.DictReader(file) if row["model"] == "theirs"}

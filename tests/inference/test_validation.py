@@ -77,7 +77,7 @@ def test_the_scores_are_those_of_evaluate(
     files: dict[str, Path], carried: tuple[Path, tuple[ModelRef, ...]], sites: dict[str, Path], tmp_path: Path
 ) -> None:
     folder, refs = carried
-    told = answer(sites["A"], "A", blob_spec(refs), folder, own=tmp_path / "own")
+    told = answer(sites["A"], "A", blob_spec(refs), folder, scores_folder=tmp_path / "own")
     own = own_scores(tmp_path / "own")
     manifest = read_manifest(sites["A"])
     test = tmp_path / "test"

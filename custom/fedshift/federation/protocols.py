@@ -229,8 +229,8 @@ def require_validation_samples(data: Mapping[str, Path]) -> None:
 
 def _scores_of_rounds(run: Results, site: str) -> dict[int, float]:
     """Round -> validation score of its aggregate at the held-out site; empty if the run has not asked for it."""
-    told = {record.round: record.held_out[site] for record in run.rounds if site in record.held_out}
-    return {round_: values[run.job.metric] for round_, values in told.items() if run.job.metric in values}
+    held_out = {record.round: record.held_out[site] for record in run.rounds if site in record.held_out}
+    return {round_: values[run.job.metric] for round_, values in held_out.items() if run.job.metric in values}
 
 
 def _ended(folder: Path, site: str) -> Results | None:

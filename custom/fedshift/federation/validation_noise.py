@@ -42,7 +42,7 @@ class NoisyMeans:
             planned = [self._budget.planned]
             Ledger(ledger).check(self._policy.budget, planned, site=self._site, job=self._job, run=None)
 
-    def told(
+    def answer(
         self,
         plain: SiteValidation,
         values: Mapping[str, Mapping[str, np.ndarray]],
@@ -54,7 +54,7 @@ class NoisyMeans:
         """The answer, recorded in the ledger.
 
         Args:
-            plain: what is told of the site.
+            plain: the site's answer, without scores.
             values: model -> score -> value of each case (n,), NaN for one without it.
             subjects: whose each case is.
             ledger: its folder; None if nothing leaves this machine.

@@ -90,8 +90,8 @@ class ValidationAnswers:
         if {*answer.models, *answer.refused} != named:
             return "it does not tell of each model whether it was scored"
         for scores in answer.models.values():
-            told = [scores.scores, *(each for values in scores.strata.values() for each in values.values())]
-            for name, spread in ((name, spread) for each in told for name, spread in each.items()):
+            distributions = [scores.scores, *(each for values in scores.strata.values() for each in values.values())]
+            for name, spread in ((name, spread) for each in distributions for name, spread in each.items()):
                 low, high = self._range(name)
                 if not low <= spread.mean <= high:
                     return f"its mean {name[:64]} is {spread.mean:g}, and lies between {low:g} and {high:g}"
@@ -143,33 +143,33 @@ def checked_answer(content: object) -> SiteValidation | str:
 
 def pooled(sites: Mapping[str, SiteValidation], model: str) -> PooledModel:
     """A model over the sites that tell of it."""
-    told = [answer.models[model] for answer in sites.values() if model in answer.models]
+    model_scores = [answer.models[model] for answer in sites.values() if model in answer.models]
     strata: dict[str, dict[str, dict[str, list[Distribution]]]] = {}
-    for scores in told:
+    for scores in model_scores:
         for column, values in scores.strata.items():
             for value, named in values.items():
                 for name, spread in named.items():
                     of_value = strata.setdefault(column, {}).setdefault(value, {})
                     of_value.setdefault(name, []).append(spread)
     return PooledModel(
-        scores={name: _mean(each) for name, each in _by_name(scores.scores for scores in told).items()},
+        scores={name: _mean(each) for name, each in _by_name(scores.scores for scores in model_scores).items()},
         strata={
             column: {value: {name: _mean(each) for name, each in named.items()} for value, named in values.items()}
             for column, values in strata.items()
         },
         against_first={
-            name: _difference(each) for name, each in _by_name(scores.against_first for scores in told).items()
+            name: _difference(each) for name, each in _by_name(scores.against_first for scores in model_scores).items()
         },
-        areas={name: _area(each) for name, each in _by_name(scores.areas for scores in told).items()},
+        areas={name: _area(each) for name, each in _by_name(scores.areas for scores in model_scores).items()},
     )
 
 
-def _by_name(told: Iterable[Mapping[str, T]]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
-    for each in told:
+def _by_name(mappings: Iterable[Mapping[str, T]]) -> dict[str, list[T]]:
+    by_name: dict[str, list[T]] = {}
+    for each in mappings:
         for name, value in each.items():
-            found.setdefault(name, []).append(value)
-    return found
+            by_name.setdefault(name, []).append(value)
+    return by_name
 
 
 def _mean(spreads: list[Distribution]) -> PooledScore:
@@ -190,9 +190,9 @@ def _difference(paired: list[PairedDifference]) -> PooledDifference:
     return _over_sites(known, n=whole.n, mean=whole.mean)
 
 
-def _area(told: list[ClassArea]) -> PooledArea:
-    pairs = [each.pairs for each in told]
-    compared = [(each, each.against_first) for each in told if each.against_first is not None]
+def _area(areas: list[ClassArea]) -> PooledArea:
+    pairs = [each.pairs for each in areas]
+    compared = [(each, each.against_first) for each in areas if each.against_first is not None]
     against = None
     if compared:
         differences, weights = [each.difference for _, each in compared], [area.pairs for area, _ in compared]
@@ -202,11 +202,11 @@ def _area(told: list[ClassArea]) -> PooledArea:
             mean=float(np.average(differences, weights=weights)),
         )
     return PooledArea(
-        sites=len(told),
-        positives=sum(each.positives for each in told),
-        negatives=sum(each.negatives for each in told),
-        mean=float(np.average([each.area for each in told], weights=pairs)),
-        of_sites=float(np.mean([each.area for each in told])),
+        sites=len(areas),
+        positives=sum(each.positives for each in areas),
+        negatives=sum(each.negatives for each in areas),
+        mean=float(np.average([each.area for each in areas], weights=pairs)),
+        of_sites=float(np.mean([each.area for each in areas])),
         against_first=against,
     )
 

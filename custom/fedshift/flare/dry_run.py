@@ -152,8 +152,8 @@ def dry_run_validation(
     from fedshift.inference.validation import answer
 
     account = _copied_ledger(ledger, folder / "ledger")
-    told = answer(data, name, spec, models_of(job), settings.privacy, ledger=account, device=settings.device)
-    return Sent(codec.SCORE, tuple(_plain(told.model_dump(mode="json", exclude_none=True), (name,))))
+    validation = answer(data, name, spec, models_of(job), settings.privacy, ledger=account, device=settings.device)
+    return Sent(codec.SCORE, tuple(_plain(validation.model_dump(mode="json", exclude_none=True), (name,))))
 
 
 def _copied_ledger(ledger: Path | None, copy: Path) -> Path:

@@ -175,8 +175,8 @@ class QuestionExecutor(Executor):
                 )
             ledger = SiteLedger(name, None if simulated else local_folder(fl_ctx))
             ledger.require(codec.decode_task(shareable))
-            told = self.tell(name, fl_ctx, stop=lambda: bool(abort_signal.triggered))
-            return codec.encode_told(self.part, told, ledger=ledger.head())
+            answer = self.tell(name, fl_ctx, stop=lambda: bool(abort_signal.triggered))
+            return codec.encode_told(self.part, answer, ledger=ledger.head())
         except PolicyError as error:
             log.error("site %s: %s", name, error)
             return codec.encode_told(self.part, str(error))

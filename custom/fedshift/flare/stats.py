@@ -127,8 +127,8 @@ class SiteWork:
     def stats(self) -> dict[str, str]:
         """The site's lines."""
         task = self._task
-        now = "waiting for the server" if task is None else f"{task[0]}, for {duration(self._clock() - task[1])}"
-        return {"at work on": now, "last answer": self._answer}
+        work = "waiting for the server" if task is None else f"{task[0]}, for {duration(self._clock() - task[1])}"
+        return {"at work on": work, "last answer": self._answer}
 
 
 def _task(task: str, round_: int) -> str:

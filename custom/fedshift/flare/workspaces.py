@@ -120,15 +120,15 @@ def find_former(workspace: Path, *, in_process: bool, force: bool) -> Former:
         raise ConfigError("not-a-folder", f"{workspace} is not a folder: give another -w")
     paths = [path for path in workspace.glob("*") if path.name not in KEPT]
     simulated = RunFolders(workspace).server.is_dir() or aside_of(workspace).is_dir()
-    here = _reads(read_results, workspace) or _reads(read_progress, workspace)
-    if paths and not simulated and not here:
+    ran_in_process = _reads(read_results, workspace) or _reads(read_progress, workspace)
+    if paths and not simulated and not ran_in_process:
         raise ConfigError("folder-in-use", f"{workspace} holds something other than a run: give another -w")
-    if paths and here != in_process and not force:
-        how = "in one process" if here else "under FLARE"
+    if paths and ran_in_process != in_process and not force:
+        how = "in one process" if ran_in_process else "under FLARE"
         raise ConfigError(
             "run-exists", f"{workspace} holds a run that was made {how}: use --force to replace it, or give another -w"
         )
-    return Former(paths, here)
+    return Former(paths, ran_in_process)
 
 
 def _reads(read: Callable[[Path], object], folder: Path) -> bool:

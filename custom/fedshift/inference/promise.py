@@ -29,13 +29,13 @@ WIDE = 5
 class Promised:
     """What holds here: ``levels``, structure or class -> its promise, for ``population``, in words.
 
-    ``own``: the statistics that the model had when it was calibrated here; empty for other promises.
+    ``statistics``: those that the model had when it was calibrated here; empty for other promises.
     """
 
     alpha: float
     population: str
     levels: Mapping[str, Promise]
-    own: str = ""
+    statistics: str = ""
 
     @property
     def covered(self) -> dict[str, Promise]:
@@ -176,11 +176,11 @@ def of_statistics(model: Model, choice: Choice) -> Choice:
 
 def require_statistics(promise: Promised, ready: ReadyModel) -> None:
     """Refuse a model with other statistics than it was calibrated with (ConfigError)."""
-    if promise.own and promise.own.split(",")[0] != ready.statistics.split(",")[0]:
+    if promise.statistics and promise.statistics.split(",")[0] != ready.statistics.split(",")[0]:
         raise ConfigError(
             "statistics-choice",
-            f"{ready.model.path} was calibrated with statistics {promise.own!r}, now it has {ready.statistics!r}: "
-            "make the same choice (--statistics, --site or --site-state)",
+            f"{ready.model.path} was calibrated with statistics {promise.statistics!r}, now it has "
+            f"{ready.statistics!r}: make the same choice (--statistics, --site or --site-state)",
         )
 
 
@@ -204,14 +204,14 @@ class Outlines:
             for side, level in _levels(self._promises[name]).items():
                 self.sides[name][side][part] = above(values, level)
 
-    def remarks(self, found: Mapping[str, int]) -> Iterator[str]:
-        """On outer outlines that are too wide to say much; ``found``: voxels of each structure in the mask."""
+    def remarks(self, mask_voxels: Mapping[str, int]) -> Iterator[str]:
+        """On outer outlines that are too wide to say much; ``mask_voxels``: of each structure."""
         for name, sides in self.sides.items():
             voxels = int(np.count_nonzero(sides["outer"])) if "outer" in sides else 0
-            if voxels > WIDE * found[name] > 0:
-                times = f"{voxels / found[name]:.0f} times as large as the mask"
+            if voxels > WIDE * mask_voxels[name] > 0:
+                times = f"{voxels / mask_voxels[name]:.0f} times as large as the mask"
                 yield f"the outer outline of {name} is {times}: it keeps its promise, and says little about this scan"
-            elif voxels and not found[name]:
+            elif voxels and not mask_voxels[name]:
                 yield f"the mask of {name} is empty, and its outer outline has {voxels} voxels"
 
 

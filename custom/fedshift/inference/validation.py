@@ -88,7 +88,7 @@ def answer(
     *,
     packages: Listed = None,
     ledger: Path | None = None,
-    own: Path | None = None,
+    scores_folder: Path | None = None,
     device: str = "auto",
     progress: Callable[[str, str], None] = lambda model, case: None,
 ) -> SiteValidation:
@@ -102,7 +102,7 @@ def answer(
         policy: the site's policy; None for the default one.
         packages: those whose code the site lets a model use; None for all that are installed.
         ledger: folder of its account of what left with noise; None if nothing leaves this machine.
-        own: where the scores of single cases are written, for the site itself; None for nowhere.
+        scores_folder: where the scores of single cases are written, for the site itself; None for nowhere.
         device: a torch device name, or ``auto``.
         progress: called with model and case after each is scored.
 
@@ -140,9 +140,9 @@ def answer(
             refused[name] = "it fails on cases that can be read (the site's log says which)"
             continue
         scored[name] = of_model
-    if own is not None:
-        _write_own(own, cases, scored)
-    told = SiteValidation(
+    if scores_folder is not None:
+        _write_own(scores_folder, cases, scored)
+    unscored = SiteValidation(
         site=site,
         dataset=manifest.dataset,
         kind=manifest.kind,
@@ -151,11 +151,11 @@ def answer(
         refused=refused,
     )
     if not scored:
-        return told
+        return unscored
     if noise is not None:
         values = {name: each.values for name, each in scored.items()}
-        return noise.told(told, values, cases.subjects, ledger, first=spec.first)
-    return _told(told, spec, cases, scored, opened, policy)
+        return noise.answer(unscored, values, cases.subjects, ledger, first=spec.first)
+    return _with_scores(unscored, spec, cases, scored, opened, policy)
 
 
 def _refuse(policy: Policy, spec: ValidationSpec, site: str) -> None:
@@ -281,8 +281,8 @@ def _write_own(path: Path, cases: SiteCases, scored: Mapping[str, CaseValues]) -
 # --- what is told ---------------------------------------------------------------------------------------
 
 
-def _told(
-    told: SiteValidation,
+def _with_scores(
+    unscored: SiteValidation,
     spec: ValidationSpec,
     cases: SiteCases,
     scored: Mapping[str, CaseValues],
@@ -308,7 +308,7 @@ def _told(
     if told_of is None:
         raise PolicyError(
             "too-few-cases",
-            f"site {told.site}: fewer of its cases have {main} than its policy wants (privacy.survey_cases, "
+            f"site {unscored.site}: fewer of its cases have {main} than its policy wants (privacy.survey_cases, "
             f"privacy.min_cases: {policy.least_told}): leave the site out",
         )
     names, groups = told_of.names, told_of.columns
@@ -332,13 +332,13 @@ def _told(
     seed = derive_seed(0, "scoring", 0, "bootstrap")
 
     def spreads(model: str, over: Sequence[str], cell: np.ndarray | None = None) -> Scores:
-        told: Scores = {}
+        distributions: Scores = {}
         for name in over:
             inside = ~np.isnan(scored[model].values[name]) if cell is None else cell
             whose = [subject for subject, is_in in zip(subjects, inside, strict=True) if is_in]
             each = scored[model].values[name][inside]
-            told[name] = distribution(each, seed=seed, share_cases=False, subjects=whose)
-        return told
+            distributions[name] = distribution(each, seed=seed, share_cases=False, subjects=whose)
+        return distributions
 
     models = {}
     structures = structures_of(opened[first]) if segments(opened[first]) else ()
@@ -364,7 +364,7 @@ def _told(
         models[model] = ModelScores(
             scores=spreads(model, names), strata=strata, against_first=against, areas=areas_told.get(model, {})
         )
-    return SiteValidation.model_validate({**told.model_dump(), "models": models, "withheld": withheld})
+    return SiteValidation.model_validate({**unscored.model_dump(), "models": models, "withheld": withheld})
 
 
 @dataclass(frozen=True)

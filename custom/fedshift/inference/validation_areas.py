@@ -24,12 +24,12 @@ def admitted(cells: Cells, truth: np.ndarray, part: np.ndarray) -> list[int]:
         truth: whether each case has each class, (n, K): 1, 0, or NaN where it is unknown.
         part: the cases that are scored, (n,) bool.
     """
-    told = []
+    numbers = []
     for k, column in enumerate(truth.T):
         kinds = [(column == value) & part for value in (1, 0)]
         if all(kind.any() for kind in kinds) and cells.admit(kinds):
-            told.append(k)
-    return told
+            numbers.append(k)
+    return numbers
 
 
 def areas(
@@ -44,7 +44,7 @@ def areas(
         first: the model that the others are compared with, if it is among them.
         several: whether some subjects have several cases.
     """
-    told: dict[str, dict[str, ClassArea]] = {model: {} for model in probabilities}
+    by_model: dict[str, dict[str, ClassArea]] = {model: {} for model in probabilities}
     for k, name in classes.items():
         known = ~np.isnan(truth[:, k])
         has = truth[known, k] == 1
@@ -54,14 +54,14 @@ def areas(
             if model != first and first in of_model:
                 against = _against(has, value, of_model[first], several=several)
             estimate = None if several else delong.area(has, value)
-            told[model][name] = ClassArea(
+            by_model[model][name] = ClassArea(
                 positives=int(has.sum()),
                 negatives=int((~has).sum()),
                 area=_area(has, value),
                 error=None if estimate is None else estimate.error,
                 against_first=against,
             )
-    return told
+    return by_model
 
 
 def _area(has: np.ndarray, value: np.ndarray) -> float:

@@ -92,21 +92,21 @@ def validate_in_process(
     on_change(answers)
     for site in spec.sites:
         try:
-            told = answer(
+            site_answer = answer(
                 data[site],
                 site,
                 spec,
                 models,
                 (policies or {}).get(site),
                 packages=listed_packages((policies or {}).get(site), simulated=True),
-                own=folder / SITES / site,
+                scores_folder=folder / SITES / site,
                 device=device,
                 progress=partial(progress, site),
             )
         except FedshiftError as error:
             answers.refuse(site, str(error))
         else:
-            answers.add(site, told)
+            answers.add(site, site_answer)
     record = answers.record()
     record.write(folder)
     return record

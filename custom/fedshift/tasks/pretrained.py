@@ -68,14 +68,14 @@ def file_of(path: Path) -> Path:
     if not path.is_dir():
         return path
     inside = path / IN_BUNDLE
-    found = inside if inside.is_file() else nnunet_checkpoint.checkpoint_in(path)
-    if found is None:
+    file = inside if inside.is_file() else nnunet_checkpoint.checkpoint_in(path)
+    if file is None:
         raise ConfigError(
             "weights-missing",
             f"{path} has no {IN_BUNDLE}, as a MONAI bundle has, and no fold_0/{nnunet_checkpoint.FINAL}, as results of "
             "nnU-Net have: name a file of weights",
         )
-    return found
+    return file
 
 
 def identify(path: Path, *, partial: bool = False) -> WeightsSpec:
@@ -194,21 +194,23 @@ def describe(spec: WeightsSpec, taken: Taken) -> str:
     return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {taken})"
 
 
-def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, own: Path | None = None) -> Lineage:
+def trained_by(
+    spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, site_folder: Path | None = None
+) -> Lineage:
     """The sites that have trained a job's file, if fedshift wrote it; arguments and errors as `find`."""
-    return lineage_of(_content(find(spec, environ, own=own)), where=spec.file)
+    return lineage_of(_content(find(spec, environ, site_folder=site_folder)), where=spec.file)
 
 
-def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, own: Path | None = None) -> Path:
+def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, site_folder: Path | None = None) -> Path:
     """Path of a job's file: in the folder that a site's settings name, if they do; in ``$FEDSHIFT_WEIGHTS``, or in
     ``weights/`` of `data_home`.
 
-    ``own``: that folder (`fedshift.data.locate.SiteSettings.weights`).
+    ``site_folder``: the former (`fedshift.data.locate.SiteSettings.weights`).
 
     Raises:
         ConfigError: it is missing, or the file of that name has another hash. The message lists the folders searched.
     """
-    looked = [*([own] if own else []), *_folders(environ)]
+    looked = [*([site_folder] if site_folder else []), *_folders(environ)]
     others = []
     for path in (folder / name for folder in looked for name in (_kept_as(spec), spec.file)):
         if path.is_file():

@@ -25,7 +25,7 @@ def starting_network(job: JobSpec, *, weights: Path | None = None) -> tuple[nn.M
     Raises:
         ConfigError: the file is not here, or does not fit the network.
     """
-    return network_from(job, pretrained.find(_file(job), own=weights))
+    return network_from(job, pretrained.find(_file(job), site_folder=weights))
 
 
 def network_from(job: JobSpec, path: Path) -> tuple[nn.Module, str]:
@@ -52,7 +52,7 @@ def base_weights(job: JobSpec, *, weights: Path | None = None) -> dict[str, Tens
 
     Arguments and errors are those of `starting_network`.
     """
-    return _plain(job, pretrained.find(_file(job), own=weights))[0].state_dict()
+    return _plain(job, pretrained.find(_file(job), site_folder=weights))[0].state_dict()
 
 
 def _plain(job: JobSpec, path: Path) -> tuple[nn.Module, pretrained.Taken]:

@@ -55,7 +55,7 @@ class GlobalModel:
         net, loaded = starting_network(self._job, weights=weights)
         self.weights, self._outgoing = read_weights(net), None
         self._start(net)
-        return loaded, pretrained.trained_by(spec, own=weights)
+        return loaded, pretrained.trained_by(spec, site_folder=weights)
 
     def restore(self, weights: Weights, methods: MethodArrays) -> None:
         """Go on from saved weights and method state."""

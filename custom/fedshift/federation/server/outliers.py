@@ -44,8 +44,8 @@ def medians(updates: Sequence[Measured], earlier: Mapping[str, float]) -> dict[s
         {PARAMETERS: change.parameters, BUFFERS: change.buffers, **change.arrays}
         for change in (update.change for update in updates)
     ]
-    now = {name: float(statistics.median(size[name] for size in sizes)) for name in sizes[0]}
-    return {**earlier, **{name: max(size, earlier.get(name, 0.0)) for name, size in now.items()}}
+    current = {name: float(statistics.median(size[name] for size in sizes)) for name in sizes[0]}
+    return {**earlier, **{name: max(size, earlier.get(name, 0.0)) for name, size in current.items()}}
 
 
 def outliers(

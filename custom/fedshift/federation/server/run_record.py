@@ -267,18 +267,18 @@ class RunRecord:
 
     def thresholds(self, round_: int) -> dict[str, dict[str, float]]:
         """Site -> class -> the threshold that its validation part has chosen for a round's model."""
-        return self._of_classes(round_, lambda told: told.threshold if told.chosen else None)
+        return self._of_classes(round_, lambda scores: scores.threshold if scores.chosen else None)
 
     def specific_thresholds(self, round_: int) -> dict[str, dict[str, float]]:
         """Site -> class -> the threshold that has the job's specificity on its validation part."""
-        return self._of_classes(round_, lambda told: told.specific)
+        return self._of_classes(round_, lambda scores: scores.specific)
 
     def _of_classes(self, round_: int, value_of: Callable[[ClassScores], float | None]) -> dict[str, dict[str, float]]:
         values: dict[str, dict[str, float]] = {}
         for site, scores in self._answers_of(round_).items():
             tested = scores.evaluations.get("test")
-            for name, told in ((tested and tested.classes) or {}).items():
-                if (value := value_of(told)) is not None:
+            for name, class_scores in ((tested and tested.classes) or {}).items():
+                if (value := value_of(class_scores)) is not None:
                     values.setdefault(site, {})[name] = value
         return values
 

@@ -113,14 +113,18 @@ def _check_classes(key: str, evaluation: Evaluation, task: Task, *, most: int, n
         low, high = task.metrics.get(name, (0, 0))
         if name not in evaluation.scores or not low <= ends[0] <= ends[1] <= high:
             raise Rejected(f"{key}.intervals.{name}", "is of no score that was sent, or beyond its range")
-    for name, told in (evaluation.classes or {}).items():
+    for name, class_scores in (evaluation.classes or {}).items():
         if task.dense or name not in names:
             raise Rejected(f"{key}.classes", f"names {name}, which is no class that this task scores")
-        if told.positives + told.negatives > most:
+        if class_scores.positives + class_scores.negatives > most:
             raise Rejected(
-                f"{key}.classes.{name}", f"has {told.positives + told.negatives} cases, the part has {most} samples"
+                f"{key}.classes.{name}",
+                f"has {class_scores.positives + class_scores.negatives} cases, the part has {most} samples",
             )
-        if not told.scores.keys() <= task.metrics.keys() or not told.intervals.keys() <= told.scores.keys():
+        if (
+            not class_scores.scores.keys() <= task.metrics.keys()
+            or not class_scores.intervals.keys() <= class_scores.scores.keys()
+        ):
             raise Rejected(f"{key}.classes.{name}", "has a score that is not expected")
 
 

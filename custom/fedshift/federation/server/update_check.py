@@ -239,7 +239,7 @@ def _check_weights(update: Update, received: Received, max_norm: float) -> tuple
         if key in received.counters:
             # Compare Python integers: the difference of extreme int64 values would overflow.
             pairs, most = zip(array.flat, reference.flat, strict=True), PASSES_PER_STEP * update.n_steps
-            if not all(int(before) <= int(now) <= int(before) + most for now, before in pairs):
+            if not all(int(before) <= int(after) <= int(before) + most for after, before in pairs):
                 raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
         elif key in received.most:
             _check_range(key, array, -received.most[key], received.most[key])

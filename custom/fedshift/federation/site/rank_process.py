@@ -58,8 +58,8 @@ class OneOf(Group):
         except RuntimeError:  # another rank has gone: the first one ends this process, and says whose fault it was
             time.sleep(24 * 3600)
 
-    def compare(self, own: Mapping[str, str]) -> None:
-        self._channel.send({"fingerprints": dict(own)})
+    def compare(self, fingerprints: Mapping[str, str]) -> None:
+        self._channel.send({"fingerprints": dict(fingerprints)})
 
 
 class Work:
@@ -70,13 +70,13 @@ class Work:
         self._text = ""
         self._sites: dict[tuple[str, str], Site] = {}
 
-    def train(self, told: Mapping[str, Any], group: OneOf) -> None:
+    def train(self, message: Mapping[str, Any], group: OneOf) -> None:
         """A round, as `fedshift.federation.site.ranks.team.Ranks.round` tells of it."""
-        arrays = {name: to_arrays(tensors) for name, tensors in told["arrays"].items()}
-        broadcast = Broadcast(told["round"], told["best_round"], to_arrays(told["weights"]), arrays)
-        site = self._site(told["job"], told["site"], told["data"])
-        before = SiteState(**told["before"])
-        site.train_share(broadcast, before, group, part=told["part"], is_new=told["is_new"], stop=group.is_over)
+        arrays = {name: to_arrays(tensors) for name, tensors in message["arrays"].items()}
+        broadcast = Broadcast(message["round"], message["best_round"], to_arrays(message["weights"]), arrays)
+        site = self._site(message["job"], message["site"], message["data"])
+        before = SiteState(**message["before"])
+        site.train_share(broadcast, before, group, part=message["part"], is_new=message["is_new"], stop=group.is_over)
 
     def _site(self, text: str, name: str, data: str) -> Site:
         if text != self._text:
@@ -111,13 +111,13 @@ def main() -> None:
 
 def _work(channel: Channel) -> None:
     channel.send(versions())
-    told = channel.receive() or {}
-    group = OneOf(channel, told["rank"], told["size"])
-    work = Work(told["device"], told["workers"], Path(told["weights"]) if told["weights"] else None)
-    group.connect(Path(told["folder"]), torch.device(told["device"]))
+    message = channel.receive() or {}
+    group = OneOf(channel, message["rank"], message["size"])
+    work = Work(message["device"], message["workers"], Path(message["weights"]) if message["weights"] else None)
+    group.connect(Path(message["folder"]), torch.device(message["device"]))
     while True:
-        told = channel.receive() or {}
-        work.train(told, group)
+        message = channel.receive() or {}
+        work.train(message, group)
 
 
 def _end_with(parent: int) -> None:

@@ -44,13 +44,13 @@ def connection_fault(kit: Path, launcher: Launcher | None) -> str | None:
         ConfigError: the file cannot be read.
     """
     path, expected = kit / "local" / COMM_CONFIG, comm_config(kit, launcher)
-    found = read_json(path) if path.is_file() else None
-    if found == expected:
+    written = read_json(path) if path.is_file() else None
+    if written == expected:
         return None
     if expected is None:
         return f"{path} opens this site for processes on other machines, and its launcher has none there: delete it"
     return (
-        f"{path} {'is missing' if found is None else 'is not of these settings'}: run 'fedshift site init' with "
+        f"{path} {'is missing' if written is None else 'is not of these settings'}: run 'fedshift site init' with "
         "--launcher and --force again (it keeps the former files as .old)"
     )
 

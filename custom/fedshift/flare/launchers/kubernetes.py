@@ -90,7 +90,7 @@ class KubernetesStarter:
         """Delete a Pod and its secret, and wait until the Pod is gone."""
         delete_secret(self._api, self._settings.namespace, name)
         end = time.monotonic() + LEAVE
-        while _found(partial(self._api.delete_namespaced_pod, name, self._settings.namespace, grace_period_seconds=0)):
+        while _exists(partial(self._api.delete_namespaced_pod, name, self._settings.namespace, grace_period_seconds=0)):
             if time.monotonic() > end:
                 raise RuntimeError(f"the Pod {name} of a former process does not go away: kubectl delete pod {name}")
             time.sleep(1.0)
@@ -357,7 +357,7 @@ def cluster_api() -> Any:
 
 
 def delete_secret(api: Any, namespace: str, name: str) -> None:
-    _found(partial(api.delete_namespaced_secret, name, namespace))
+    _exists(partial(api.delete_namespaced_secret, name, namespace))
 
 
 def _read(api: Any, namespace: str, name: str) -> Any:
@@ -369,8 +369,8 @@ def _read(api: Any, namespace: str, name: str) -> Any:
         raise
 
 
-def _found(ask: Any) -> bool:
-    """Whether the object of a question is there."""
+def _exists(ask: Any) -> bool:
+    """Whether the object of a request exists, by the API's answer to it."""
     try:
         ask()
     except Exception as error:

@@ -40,7 +40,7 @@ class ValidationExecutor(QuestionExecutor):
             scored[model] = scored.get(model, 0) + 1
             self._at_work = f"model {len(scored)} of {len(spec.models)}"
 
-        told = answer(
+        validation = answer(
             find_site(spec.dataset, name, local=local, simulator=simulated),
             name,
             spec,
@@ -48,12 +48,12 @@ class ValidationExecutor(QuestionExecutor):
             settings.privacy,
             packages=listed_packages(settings.privacy, simulated=simulated),
             ledger=None if simulated else local,
-            own=run_folder(fl_ctx) / SITES / name,
+            scores_folder=run_folder(fl_ctx) / SITES / name,
             device=settings.device,
             progress=progress,
         )
         self._at_work = NONE
-        return told
+        return validation
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer the console's ``show_stats`` too."""

@@ -82,7 +82,7 @@ def with_masks(
         given,
         trials,
         seed=seed,
-        progress=lambda done, of: progress(f"cross-validation: training {done + 1} of {of}"),
+        progress=lambda done, total: progress(f"cross-validation: training {done + 1} of {total}"),
     )
     if len(before) < 2:
         said = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"

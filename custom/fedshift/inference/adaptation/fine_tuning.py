@@ -185,7 +185,7 @@ def cross_validate(
     trials: Sequence[Setting],
     *,
     seed: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
 

@@ -55,8 +55,8 @@ def trained(net: nn.Module, keys: Set[str]) -> Iterator[None]:
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name in keys)
     net.eval()
-    for _, module, own in module_keys(net):
-        if is_norm(module, "batch") and set(own) <= keys:
+    for _, module, arrays in module_keys(net):
+        if is_norm(module, "batch") and set(arrays) <= keys:
             module.train()
     try:
         yield

@@ -252,11 +252,11 @@ def _outlined(ready: ReadyModel, images: Tensor) -> np.ndarray:
 def implausible(before: Judged, after: Judged, names: Sequence[str]) -> str | None:
     """What speaks against outlines after an adaptation, a sentence; None if nothing does."""
     for number, name in enumerate(names):
-        was, now = before.covered[:, number], after.covered[:, number]
-        if np.count_nonzero(now) < np.count_nonzero(was):
-            return f"{name} would be found in {np.count_nonzero(now)} of {len(now)} scans, and not in as many as before"
-        if now.mean() < LEAST_LEFT * was.mean() <= LEAST_LEFT * MOST_COVERED:
-            return f"{name} would shrink to {now.mean() / was.mean():.0%} of what it was"
-        if now.mean() > max(MOST_COVERED, was.mean()):
-            return f"{name} would cover {now.mean():.0%} of the scans"
+        old, new = before.covered[:, number], after.covered[:, number]
+        if np.count_nonzero(new) < np.count_nonzero(old):
+            return f"{name} would be found in {np.count_nonzero(new)} of {len(new)} scans, and not in as many as before"
+        if new.mean() < LEAST_LEFT * old.mean() <= LEAST_LEFT * MOST_COVERED:
+            return f"{name} would shrink to {new.mean() / old.mean():.0%} of what it was"
+        if new.mean() > max(MOST_COVERED, old.mean()):
+            return f"{name} would cover {new.mean():.0%} of the scans"
     return None

@@ -229,18 +229,18 @@ class SiteMasks:
     def _mask(self, vector: np.ndarray, opened: Masked) -> tuple[np.ndarray, np.ndarray]:
         """Add the masks to a vector in place. Returns the encrypted shares of their seeds, and the hashes."""
         sites = list(opened.keys)
-        n, here = len(sites), sites.index(self._site)
+        n, position = len(sites), sites.index(self._site)
         pairs = {site: self._pair(key, site) for site, key in opened.keys.items()}
         content = hashlib.sha256(vector.data).hexdigest()
         about = (self._run, str(opened.round), opened.digest)
         seeds = []
         for number, site in enumerate(sites):
-            if number == here:
+            if number == position:
                 seeds.append(self._alone.seed("own mask", *about, content))
             else:
-                names = (self._site, site) if here < number else (site, self._site)
+                names = (self._site, site) if position < number else (site, self._site)
                 seeds.append(pairs[site].seed("pair mask", *about, *names))
-            add_stream(vector, seeds[-1], subtract=number < here)
+            add_stream(vector, seeds[-1], subtract=number < position)
         t = threshold(n)
         by_receiver = [bytearray() for _ in sites]
         hashes = np.zeros((n, n + 1, HASH_BYTES), np.uint8)
@@ -272,19 +272,19 @@ class SiteMasks:
         if masked is None or masked.round != broadcast.round:
             raise ValueError("is not of the round of its last masked update")
         sites = list(masked.keys)
-        n, here = len(sites), sites.index(self._site)
+        n, position = len(sites), sites.index(self._site)
         question = Question.read(broadcast, n)
         if question.digest.hex() != masked.digest:
             raise ValueError("is about another message than the one that its update answers")
         members, fewest = question.members, max(threshold(n), self.least)
         if len(members) < fewest:
             raise ValueError(f"is for a sum over {len(members)} sites, and {fewest} are the fewest")
-        if here not in members:
+        if position not in members:
             raise ValueError("is for a sum without this site")
         about = (self._run, str(masked.round), masked.digest)
         dropped = [number for number in range(n) if number not in members]
         rows = []
-        for member, sealed in zip(members, question.sealed[:, here], strict=True):
+        for member, sealed in zip(members, question.sealed[:, position], strict=True):
             site = sites[member]
             try:
                 pair = self._pair(masked.keys[site], site)
@@ -293,7 +293,7 @@ class SiteMasks:
                 raise ValueError(f"has a share of site {site} that {error}") from None
             shares = as_array(content).reshape(n, SHARE_BYTES)
             rows.append(shares[[member, *dropped]])
-        self._answer_once(masked.round, _hash_of(question, here))
+        self._answer_once(masked.round, _hash_of(question, position))
         return np.stack(rows)
 
     def _answer_once(self, round_: int, question: str) -> None:

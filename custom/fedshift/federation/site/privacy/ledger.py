@@ -160,8 +160,8 @@ class Ledger:
         if n >= seen.number:
             what = f"its release {seen.number} is not the one that the server has seen"
         else:
-            here = f"{n} are here" if self.path.is_file() else f"there is no {LEDGER_FILE} here"
-            what = f"the server has seen {seen.number} releases, and {here}"
+            holding = f"{n} are here" if self.path.is_file() else f"there is no {LEDGER_FILE} here"
+            what = f"the server has seen {seen.number} releases, and {holding}"
         raise PolicyError(
             "ledger-replaced",
             f"site {site}: its privacy ledger is not the one that the server knows: {what}, so what was spent since is "

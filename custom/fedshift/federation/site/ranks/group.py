@@ -91,7 +91,7 @@ class Group(ABC):
         self.compare(fingerprints(run, chain))
 
     @abstractmethod
-    def compare(self, own: Mapping[str, str]) -> None:
+    def compare(self, fingerprints: Mapping[str, str]) -> None:
         """Compare with the other ranks' `fingerprints`."""
 
     def _average_buffers(self, net: nn.Module) -> None:

@@ -105,14 +105,14 @@ class First(Group):
         if time.monotonic() > self._since + PATIENCE:
             raise self._dead(f"has not answered for {PATIENCE / 60:.0f} minutes")
 
-    def compare(self, own: Mapping[str, str]) -> None:
+    def compare(self, fingerprints: Mapping[str, str]) -> None:
         """Raises `DataError` if a rank has anything else than this one."""
         for member in self.members:
             with self.watched(member):
-                told = member.channel.receive() or {}
-            theirs = told.get("fingerprints", {})
-            for key in own.keys() | theirs.keys():
-                if own.get(key) != theirs.get(key):
+                answer = member.channel.receive() or {}
+            theirs = answer.get("fingerprints", {})
+            for key in fingerprints.keys() | theirs.keys():
+                if fingerprints.get(key) != theirs.get(key):
                     raise DataError(
                         "ranks-differ",
                         f"{self.where}: {member.name} has another {key} than rank 0 after training: {ONE}, and report "
@@ -232,11 +232,11 @@ class Ranks:
             self.members.append(_started(rank, device))
         self._group = group = First(self.members)
         group.where = where
-        own = versions()
+        installed = versions()
         for member in group.members:
             with group.watched(member):
                 theirs = member.channel.receive() or {}
-            for name, version in own.items():
+            for name, version in installed.items():
                 if theirs.get(name) != version:
                     raise ConfigError(
                         "other-version",
@@ -245,9 +245,9 @@ class Ranks:
                     )
         self._meeting = tempfile.TemporaryDirectory(prefix="fedshift-ranks-")
         for member in group.members:
-            told = {"rank": member.rank, "size": group.size, "device": member.device, "folder": self._meeting.name}
+            message = {"rank": member.rank, "size": group.size, "device": member.device, "folder": self._meeting.name}
             with group.watched(member):
-                member.channel.send({**told, "workers": self._workers, "weights": str(self._weights or "")})
+                member.channel.send({**message, "workers": self._workers, "weights": str(self._weights or "")})
         group.connect(Path(self._meeting.name), torch.device(self._devices[0]))
         return group
 
@@ -259,16 +259,16 @@ def versions() -> dict[str, str]:
 
 def _started(rank: int, device: str) -> Member:
     """A process that runs what this one runs."""
-    own, other = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     places = os.pathsep.join(place for place in sys.path if place)
-    with other:
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(other.fileno()), str(os.getpid())],
+            [sys.executable, "-m", MODULE, str(child_end.fileno()), str(os.getpid())],
             env={**os.environ, "PYTHONPATH": places, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
-            pass_fds=[other.fileno()],
+            pass_fds=[child_end.fileno()],
         )
-    return Member(rank, device, process, Channel(own, seconds=PATIENCE))
+    return Member(rank, device, process, Channel(parent_end, seconds=PATIENCE))
 
 
 def _end(members: list[Member]) -> None:
@@ -284,8 +284,8 @@ def _last_words(member: Member) -> dict[str, str]:
     """The error that a rank has sent before it ended, if there was one: its sentence and code."""
     try:
         while True:
-            told = member.channel.receive() or {}
-            if "error" in told:
-                return dict(told)
+            message = member.channel.receive() or {}
+            if "error" in message:
+                return dict(message)
     except (EOFError, OSError):
         return {}
