@@ -113,18 +113,18 @@ def encode_request(broadcast: Broadcast) -> Buffers:
 def encode_answer(answer: Answer) -> Buffers:
     """An answer's bytes, with version and source hash of this fedshift."""
     content, identity = answer.content, own_identity()
-    told: dict[str, Any] = {"kind": type(content).__name__, "site": content.site, "round": int(content.round)}
+    fields: dict[str, Any] = {"kind": type(content).__name__, "site": content.site, "round": int(content.round)}
     buffers: Buffers = []
     if isinstance(content, Update):
         places, buffers = _laid_out(content)
-        told |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps), "arrays": places}
-        told["metrics"] = {name: float(value) for name, value in content.metrics.items()}
+        fields |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps), "arrays": places}
+        fields["metrics"] = {name: float(value) for name, value in content.metrics.items()}
     elif isinstance(content, Scores):
-        told |= {name: value for name, value in vars(content).items() if name not in told}
+        fields |= {name: value for name, value in vars(content).items() if name not in fields}
     else:
-        told["reason"] = content.reason
+        fields["reason"] = content.reason
     info = None if answer.info is None else asdict(answer.info)
-    head = AnswerHead(version=identity.version, source=identity.source, info=info, ledger=answer.ledger, **told)
+    head = AnswerHead(version=identity.version, source=identity.source, info=info, ledger=answer.ledger, **fields)
     return [*_framed(head), *buffers]
 
 
@@ -189,12 +189,12 @@ def decode_answer(content: memoryview) -> Answer:
         Rejected: it was made by another version or source of fedshift.
     """
     head, rest = _opened(content, AnswerHead)
-    own = own_identity()
-    if (head.version, head.source) != (own.version, own.source):
+    identity = own_identity()
+    if (head.version, head.source) != (identity.version, identity.source):
         raise Rejected(
             "version",
-            f"the site runs fedshift {head.version} (source {head.source}), the coordinator fedshift {own}: install "
-            "the same on both",
+            f"the site runs fedshift {head.version} (source {head.source}), the coordinator fedshift {identity}: "
+            "install the same on both",
         )
     made: Update | Scores | Failure
     if head.kind == "Update":

@@ -111,8 +111,8 @@ class CoordinatorParty(Stepper):
         with step_lock(self.folder):
             state = load_state(self.folder, CoordinatorState)
             (self.folder / CARDS / f"{site}.json").unlink(missing_ok=True)
-            chains = {name: one for name, one in state.chains.items() if name != site}
-            asked = tuple(one.without(site) for one in state.asked)
+            chains = {name: chain for name, chain in state.chains.items() if name != site}
+            asked = tuple(request.without(site) for request in state.asked)
             save_state(self.folder, state.model_copy(update={"chains": chains, "asked": asked}))
 
     def _go_on(self, state: CoordinatorState, until: Until | None, *, again: bool) -> CoordinatorState:
@@ -252,7 +252,7 @@ class CoordinatorParty(Stepper):
 
     def _awaited(self, asked: Asked) -> list[str]:
         """Sites that may still answer a request."""
-        answered = {one.site for one in asked.answers}
+        answered = {answer.site for answer in asked.answers}
         return [s for s in asked.sites if s not in answered and s not in self._disabled and s not in self._refused]
 
     def _leave_out(self, state: CoordinatorState, live: LiveRun) -> CoordinatorState:
@@ -410,7 +410,10 @@ def _answers(letter: Letter, state: CoordinatorState) -> bool:
 def _consumed(state: CoordinatorState, thread: Thread) -> int:
     """Up to which number a site's letters are not needed again: all that were read, but those to requests kept."""
     kept = [
-        _letter(one.text).header.sequence for asked in state.asked for one in asked.answers if one.site == thread.other
+        _letter(answer.text).header.sequence
+        for asked in state.asked
+        for answer in asked.answers
+        if answer.site == thread.other
     ]
     return min(kept) - 1 if kept else thread.chains.read
 

@@ -51,7 +51,7 @@ def _read(kit: Path) -> dict[str, dict[str, str]]:
     path = kit / FILE_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(site): {"by": str(one["by"]), "since": str(one["since"])} for site, one in content.items()}
+        return {str(site): {"by": str(entry["by"]), "since": str(entry["since"])} for site, entry in content.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

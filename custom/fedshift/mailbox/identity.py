@@ -151,10 +151,10 @@ class Keys(Strict):
         Raises:
             ValueError: it was not, or for another letter.
         """
-        own = X25519PrivateKey.from_private_bytes(bytes.fromhex(self.opens))
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(self.opens))
         try:
-            shared = own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
-            key = _wrapping_key(shared, bytes.fromhex(public), own.public_key().public_bytes_raw(), about)
+            shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+            key = _wrapping_key(shared, bytes.fromhex(public), private.public_key().public_bytes_raw(), about)
             content_key = AESGCM(key).decrypt(bytes(12), bytes.fromhex(wrapped), about)
         except (ValueError, InvalidTag):
             raise ValueError("has a key that is not for this party, or of another letter") from None

@@ -69,14 +69,14 @@ class Strange:
 class MailFolder:
     """The shared folder as one party uses it."""
 
-    def __init__(self, root: Path, own: str) -> None:
-        """``own`` is the party's name."""
-        self.root, self._own_name = root, own
+    def __init__(self, root: Path, name: str) -> None:
+        """``name`` is the party's."""
+        self.root, self._own_name = root, name
         self._placed: dict[str, tuple[int, int, int]] = {}
         """What was written or compared in this process: name -> size, time and number of the file."""
 
     @property
-    def own(self) -> Path:
+    def own_folder(self) -> Path:
         """The folder in which this party writes."""
         return self.root / self._own_name
 
@@ -93,10 +93,11 @@ class MailFolder:
                 "which synchronises it runs",
             )
         try:
-            self.own.mkdir(exist_ok=True)
+            self.own_folder.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "folder-unwritable", f"{self.own} cannot be made ({error.strerror}): see to the carrier's permissions"
+                "folder-unwritable",
+                f"{self.own_folder} cannot be made ({error.strerror}): see to the carrier's permissions",
             ) from None
 
     # --- reading ----------------------------------------------------------------------------------
@@ -122,8 +123,8 @@ class MailFolder:
     def letters(self, party: str, reader: str) -> dict[int, str]:
         """The letters of a party to a reader: number -> name."""
         matches = ((name, _LETTER.fullmatch(name)) for name in self.names(party))
-        found = {int(m["sequence"]): name for name, m in matches if m is not None and m["reader"] == reader}
-        return {sequence: name for sequence, name in found.items() if name == letter_name(reader, sequence)}
+        names = {int(m["sequence"]): name for name, m in matches if m is not None and m["reader"] == reader}
+        return {sequence: name for sequence, name in names.items() if name == letter_name(reader, sequence)}
 
     def strange(self, party: str) -> Strange:
         """What is in a party's folder and none of ours."""
@@ -144,7 +145,7 @@ class MailFolder:
         return self._place(source.name, source.stat().st_size, sha256, lambda path: _copy(source, path))
 
     def _place(self, name: str, size: int, sha256: str, write: Callable[[Path], object]) -> bool:
-        path = self.own / name
+        path = self.own_folder / name
         stamp = _stamp(path)
         if stamp is not None and stamp == self._placed.get(name):
             return False
@@ -171,7 +172,7 @@ class MailFolder:
         """Delete letters and pieces in the party's own folder that are no longer needed; no other files."""
         for name in self.names(self._own_name):
             if name not in kept and (_LETTER.fullmatch(name) or _PIECE.fullmatch(name)):
-                (self.own / name).unlink(missing_ok=True)
+                (self.own_folder / name).unlink(missing_ok=True)
                 self._placed.pop(name, None)
 
 

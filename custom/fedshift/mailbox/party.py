@@ -153,10 +153,11 @@ def make_party(folder: Path, *, project: Path, kit: Path, mail: Path, run: str, 
         if is_server
         else KitIdentity(kit / "startup", key=KEY, certificate=CERTIFICATE)
     )
-    own = identity.name
-    if own != coordinator if is_server else own not in sites:
+    party_name = identity.name
+    if party_name != coordinator if is_server else party_name not in sites:
         raise ConfigError(
-            "other-project", f"{kit} is the kit of {own}, which {project} does not name: name the project that made it"
+            "other-project",
+            f"{kit} is the kit of {party_name}, which {project} does not name: name the project that made it",
         )
     if is_server and job is None:
         raise ConfigError("no-job", f"{kit} is the server's kit: name with --job what the federation trains")
@@ -165,7 +166,7 @@ def make_party(folder: Path, *, project: Path, kit: Path, mail: Path, run: str, 
     party = Party(
         schema=SCHEMA,
         project=name,
-        name=own,
+        name=party_name,
         role="coordinator" if is_server else "site",
         coordinator=coordinator,
         sites=sites,
@@ -173,12 +174,12 @@ def make_party(folder: Path, *, project: Path, kit: Path, mail: Path, run: str, 
         mail=mail.absolute(),
         run=run if is_server else "",
     )
-    keys = Keys.make(name, own, identity)
+    keys = Keys.make(name, party_name, identity)
     try:  # a card that no other party would take
-        Card.read(keys.card.model_dump_json().encode(), project=name, name=own, root=party.root())
+        Card.read(keys.card.model_dump_json().encode(), project=name, name=party_name, root=party.root())
     except ValueError as error:
         raise ConfigError(
-            "other-project", f"the card of {own} {error}: ask the project's owner for a new kit"
+            "other-project", f"the card of {party_name} {error}: ask the project's owner for a new kit"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -205,9 +206,9 @@ def _participants(project: Path) -> tuple[str, str, tuple[str, ...]]:
     raw = read_yaml(project)
     listed = raw.get("participants")
     named: dict[str, list[str]] = {"server": [], "client": []}
-    for one in listed if isinstance(listed, list) else []:
-        if isinstance(one, dict) and one.get("type") in named:
-            named[one["type"]].append(str(one.get("name")))
+    for participant in listed if isinstance(listed, list) else []:
+        if isinstance(participant, dict) and participant.get("type") in named:
+            named[participant["type"]].append(str(participant.get("name")))
     if len(named["server"]) != 1 or not named["client"] or not isinstance(raw.get("name"), str):
         raise ConfigError(
             "invalid-value", f"{project} does not name a project with one server and its clients: name the project.yml"

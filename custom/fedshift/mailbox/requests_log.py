@@ -50,7 +50,7 @@ class Asked(Strict):
     def without(self, site: str) -> Asked:
         """The request as if the site had not got it; what counted when it was closed stays."""
         letters = {name: text for name, text in self.letters.items() if name != site}
-        answers = tuple(one for one in self.answers if self.closed or one.site != site)
+        answers = tuple(answer for answer in self.answers if self.closed or answer.site != site)
         return self.model_copy(update={"letters": letters, "answers": answers})
 
 

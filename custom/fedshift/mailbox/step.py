@@ -52,7 +52,7 @@ class Stepper:
         """
         self.folder, self.party, self.keys = folder, Party.load(folder), Keys.load(folder)
         self.mail = MailFolder(self.party.mail, self.party.name)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @cached_property
     def root(self) -> ProjectRoot:
@@ -66,20 +66,20 @@ class Stepper:
             RestoredError: another folder of this party has put its own there.
         """
         self.mail.require()
-        own = self.keys.card
+        card = self.keys.card
         there = self.mail.card(self.party.name)
-        shown = own.model_dump_json().encode()
+        shown = card.model_dump_json().encode()
         if there is not None and there != shown:
             try:
-                other = Card.read(there[:LONGEST_CARD], project=own.project, name=own.name, root=self.root)
+                other = Card.read(there[:LONGEST_CARD], project=card.project, name=card.name, root=self.root)
             except ValueError:
                 pass  # of nobody: it is replaced
             else:
-                if other != own:
+                if other != card:
                     raise RestoredError(
                         "mailbox-two-folders",
-                        f"{self.mail.own / CARD} is the card of another folder of {own.name}: two of them use this "
-                        f"shared folder. If {self.folder} is the one that counts, delete that file",
+                        f"{self.mail.own_folder / CARD} is the card of another folder of {card.name}: two of them use "
+                        f"this shared folder. If {self.folder} is the one that counts, delete that file",
                     )
         self.mail.place(CARD, shown)
 
@@ -96,7 +96,7 @@ class Stepper:
         notes = [*self.mail.strange(self.party.name).notes(self.party.name)]
         notes += [note for thread in threads for note in thread.notes]
         for note in notes:
-            if note not in self._told:
+            if note not in self._logged:
                 log.warning("%s", note)
-        self._told = set(notes)
+        self._logged = set(notes)
         return notes

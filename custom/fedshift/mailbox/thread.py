@@ -157,7 +157,10 @@ class Thread:
             acknowledged=chains.consumed,
         )
         letter = write(header, sealed, self.keys, self.card)
-        former = tuple(one.model_copy(update={"body": one.body and self._keeps(one)}) for one in chains.unacknowledged)
+        former = tuple(
+            earlier.model_copy(update={"body": earlier.body and self._keeps(earlier)})
+            for earlier in chains.unacknowledged
+        )
         sent = Sent(sequence=header.sequence, text=letter.text)
         changes = {"sent": header.sequence, "sent_hash": letter.hash, "unacknowledged": (*former, sent)}
         self.chains = chains.model_copy(update=changes)
@@ -217,7 +220,7 @@ class Thread:
     def accept(self, letter: Letter) -> None:
         """The letter has been read: the next one follows it."""
         header = letter.header
-        left = tuple(one for one in self.chains.unacknowledged if one.sequence > header.acknowledged)
+        left = tuple(sent for sent in self.chains.unacknowledged if sent.sequence > header.acknowledged)
         changes = {"read": header.sequence, "read_hash": letter.hash, "unacknowledged": left}
         self.chains = self.chains.model_copy(update=changes)
 
@@ -276,19 +279,19 @@ class Thread:
                 f"or another one: {self.folder} {RESTORED}",
             )
 
-    def require_newest(self, own: dict[int, str]) -> None:
+    def require_newest(self, letters: dict[int, str]) -> None:
         """See that the party's own folder holds no later letter of this party than it knows of.
 
-        ``own``: its letters to the other in the shared folder.
+        ``letters``: the party's to the other in the shared folder, number -> name.
 
         Raises:
             RestoredError: it does.
         """
-        for number in sorted(own):
-            known = next((one.text for one in self.chains.unacknowledged if one.sequence == number), None)
+        for number in sorted(letters):
+            known = next((sent.text for sent in self.chains.unacknowledged if sent.sequence == number), None)
             if number <= self.chains.sent and known is None:
                 continue  # acknowledged, and put back by the carrier
-            text = self.mail.read(self.party.name, own[number]) or b""
+            text = self.mail.read(self.party.name, letters[number]) or b""
             if known is not None and text == known.encode():
                 continue
             try:
@@ -303,8 +306,8 @@ class Thread:
                     continue  # in another's place, or to a folder that the other has no more
             raise RestoredError(
                 "mailbox-restored",
-                f"{self.mail.own} holds letter {number} to {self.other}, which {self.party.name} has signed and which "
-                f"this folder has not written: {self.folder} {RESTORED}",
+                f"{self.mail.own_folder} holds letter {number} to {self.other}, which {self.party.name} has signed and "
+                f"which this folder has not written: {self.folder} {RESTORED}",
             )
 
     def _two_writers(self, number: int) -> TwoWritersError:
