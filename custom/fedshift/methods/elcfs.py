@@ -268,10 +268,10 @@ class Client(base.Client[Config]):
         chosen[torch.randperm(data.n_train, generator=ctx.rng("images"))[: self.config.spectra]] = True
         spectra, start = [], 0
         for x, _ in data.chunks():
-            here = chosen[start : start + len(x)]
+            picked = chosen[start : start + len(x)]
             start += len(x)
-            if here.any():  # some transforms refuse a batch of none
-                spectra.append(low_amplitude(x[here], alpha=self.config.reach))
+            if picked.any():  # some transforms refuse a batch of none
+                spectra.append(low_amplitude(x[picked], alpha=self.config.reach))
         return {"spectra": torch.cat(spectra).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:

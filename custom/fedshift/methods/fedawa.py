@@ -70,12 +70,12 @@ class Config(Strict):
 def objective(shares: Tensor, products: Tensor, *, released: bool) -> Tensor:
     """L from λ (K,) and the inner products of w and the changes, (K + 1, K + 1), as a scalar."""
     model, along, changes = products[0, 0], products[0, 1:], products[1:, 1:]
-    own, weighed = changes.diagonal(), (changes * shares).sum(1)  # without BLAS: the same bits everywhere
+    squares, weighed = changes.diagonal(), (changes * shares).sum(1)  # without BLAS: the same bits everywhere
     mean, towards = (shares * weighed).sum(), (shares * along).sum()
-    apart = (own - 2 * weighed + mean).clamp_min(0)
-    spread = (shares * (apart + EPS * own.mean() + TINY).sqrt()).sum()
+    apart = (squares - 2 * weighed + mean).clamp_min(0)
+    spread = (shares * (apart + EPS * squares.mean() + TINY).sqrt()).sum()
     if released:
-        return spread + (shares * _cosine_distance(model, model + along, model + 2 * along + own)).sum()
+        return spread + (shares * _cosine_distance(model, model + along, model + 2 * along + squares)).sum()
     return spread + _cosine_distance(model, model + towards, model + 2 * towards + mean)
 
 

@@ -146,7 +146,7 @@ class Client(base.Client[Config]):
         if ctx.round == 1 or not self._arrays:  # the latter: a final model, which nobody asks the error of
             return
         share = float(self._arrays["weights"][ctx.run.sites.index(ctx.run.site)])
-        net, trained = ctx.run.net, self._own(ctx)
+        net, trained = ctx.run.net, self._site_model(ctx)
         if not trained or not 0 < share < 1:  # the site has no part in the model, or is alone in it
             self._error = prediction_error(ctx.run, data)
             return
@@ -168,7 +168,7 @@ class Client(base.Client[Config]):
                 ctx.state[f"received.{key}"] = torch.tensor(ctx.run.received[key])
         return {"error": np.asarray(self._error)}
 
-    def _own(self, ctx: base.Context) -> dict[str, Tensor]:
+    def _site_model(self, ctx: base.Context) -> dict[str, Tensor]:
         """The site's model of its last round as the server used it, without integers; empty before any."""
         place = ctx.run.sites.index(ctx.run.site)
         parts = dict(zip((PARAMETERS, BUFFERS), self._arrays["used"][place].tolist(), strict=True))

@@ -92,9 +92,9 @@ class Client(EmbeddingClient[Config]):
     @torch.no_grad()
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Put g + h_k in place of g, to be evaluated."""
-        own = under(OWN, ctx.state)
-        for name, parameter in head_of(ctx.run.net).named_parameters() if own else ():
-            parameter.add_(own[name].to(parameter))
+        personal = under(OWN, ctx.state)
+        for name, parameter in head_of(ctx.run.net).named_parameters() if personal else ():
+            parameter.add_(personal[name].to(parameter))
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Put g back, set up h_k beside it, and count classes once."""
@@ -109,10 +109,10 @@ class Client(EmbeddingClient[Config]):
             ctx.state[COUNTS] = class_counts(data, head.out_features)
         logarithms = ctx.state[COUNTS].double().log().clamp_min(LACKING)
         self._prior = (self.config.gamma * logarithms).float().to(run.device)
-        own = under(OWN, ctx.state)
-        values = {name: own.get(name, torch.zeros_like(given)) for name, given in head.named_parameters()}
-        self._own = {name: value.to(run.device, copy=True).requires_grad_() for name, value in values.items()}
-        self._optimizer = like(run.optimizer, list(self._own.values()))
+        personal = under(OWN, ctx.state)
+        values = {name: personal.get(name, torch.zeros_like(given)) for name, given in head.named_parameters()}
+        self._personal_head = {name: value.to(run.device, copy=True).requires_grad_() for name, value in values.items()}
+        self._optimizer = like(run.optimizer, list(self._personal_head.values()))
         if run.optimizer.state:  # it was restored, so the task keeps it
             restore_optimizer(self._optimizer, under(OPTIMIZER, ctx.state))
 
@@ -121,26 +121,28 @@ class Client(EmbeddingClient[Config]):
         objective, common = ctx.run.objective, precise(logits)
         if self.config.gamma > 0:
             loss = loss + objective(common + self._prior, batch.y) - objective(common, batch.y)
-        own = nn.functional.linear(precise(self.embedding.detach()), self._own["weight"], self._own.get("bias"))
-        personal = objective(common.detach() + own, batch.y)
+        personal_logits = nn.functional.linear(
+            precise(self.embedding.detach()), self._personal_head["weight"], self._personal_head.get("bias")
+        )
+        personal = objective(common.detach() + personal_logits, batch.y)
         return loss + (personal - personal.detach())
 
     def gradients(self, ctx: base.Context) -> None:
         """Take the step of h_k, whose gradients came with the network's."""
         if not ctx.run.replay:
             if ctx.run.clip_norm is not None:
-                nn.utils.clip_grad_norm_(self._own.values(), ctx.run.clip_norm)
+                nn.utils.clip_grad_norm_(self._personal_head.values(), ctx.run.clip_norm)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        own = {OWN + name: value.detach().cpu().clone() for name, value in self._own.items()}
-        return own | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
+        head = {OWN + name: value.detach().cpu().clone() for name, value in self._personal_head.items()}
+        return head | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
         for name, value in under(OWN, kept).items():
-            self._own[name].copy_(value)
+            self._personal_head[name].copy_(value)
         restore_optimizer(self._optimizer, under(OPTIMIZER, kept))
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:

@@ -100,9 +100,9 @@ class Client(base.Client[Config]):
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Choose the c_i that the server's c contains, compute c − c_i, and for option I the gradient at x."""
-        self._own = tally.value_at_site(self._arrays, ctx)
+        self._controls = tally.value_at_site(self._arrays, ctx)
         self._correction = {
-            name: torch.from_numpy(self._arrays[name]).to(control) - control for name, control in self._own.items()
+            name: torch.from_numpy(self._arrays[name]).to(control) - control for name, control in self._controls.items()
         }
         self._gradient = mean_gradient(ctx, data) if self.config.option == "I" else {}
 
@@ -124,8 +124,8 @@ class Client(base.Client[Config]):
                 sent[name] = self._gradient[name]
             else:
                 sent[name] = (x - parameter) / (steps * ctx.run.lr) - self._correction[name]
-            arrays[name] = (sent[name] - self._own[name]).cpu().numpy().copy()
-        tally.keep(self._own, sent, ctx)
+            arrays[name] = (sent[name] - self._controls[name]).cpu().numpy().copy()
+        tally.keep(self._controls, sent, ctx)
         return arrays
 
 

@@ -81,22 +81,22 @@ class Archive:
     def studies(self, query: Query) -> list[Any]:
         """The studies that fulfil the keys of studies."""
         with self._asking("did not say which studies it has"):
-            found = _each_once(self._carrier.studies(query.asked_of_studies), "StudyInstanceUID")
-        return [each for each in found if contradicted(query.study, each) is None]
+            answers = _each_once(self._carrier.studies(query.asked_of_studies), "StudyInstanceUID")
+        return [each for each in answers if contradicted(query.study, each) is None]
 
     def series(self, study: str, wanted: Mapping[str, str]) -> list[Any]:
         """The series of a study that fulfil keys of series."""
         with self._asking(f"did not say which series study {study} has"):
-            found = _each_once(self._carrier.series(study, dict(wanted)), "SeriesInstanceUID")
-        self._require_study(found, study)
-        return [each for each in found if contradicted(wanted, each) is None]
+            answers = _each_once(self._carrier.series(study, dict(wanted)), "SeriesInstanceUID")
+        self._require_study(answers, study)
+        return [each for each in answers if contradicted(wanted, each) is None]
 
     def instances(self, study: str, series: str) -> dict[str, str]:
         """The UID of each file of a series, with its SOP class."""
         with self._asking(f"did not say which images study {study} has"):
-            found = _each_once(self._carrier.instances(study, series), "SOPInstanceUID")
-        self._require_study(found, study)
-        return {str(each.SOPInstanceUID): str(each.get("SOPClassUID", "") or "") for each in found}
+            answers = _each_once(self._carrier.instances(study, series), "SOPInstanceUID")
+        self._require_study(answers, study)
+        return {str(each.SOPInstanceUID): str(each.get("SOPClassUID", "") or "") for each in answers}
 
     def has(self, made: Any) -> bool:
         """Whether an object of this UID is in its study, which itself need not be there."""
@@ -144,9 +144,9 @@ class Archive:
                 REFUSED, f"{self.address} {what}: it does not have them afterwards: see its log, and repeat this"
             )
 
-    def _require_study(self, found: Sequence[Any], study: str) -> None:
+    def _require_study(self, answers: Sequence[Any], study: str) -> None:
         """A server need not repeat the study, but it must not name another."""
-        if any(str(each.get("StudyInstanceUID", "") or study) != study for each in found):
+        if any(str(each.get("StudyInstanceUID", "") or study) != study for each in answers):
             raise self._otherwise(study, "series or images of another study")
 
     def _otherwise(self, study: str, what: str) -> DataError:
@@ -171,10 +171,10 @@ class Archive:
 
 def _each_once(answers: Sequence[Any], key: str) -> list[Any]:
     """Answers to a search by their UIDs, of which none may come to lie elsewhere as a part of a path."""
-    found: dict[str, Any] = {}
+    by_uid: dict[str, Any] = {}
     for answer in answers:
         uid = str(answer[key].value)
         if not UID.fullmatch(uid):
             raise ValueError(key)
-        found.setdefault(uid, answer)
-    return list(found.values())
+        by_uid.setdefault(uid, answer)
+    return list(by_uid.values())

@@ -61,7 +61,7 @@ def from_file(path: Path) -> Credentials:
         raise ConfigError(
             "credentials-unreadable", f"{path} cannot be read ({why}): name a file with lines such as {USER}=name"
         ) from None
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -72,16 +72,16 @@ def from_file(path: Path) -> Credentials:
         if name not in NAMES:
             hint = nearest(name, NAMES) if name.startswith("FEDSHIFT") else f"; known: {', '.join(NAMES)}"
             raise ConfigError("credentials-form", f"{path}, line {number}, has an unknown name{hint}")
-        found[name] = value
-    if not found:
+        values[name] = value
+    if not values:
         raise ConfigError("credentials-form", f"{path} holds no credentials: write lines such as {USER}=name")
-    return _made(found, str(path))
+    return _made(values, str(path))
 
 
-def _made(found: Mapping[str, str], where: str) -> Credentials:
-    if TOKEN in found and len(found) > 1:
+def _made(values: Mapping[str, str], where: str) -> Credentials:
+    if TOKEN in values and len(values) > 1:
         raise ConfigError("credentials-form", f"{where} has {TOKEN} and a user or password: leave one of the two")
-    if len(found.keys() & {USER, PASSWORD}) == 1:
-        missing = next(name for name in (USER, PASSWORD) if name not in found)
+    if len(values.keys() & {USER, PASSWORD}) == 1:
+        missing = next(name for name in (USER, PASSWORD) if name not in values)
         raise ConfigError("credentials-form", f"{where} has no {missing}: {USER} and {PASSWORD} go together")
-    return Credentials(found.get(TOKEN), found.get(USER), found.get(PASSWORD))
+    return Credentials(values.get(TOKEN), values.get(USER), values.get(PASSWORD))

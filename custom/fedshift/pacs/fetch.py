@@ -176,16 +176,16 @@ class _Work:
         scans = [each for said in study.scans if (each := self._series(study, said)) is not None]
         if scans:
             for said in study.masks:
-                self._series(study, said, of=scans)
+                self._series(study, said, scans=scans)
         write_record(self.record, self._folder)
 
     def _series(
-        self, study: FoundStudy, said: Any, *, of: Sequence[FetchedSeries] | None = None
+        self, study: FoundStudy, said: Any, *, scans: Sequence[FetchedSeries] | None = None
     ) -> FetchedSeries | None:
-        """Fetch a series: of images, or masks ``of`` these series of images."""
+        """Fetch a series: of images, or of masks of ``scans``."""
         uid = str(said.SeriesInstanceUID)
         try:
-            done = self._fetched(study, said, uid, of)
+            done = self._fetched(study, said, uid, scans)
         except _LeftOut as reason:
             self.left_out.append(NotFetched(study=study.uid, series=uid, reason=str(reason)))
             return None
@@ -199,11 +199,11 @@ class _Work:
         write_record(self.record, self._folder)
         return done
 
-    def _fetched(self, study: FoundStudy, said: Any, uid: str, of: Sequence[FetchedSeries] | None) -> FetchedSeries:
+    def _fetched(self, study: FoundStudy, said: Any, uid: str, scans: Sequence[FetchedSeries] | None) -> FetchedSeries:
         expected = self._archive.instances(study.uid, uid)
         if not expected:
             raise _LeftOut("the PACS names no image of it")
-        if of is None and all(sop_class.startswith(NO_SCANS) for sop_class in expected.values()):
+        if scans is None and all(sop_class.startswith(NO_SCANS) for sop_class in expected.values()):
             raise _LeftOut("it holds no images that are scans")
         digest = hashlib.sha256("\n".join(sorted(expected)).encode()).hexdigest()
         former = self._there.get(uid)
@@ -211,9 +211,9 @@ class _Work:
             return former
         images = self._archive.images(study.uid, uid, expected)
         first = next(images)
-        if key := self._differs(first, images_asked=of is None):
+        if key := self._differs(first, images_asked=scans is None):
             raise _LeftOut(f"its {key} is another than was asked for")
-        if of is not None and str(first.get("Manufacturer", "")) == OURS:
+        if scans is not None and str(first.get("Manufacturer", "")) == OURS:
             raise _LeftOut("fedshift itself has written it: it is no mask of a reader")
         case = former.folder.partition("/")[0] if former else case_name(first)
         name = f"{case}/{self._folder_name(case, uid, first)}"
@@ -222,8 +222,8 @@ class _Work:
             number = 0
             for number, image in enumerate(_with_first(first, images), start=1):
                 _write(image, staging / f"{number:05d}.dcm", study.uid)
-            if of is not None:
-                _require_masks_of(staging, of, self._folder)
+            if scans is not None:
+                _require_masks_of(staging, scans, self._folder)
             shutil.rmtree(target, ignore_errors=True)  # it has changed in the PACS
         return FetchedSeries(
             study=study.uid,

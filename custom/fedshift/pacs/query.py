@@ -110,15 +110,15 @@ def _check(key: str, value: str) -> None:
 
 
 def _is_range(value: str) -> bool:
-    found = _RANGE.fullmatch(value)
-    if found is None or not (found[1] or found[3]) or (found[3] and not found[2]):
+    match = _RANGE.fullmatch(value)
+    if match is None or not (match[1] or match[3]) or (match[3] and not match[2]):
         return False
     try:
-        for day in filter(None, (found[1], found[3])):
+        for day in filter(None, (match[1], match[3])):
             datetime.datetime.strptime(day, "%Y%m%d")
     except ValueError:
         return False
-    return (found[1] or "0") <= (found[3] or "9")
+    return (match[1] or "0") <= (match[3] or "9")
 
 
 def contradicted(wanted: Mapping[str, str], said: Any) -> str | None:

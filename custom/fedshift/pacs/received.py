@@ -41,12 +41,12 @@ class Received:
         return [made for study in _folders(self._folder) if (made := self._of_study(study)) is not None]
 
     def series(self, study: str, keys: Mapping[str, str]) -> list[Any]:
-        found = []
+        answers = []
         for folder in _folders(self._folder / study):
             said = _said(_images(folder)[0], (*_NAMES[:2], *OF_SERIES))
             said.NumberOfSeriesRelatedInstances = len(_images(folder))
-            found.append(said)
-        return found
+            answers.append(said)
+        return answers
 
     def instances(self, study: str, series: str) -> list[Any]:
         return [_said(file, (*_NAMES, "SOPClassUID")) for file in _images(self._folder / study / series)]

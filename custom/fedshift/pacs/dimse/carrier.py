@@ -93,10 +93,10 @@ class Dimse:
     def has(self, made: Any) -> bool:
         names = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
         try:
-            found = self._find("IMAGE", {name: str(made[name].value) for name in names}, ())
+            answers = self._find("IMAGE", {name: str(made[name].value) for name in names}, ())
         except NoContext:
             return False  # a node that only stores: its answer to what is stored is all that there is
-        return any(str(each.get("SOPInstanceUID", "")) == str(made.SOPInstanceUID) for each in found)
+        return any(str(each.get("SOPInstanceUID", "")) == str(made.SOPInstanceUID) for each in answers)
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
         classes = sorted(classes) or USUAL
@@ -124,8 +124,8 @@ class Dimse:
         taken = Taken()
         for sop_class in dict.fromkeys(str(made.SOPClassUID) for made in objects):
             of_class = [made for made in objects if made.SOPClassUID == sop_class]
-            own = {str(made.file_meta.TransferSyntaxUID): None for made in of_class}
-            forms = list(own | dict.fromkeys(PLAIN[:2] if own.keys() <= set(PLAIN) else ()))
+            syntaxes = {str(made.file_meta.TransferSyntaxUID): None for made in of_class}
+            forms = list(syntaxes | dict.fromkeys(PLAIN[:2] if syntaxes.keys() <= set(PLAIN) else ()))
             without = f"it takes no {named(sop_class)}"
             try:
                 with self._line.associated([(sop_class, [form]) for form in forms], without=without) as association:
@@ -137,7 +137,7 @@ class Dimse:
 
     def _find(self, level: str, keys: Mapping[str, str], wanted: Iterable[str]) -> list[Any]:
         """The answers, without what is empty in them: a PACS that does not know a key leaves it so."""
-        found = []
+        answers = []
         without = "it has no C-FIND for us: see its settings"
         with self._line.associated([(FIND, PLAIN[:2])], without=without) as association:
             for status, answer in association.send_c_find(_identifier(level, keys, wanted), FIND):
@@ -150,8 +150,8 @@ class Dimse:
                     raise NoAnswer(ANSWER, "an answer cannot be read: ask whoever runs the PACS")
                 for element in [each for each in answer if each.is_empty]:
                     del answer[element.tag]
-                found.append(answer)
-        return found
+                answers.append(answer)
+        return answers
 
     def _follow(self, association: Association, answers: Iterator[Any], arrivals: Arrivals) -> None:
         """Wait until everything has been sent."""

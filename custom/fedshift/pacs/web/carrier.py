@@ -59,12 +59,12 @@ class Web:
         study, uid = str(made.StudyInstanceUID), str(made.SOPInstanceUID)
         with _asking():
             try:
-                found = self._client.search_for_instances(study, search_filters={"SOPInstanceUID": uid})
+                answers = self._client.search_for_instances(study, search_filters={"SOPInstanceUID": uid})
             except requests.exceptions.HTTPError as error:
                 if error.response is None or error.response.status_code != 404:
                     raise
                 return False  # there is no such study
-            return any(uid in each[SOP_INSTANCE]["Value"] for each in found)
+            return any(uid in each[SOP_INSTANCE]["Value"] for each in answers)
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
         with _asking():
@@ -85,7 +85,7 @@ def _all(page: Callable[[int], Sequence[Any]], key: str) -> list[Any]:
     """The answers of all pages; a server may give fewer at a time than it is asked for."""
     import pydicom
 
-    found: dict[str, Any] = {}
+    by_uid: dict[str, Any] = {}
     seen = 0
     while True:
         with _asking():
@@ -93,10 +93,10 @@ def _all(page: Callable[[int], Sequence[Any]], key: str) -> list[Any]:
             if not isinstance(answers, list):
                 raise TypeError
             items = [pydicom.Dataset.from_json(answer) for answer in answers]
-            new = {uid: item for item in items if (uid := str(item[key].value)) not in found}
+            new = {uid: item for item in items if (uid := str(item[key].value)) not in by_uid}
         if not new:  # the last page; or the server does not know pages, and has said all
-            return list(found.values())
-        found |= new
+            return list(by_uid.values())
+        by_uid |= new
         seen += len(answers)
 
 

@@ -117,9 +117,9 @@ class CarefulSession(requests.Session):
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         response = super().send(request, **kwargs)
         kind = response.headers.get("content-type", "")
-        found = _BOUNDARY.search(kind) if kind.lower().startswith("multipart/related") else None
-        if response.ok and found is not None:
-            require_last_delimiter(response, found[1])
+        boundary = _BOUNDARY.search(kind) if kind.lower().startswith("multipart/related") else None
+        if response.ok and boundary is not None:
+            require_last_delimiter(response, boundary[1])
         return response
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
