@@ -19,32 +19,32 @@ from fedshift.schema.evaluation import ClassScores
 
 @dataclass(frozen=True)
 class Pooled:
-    """One class over the sites. ``sites`` have scores of it, ``of`` tell of it; counts are of all."""
+    """One class over the sites: ``sites`` of ``all_sites`` have scores of it, and counts are over all."""
 
     positives: int
     negatives: int
     sites: int
-    of: int
+    all_sites: int
     auroc: float | None
     f1: float | None
     balanced_accuracy: float | None
 
 
-def pool(told: Iterable[ClassScores]) -> Pooled:
+def pool(of_sites: Iterable[ClassScores]) -> Pooled:
     """One class, from what each site tells of it."""
-    every = list(told)
-    positives, negatives = sum(one.positives for one in every), sum(one.negatives for one in every)
-    scored = [one for one in every if "auroc" in one.scores]
-    pairs = [one.positives * one.negatives for one in scored]
-    areas = [one.scores["auroc"] for one in scored]
-    found, invented = sum(one.found for one in every), sum(one.invented for one in every)
+    every = list(of_sites)
+    positives, negatives = sum(site.positives for site in every), sum(site.negatives for site in every)
+    scored = [site for site in every if "auroc" in site.scores]
+    pairs = [site.positives * site.negatives for site in scored]
+    areas = [site.scores["auroc"] for site in scored]
+    hits, invented = sum(site.found for site in every), sum(site.invented for site in every)
     both = bool(positives and negatives)
     return Pooled(
         positives=positives,
         negatives=negatives,
         sites=len(scored),
-        of=len(every),
+        all_sites=len(every),
         auroc=sum(n * area for n, area in zip(pairs, areas, strict=True)) / sum(pairs) if pairs else None,
-        f1=2 * found / (positives + found + invented) if both else None,
-        balanced_accuracy=(found / positives + (negatives - invented) / negatives) / 2 if both else None,
+        f1=2 * hits / (positives + hits + invented) if both else None,
+        balanced_accuracy=(hits / positives + (negatives - invented) / negatives) / 2 if both else None,
     )

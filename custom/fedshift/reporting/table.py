@@ -168,10 +168,12 @@ def _notes(results: Results) -> list[str]:
 
 def _averages(results: Results) -> Iterator[str]:
     """That scores of sites which are averages over classes are over other classes at each."""
-    told = {} if results.final is None else results.final.best.evaluations
-    classes = {site: parts["test"].classes for site, parts in told.items() if "test" in parts}
+    evaluations = {} if results.final is None else results.final.best.evaluations
+    classes = {site: parts["test"].classes for site, parts in evaluations.items() if "test" in parts}
     scored = [
-        f"{site} {sum(bool(one.scores) for one in of.values())} of {len(of)}" for site, of in classes.items() if of
+        f"{site} {sum(bool(class_scores.scores) for class_scores in by_class.values())} of {len(by_class)}"
+        for site, by_class in classes.items()
+        if by_class
     ]
     if results.job.metric in OF_CLASSES and len(scored) > 1:
         yield (

@@ -38,36 +38,46 @@ def of_run(run: Run) -> Section | None:
     final = run.results.final
     if final is None:
         return None
-    told: dict[str, dict[str, ClassScores]] = {}
+    by_class: dict[str, dict[str, ClassScores]] = {}
     for site in run.results.data:
         part = "all" if site in run.results.job.held_out else "test"
         result = evaluation(final.best, site, part)
-        for name, one in (result.classes if result is not None and result.classes else {}).items():
-            told.setdefault(name, {})[site] = one
-    if not told:
+        for name, class_scores in (result.classes if result is not None and result.classes else {}).items():
+            by_class.setdefault(name, {})[site] = class_scores
+    if not by_class:
         return None
-    by_threshold = any(one.threshold is not None for sites in told.values() for one in sites.values())
+    by_threshold = any(
+        class_scores.threshold is not None for sites in by_class.values() for class_scores in sites.values()
+    )
     thresholds = paragraph("classes_thresholds", specificity=_specificity(run), by_threshold=by_threshold)
-    blocks = section_blocks(told, thresholds=thresholds)
+    blocks = section_blocks(by_class, thresholds=thresholds)
     comparison = _against_local(run)
     if comparison is not None:
         blocks += [Heading("Beside the sites' own models"), paragraph("delong"), comparison]
     return Section("classes", "Scores by class", paragraph("classes_how"), blocks)
 
 
-def section_blocks(told: ByClass, *, thresholds: Text | None = None) -> list[Block]:
+def section_blocks(by_class: ByClass, *, thresholds: Text | None = None) -> list[Block]:
     """Tables and figures of what sites tell of each class; of one site in one table."""
-    of_sites = dict.fromkeys(site for sites in told.values() for site in sites)
+    of_sites = dict.fromkeys(site for sites in by_class.values() for site in sites)
     blocks: list[Block]
     if len(of_sites) == 1:
-        blocks = [_table("Class", {name: one for name, sites in told.items() for one in sites.values()})]
+        blocks = [
+            _table("Class", {name: class_scores for name, sites in by_class.items() for class_scores in sites.values()})
+        ]
     else:
-        blocks = [_table("Site", sites, caption=name) for name, sites in told.items()]
-        blocks += [Heading("All sites together"), paragraph("classes_pooled"), _pooled(told)]
+        blocks = [_table("Site", sites, caption=name) for name, sites in by_class.items()]
+        blocks += [Heading("All sites together"), paragraph("classes_pooled"), _pooled(by_class)]
     blocks += [] if thresholds is None else [thresholds]
-    if unscored := sorted(name for name, sites in told.items() if not any(one.scores for one in sites.values())):
+    if unscored := sorted(
+        name for name, sites in by_class.items() if not any(class_scores.scores for class_scores in sites.values())
+    ):
         blocks.append(paragraph("classes_of_one_kind", classes=unscored))
-    curves = [_roc(name, sites) for name, sites in told.items() if any(one.roc for one in sites.values())]
+    curves = [
+        _roc(name, sites)
+        for name, sites in by_class.items()
+        if any(class_scores.roc for class_scores in sites.values())
+    ]
     if curves:
         names = [short(name, 16) for name in of_sites][:MOST_SITES]
         legend = figures.legend(names) if len(of_sites) > 1 else ()
@@ -89,30 +99,33 @@ def _table(what: str, rows_of: Mapping[str, ClassScores], *, caption: str = "") 
     columns = [Column(what, numeric=False), Column("Cases", detail="with / without")]
     columns += [Column(metric(score).heading) for score in OF_CLASSES] + [Column("Threshold")]
     rows: list[Row] = []
-    for name, one in rows_of.items():
-        cells: list[Cell | str] = [name, f"{one.positives:,} / {one.negatives:,}"]
+    for name, class_scores in rows_of.items():
+        cells: list[Cell | str] = [name, f"{class_scores.positives:,} / {class_scores.negatives:,}"]
         cells += [
-            Cell(metric(score).number(one.scores.get(score)), interval(metric(score), one.intervals.get(score)))
+            Cell(
+                metric(score).number(class_scores.scores.get(score)),
+                interval(metric(score), class_scores.intervals.get(score)),
+            )
             for score in OF_CLASSES
         ]
-        rows.append([*cells, _threshold(one)])
+        rows.append([*cells, _threshold(class_scores)])
     return Table(columns, rows, caption=caption)
 
 
-def _threshold(one: ClassScores) -> Cell:
-    if one.threshold is None:
+def _threshold(class_scores: ClassScores) -> Cell:
+    if class_scores.threshold is None:
         return Cell("–", "most likely")
-    return Cell(f"{one.threshold:.3g}", "" if one.chosen else "not chosen")
+    return Cell(f"{class_scores.threshold:.3g}", "" if class_scores.chosen else "not chosen")
 
 
-def _pooled(told: ByClass) -> Table:
+def _pooled(by_class: ByClass) -> Table:
     columns = [Column("Class", numeric=False), Column("Sites"), Column("With it"), Column("Without")]
     columns += [Column(metric(score).heading) for score in ("auroc", "f1", "balanced_accuracy")]
     rows: list[Row] = []
-    for name, sites in told.items():
-        one: Pooled = pool(sites.values())
-        counts = [f"{one.sites} of {one.of}", f"{one.positives:,}", f"{one.negatives:,}"]
-        values = ((score, getattr(one, score)) for score in ("auroc", "f1", "balanced_accuracy"))
+    for name, sites in by_class.items():
+        pooled: Pooled = pool(sites.values())
+        counts = [f"{pooled.sites} of {pooled.all_sites}", f"{pooled.positives:,}", f"{pooled.negatives:,}"]
+        values = ((score, getattr(pooled, score)) for score in ("auroc", "f1", "balanced_accuracy"))
         rows.append([name, *counts, *(metric(score).number(value) for score, value in values)])
     return Table(columns, rows)
 
@@ -121,18 +134,18 @@ def _roc(name: str, sites: Mapping[str, ClassScores]) -> Figure:
     with figures.drawing(width=300, height=270) as (drawn, (axes,)):
         axes.plot([0, 100], [0, 100], color=figures.FAINT, linewidth=1)
         said: list[str] = []
-        for number, (site, one) in enumerate(list(sites.items())[:MOST_SITES]):
-            if one.roc is None:
+        for number, (site, class_scores) in enumerate(list(sites.items())[:MOST_SITES]):
+            if class_scores.roc is None:
                 continue
-            wrong, right = zip(*one.roc, strict=True)
+            wrong, right = zip(*class_scores.roc, strict=True)
             axes.plot(
                 [100 * value for value in wrong],
                 [100 * value for value in right],
                 color=figures.colour(number),
                 linestyle=figures.dashes(number),
             )
-            area = metric("auroc").with_unit(one.scores.get("auroc"))
-            said.append(f"{short(site)} {area} of {one.positives} with and {one.negatives} without")
+            area = metric("auroc").with_unit(class_scores.scores.get("auroc"))
+            said.append(f"{short(site)} {area} of {class_scores.positives} with and {class_scores.negatives} without")
         axes.set_xlim(-1, 101)
         axes.set_ylim(-1, 101)
         axes.set_xlabel("100 - specificity (%)")
@@ -148,18 +161,18 @@ def _against_local(run: Run) -> Table | None:
     rows: list[Row] = []
     area = metric("auroc")
     for site, comparison in final.against_local.items():
-        for name, one in comparison.classes.items():
-            p = "–" if one.p is None else f"{one.p:.3f}" if one.p >= 0.001 else "< 0.001"
+        for name, pair in comparison.classes.items():
+            p = "–" if pair.p is None else f"{pair.p:.3f}" if pair.p >= 0.001 else "< 0.001"
             rows.append(
                 [
                     site,
                     name,
-                    f"{one.positives:,}",
-                    f"{one.negatives:,}",
-                    area.number(one.federated),
-                    area.number(one.local),
-                    area.difference(one.federated - one.local),
-                    Cell(p, strong=one.p is not None and one.p < SIGNIFICANT),
+                    f"{pair.positives:,}",
+                    f"{pair.negatives:,}",
+                    area.number(pair.federated),
+                    area.number(pair.local),
+                    area.difference(pair.federated - pair.local),
+                    Cell(p, strong=pair.p is not None and pair.p < SIGNIFICANT),
                 ]
             )
     if not rows:

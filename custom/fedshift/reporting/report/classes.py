@@ -96,7 +96,7 @@ def calibration(run: Run) -> Section | None:
             by_site[site] = result.calibration
     if not by_site:
         return None
-    findings = any(told.classes and told.confusion is None for told in _told(run))
+    findings = any(result.classes and result.confusion is None for result in _test_results(run))
     shown = list(by_site.items())[:MAX_SITES]
     drawn = [
         reliability(f"reliability-{number}", site, record, findings=findings)
@@ -134,8 +134,8 @@ OF_FINDINGS = (
 )
 
 
-def _told(run: Run) -> list[Evaluation]:
-    """What training sites tell of their test parts."""
+def _test_results(run: Run) -> list[Evaluation]:
+    """The evaluations of training sites on their test parts."""
     assert run.results.final is not None
     results = (evaluation(run.results.final.best, site, "test") for site in run.results.data)
     return [result for result in results if result is not None]

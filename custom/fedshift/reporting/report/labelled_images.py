@@ -31,15 +31,17 @@ def about(record: LabelledImages) -> str:
 
 def sections(record: LabelledImages) -> list[Section]:
     """Summary with cautions, what was evaluated, scores, those of each class, and the settings of the training."""
-    found = [*_findings(record)]
+    findings = [*_findings(record)]
     made = [
-        Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(found)]),
+        Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(findings)]),
         _what(record),
         _scores(record),
     ]
-    told = {name: {HERE: one} for name, one in (record.evaluation.classes or {}).items()}
-    if told:
-        made.append(Section("classes", "Scores by class", paragraph("classes_how"), by_class.section_blocks(told)))
+    scores_by_class = {name: {HERE: class_scores} for name, class_scores in (record.evaluation.classes or {}).items()}
+    if scores_by_class:
+        made.append(
+            Section("classes", "Scores by class", paragraph("classes_how"), by_class.section_blocks(scores_by_class))
+        )
     if record.evaluation.calibration is not None:
         drawn = classes.reliability(
             "reliability", "all cases", record.evaluation.calibration, findings=bool(record.thresholds)

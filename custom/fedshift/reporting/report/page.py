@@ -164,9 +164,9 @@ def render(made: Sequence[Chapter]) -> str:
     """Render the chapters as HTML. All text is escaped; only figures are inserted as markup."""
     import jinja2
 
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(here),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -177,7 +177,7 @@ def render(made: Sequence[Chapter]) -> str:
         heading=_heading(made),
         phantom=PHANTOM_NOTE if any(chapter.phantom for chapter in made) else "",
         images=any(chapter.images for chapter in made),
-        style=Markup((here / "style.css").read_text(encoding="utf-8")),  # trusted: the package's own file
+        style=Markup((folder / "style.css").read_text(encoding="utf-8")),  # trusted: the package's own file
         version=fedshift.__version__,
     )
 

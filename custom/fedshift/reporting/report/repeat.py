@@ -49,7 +49,9 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
         blocks.append(paragraph("auto_settings"))
     if len({machine.precision for machine in results.machines.values()}) > 1:
         blocks.append(paragraph("precisions_differ"))
-    in_parts = sorted({site for each in results.rounds for site, told in each.sites.items() if told.parts > 1})
+    in_parts = sorted(
+        {site for each in results.rounds for site, site_record in each.sites.items() if site_record.parts > 1}
+    )
     if in_parts:
         blocks.append(paragraph("in_parts", sites=in_parts))
     if results.job.initial_weights != FROM_SCRATCH:

@@ -145,8 +145,8 @@ def _find_validation(path: Path) -> Path | None:
     if (path / FILE_NAME).is_file():
         return None
     depths = ("*/" * depth for depth in range(_MAX_DEPTH))
-    found = [file for below in depths for file in sorted(path.glob(f"{below}{VALIDATION}"))]
-    return found[0] if len(found) == 1 else None
+    records = [file for below in depths for file in sorted(path.glob(f"{below}{VALIDATION}"))]
+    return records[0] if len(records) == 1 else None
 
 
 def _transfer(record: LeaveOneOut | CrossSite, folder: Path) -> Transfer:

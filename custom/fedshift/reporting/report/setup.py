@@ -134,14 +134,14 @@ def _machines(run: Run) -> list[tuple[str, str]]:
 
 def _parts(results: Results) -> list[tuple[str, str]]:
     """The sites whose memory ran out, and in how many parts their batches were since."""
-    found: dict[str, dict[int, int]] = {}
+    first_rounds: dict[str, dict[int, int]] = {}
     for record in results.rounds:
-        for site, told in record.sites.items():
-            if told.parts > 1:
-                found.setdefault(site, {}).setdefault(told.parts, record.round)
+        for site, site_record in record.sites.items():
+            if site_record.parts > 1:
+                first_rounds.setdefault(site, {}).setdefault(site_record.parts, record.round)
     sites = [
         f"{site}: {', '.join(f'{number} from round {since} on' for number, since in numbers.items())}"
-        for site, numbers in found.items()
+        for site, numbers in first_rounds.items()
     ]
     return [("Batches in parts, as memory ran out", "; ".join(sites))] if sites else []
 

@@ -230,12 +230,13 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
 def scored_classes(run: Run) -> list[str]:
     """At each site, how many classes have a score."""
     assert run.results.final is not None
-    said = []
+    phrases = []
     for site in run.trained:
         result = evaluation(run.results.final.best, site, "test")
         if result is not None and result.classes:
-            said.append(f"{site} {sum(bool(one.scores) for one in result.classes.values())} of {len(result.classes)}")
-    return said
+            scored = sum(bool(class_scores.scores) for class_scores in result.classes.values())
+            phrases.append(f"{site} {scored} of {len(result.classes)}")
+    return phrases
 
 
 def _classes_in_one_mask(at_sites: dict[str, Evaluation]) -> Iterator[Finding]:

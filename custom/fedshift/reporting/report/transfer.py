@@ -140,5 +140,5 @@ def _best_unseen_round(record: LeaveOneOut, chosen: int) -> Text:
     """The round that is best where nobody trained."""
     means = record.by_round
     facts = {"round": chosen, "mean": means[chosen], "last": max(means), "last_mean": means[max(means)]}
-    own = record.by_own_choice
-    return paragraph("unseen_round", m=metric(record.job.metric), sites=len(record.sites), own=own, **facts)
+    m, sites = metric(record.job.metric), len(record.sites)
+    return paragraph("unseen_round", m=m, sites=sites, own=record.by_own_choice, **facts)

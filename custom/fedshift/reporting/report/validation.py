@@ -111,9 +111,9 @@ def _scores(record: Validation) -> Section:
         rows: list[Row] = []
         for site, answer in record.sites.items():
             models = map(answer.models.get, _models(record))
-            told = [None if scores is None else scores.scores.get(name) for scores in models]
-            if any(told):
-                rows.append([site, _n(told), *(_cell(m, spread) for spread in told)])
+            spreads = [None if scores is None else scores.scores.get(name) for scores in models]
+            if any(spreads):
+                rows.append([site, _n(spreads), *(_cell(m, spread) for spread in spreads)])
         if not rows:
             continue
         pooled = [record.pooled[model].scores.get(name) for model in _models(record)]
@@ -174,12 +174,12 @@ def _strata(record: Validation) -> Section:
             means = (Cell(m.number(None if each is None else each.mean), strong=True) for each in over)
             rows.append([Cell(value, strong=True), counted(sites, "site"), f"{n:,}", *means])
             for site, answer in record.sites.items():
-                told = [
+                spreads = [
                     None if scores is None else scores.strata.get(column, {}).get(value, {}).get(name)
                     for scores in map(answer.models.get, _models(record))
                 ]
-                if any(told) and sites > 1:
-                    rows.append(["", site, _n(told), *(_cell(m, spread) for spread in told)])
+                if any(spreads) and sites > 1:
+                    rows.append(["", site, _n(spreads), *(_cell(m, spread) for spread in spreads)])
         columns = [Column(column, numeric=False), Column("Site", numeric=False), Column("Cases")]
         blocks += [Heading(column), Table([*columns, *map(Column, _models(record))], rows, caption=m.heading)]
     return Section("strata", "By group", paragraph("validation_strata_how"), blocks)
@@ -225,8 +225,8 @@ def _names(record: Validation) -> list[str]:
     return sorted(names, key=lambda name: name != record.metric)
 
 
-def _n(told: list[Distribution | None]) -> str:
-    return f"{next(spread.n for spread in told if spread is not None):,}"
+def _n(spreads: list[Distribution | None]) -> str:
+    return f"{next(spread.n for spread in spreads if spread is not None):,}"
 
 
 def _cell(m: Metric, spread: Distribution | None) -> Cell:

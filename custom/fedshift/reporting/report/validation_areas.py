@@ -34,17 +34,17 @@ def _pooled(record: Validation) -> Iterator[PooledArea]:
 
 def _sites(record: Validation, name: str, m: Metric, models: list[str], others: list[str]) -> Iterator[Row]:
     for site, answer in record.sites.items():
-        told = {model: scores.areas[name] for model, scores in answer.models.items() if name in scores.areas}
-        if not told:
+        areas = {model: scores.areas[name] for model, scores in answer.models.items() if name in scores.areas}
+        if not areas:
             continue
-        support = next(iter(told.values()))
-        cells = [_area(m, told.get(model)) for model in models]
+        support = next(iter(areas.values()))
+        cells = [_area(m, areas.get(model)) for model in models]
         yield [
             site,
             f"{support.positives:,}",
             f"{support.negatives:,}",
             *cells,
-            *(_less(m, told.get(o)) for o in others),
+            *(_less(m, areas.get(o)) for o in others),
         ]
 
 
@@ -67,10 +67,10 @@ def _less(m: Metric, area: ClassArea | None) -> Cell:
 
 
 def _foot(record: Validation, name: str, m: Metric, models: list[str], others: list[str]) -> list[Row]:
-    told = {model: record.pooled[model].areas.get(name) for model in models}
-    support = next(area for area in told.values() if area is not None)
-    areas = [Cell(m.number(None if area is None else area.mean), strong=True) for area in told.values()]
-    against = [None if (area := told[model]) is None else area.against_first for model in others]
+    by_model = {model: record.pooled[model].areas.get(name) for model in models}
+    support = next(area for area in by_model.values() if area is not None)
+    areas = [Cell(m.number(None if area is None else area.mean), strong=True) for area in by_model.values()]
+    against = [None if (area := by_model[model]) is None else area.against_first for model in others]
     less = [Cell("–") if each is None else Cell(m.difference(each.mean)) for each in against]
     foot: list[Row] = [
         [Cell("pairs within sites", strong=True), f"{support.positives:,}", f"{support.negatives:,}", *areas, *less]
@@ -81,6 +81,6 @@ def _foot(record: Validation, name: str, m: Metric, models: list[str], others: l
         else Cell(m.difference(each.effect), detail=m.points_interval(each.interval), strong=True)
         for each in against
     ]
-    sites = [Cell(m.number(None if area is None else area.of_sites)) for area in told.values()]
+    sites = [Cell(m.number(None if area is None else area.of_sites)) for area in by_model.values()]
     sites_told = counted(support.sites, "site")
     return [*foot, [f"mean of {sites_told}; differences by random effects", "", "", *sites, *effects]]

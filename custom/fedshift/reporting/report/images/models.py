@@ -192,7 +192,7 @@ def _pass(
 
 def _saliency(at: Site, broadcast: Broadcast, data: SiteData, part: Subset, predicted: np.ndarray) -> dict[int, Places]:
     """Of the pictures that are shown."""
-    members, found = data.members(part), {}
+    members, saliency = data.members(part), {}
     with at.loaded(broadcast) as scoring:
         if not getattr(scoring.net, "stages", ()):
             return {}
@@ -200,8 +200,8 @@ def _saliency(at: Site, broadcast: Broadcast, data: SiteData, part: Subset, pred
             number = int(predicted[picked.place].argmax())
             image = data.images(members[[picked.place]]).to(next(scoring.net.parameters()).device)
             x = scoring.chain.inputs(image, training=False)
-            found[picked.place] = Places(number, grad_cam(scoring.net, x, number).numpy())
-    return found
+            saliency[picked.place] = Places(number, grad_cam(scoring.net, x, number).numpy())
+    return saliency
 
 
 class _Seen:

@@ -73,8 +73,8 @@ def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities
     for index, batch in zip(data.eval_index(part), probabilities, strict=True):
         number = int(index[0])
         case = data.manifest.cases[number]
-        found = task.on_scan(as_volume(batch, dims), data, number)
-        predicted, reference = task.compared(found, data.reference(number))
+        segmentation = task.on_scan(as_volume(batch, dims), data, number)
+        predicted, reference = task.compared(segmentation, data.reference(number))
         images = read_images(folder, data.manifest, case)[:SEQUENCES]
         by_class = dice_by_class(predicted, reference, 1 + len(names), regions=task.has_regions)
         each = {name: float(by_class[names.index(name)]) for name in outlined}
