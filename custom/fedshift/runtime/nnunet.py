@@ -70,8 +70,10 @@ class Placement:
 
         ``logits``: (K, z, y, x) float32 on the network's grid.
         """
-        here = probable(resampled(logits, self.cropped, self.network, self.spacing, order=LINEAR), regions=regions)
-        for number, plane in enumerate(here):
+        probabilities = probable(
+            resampled(logits, self.cropped, self.network, self.spacing, order=LINEAR), regions=regions
+        )
+        for number, plane in enumerate(probabilities):
             outside = 0.0 if regions or number else 1.0
             on_scan = np.full(self.scan, outside, np.float32)
             on_scan[self.inside] = plane
@@ -82,9 +84,9 @@ def probable(logits: np.ndarray, *, regions: bool) -> np.ndarray:
     """Probabilities of the classes, or of the regions, of logits (K, z, y, x)."""
     if regions:
         return np.asarray(scipy.special.expit(logits))
-    here = np.exp(logits - logits.max(axis=0))
-    here /= here.sum(axis=0)
-    return np.asarray(here)
+    softmax = np.exp(logits - logits.max(axis=0))
+    softmax /= softmax.sum(axis=0)
+    return np.asarray(softmax)
 
 
 def logits_of(probability: np.ndarray, *, regions: bool) -> np.ndarray:

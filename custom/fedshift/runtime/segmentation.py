@@ -314,11 +314,11 @@ def _by_patches(
         end = start + held.shape[1]
         ready = int(np.searchsorted(first, end - weights.shape[1], side="right"))
         part = slice(done, ready)
-        here = classes[part]
-        planes = (resized(summed(plane, 0, first[part] - start, weights[part]), here.shape) for plane in held)
+        slab = classes[part]
+        planes = (resized(summed(plane, 0, first[part] - start, weights[part]), slab.shape) for plane in held)
         _take(
             planes if on_scan is None else _shown(planes, part, on_scan),
-            here,
+            slab,
             None if certainty is None else certainty[..., part, :, :],
             regions=bool(spec.regions),
         )

@@ -80,12 +80,12 @@ def admit(packages: Mapping[str, PackageSpec], *, where: str, listed: Mapping[st
                 "at the package, then add what 'fedshift site packages' prints for it, or leave the site out",
             )
         try:
-            here = installed(name).spec
-            if here != needed:
+            installed_spec = installed(name).spec
+            if installed_spec != needed:
                 raise ConfigError(
                     "package-differs",
-                    f"package {name} {needed} is needed, and {here} is installed here: install the same wheel at all "
-                    "parties, or make the job anew",
+                    f"package {name} {needed} is needed, and {installed_spec} is installed here: install the same "
+                    "wheel at all parties, or make the job anew",
                 )
             if _loaded.get(name, needed) != needed:
                 raise ConfigError(

@@ -142,7 +142,7 @@ class Launcher(Strict):
     k8s: Kubernetes | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Launcher:
+    def _require_single(self) -> Launcher:
         named = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(named) != 1:
             raise ValueError(f"must name one of {', '.join(type(self).model_fields)}, not {len(named)}")

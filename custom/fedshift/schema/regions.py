@@ -45,7 +45,7 @@ class Regions:
 
     def named(self, classes: Sequence[str]) -> dict[str, list[str]]:
         """Region -> the names of its classes, in the order of the regions."""
-        return {n: [classes[k] for k in own] for n, own in zip(self.names, self.members, strict=True)}
+        return {n: [classes[k] for k in numbers] for n, numbers in zip(self.names, self.members, strict=True)}
 
     @cached_property
     def sets(self) -> np.ndarray:
@@ -124,10 +124,10 @@ def _ordered(regions: Regions, classes: Sequence[str], order: Sequence[str]) -> 
             "each, in the order of the regions"
         )
     for name, members, written in zip(regions.names, regions.members, order, strict=True):
-        own = [classes[number] for number in members]
-        if written not in own:
+        class_names = [classes[number] for number in members]
+        if written not in class_names:
             raise ValueError(
-                f"'regions_class_order' has {written!r}, which is no class of {name!r}{nearest(written, own)}"
+                f"'regions_class_order' has {written!r}, which is no class of {name!r}{nearest(written, class_names)}"
             )
     for number, name in enumerate(regions.names):
         for other, covering in zip(regions.names[number + 1 :], regions.members[number + 1 :], strict=True):

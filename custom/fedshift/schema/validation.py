@@ -171,11 +171,11 @@ class SiteValidation(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        told = [[*_cells(scores)] for scores in self.models.values()]
-        if any(spread.cases is not None for cells in told for _, spread in cells):
+        by_model = [[*_cells(scores)] for scores in self.models.values()]
+        if any(spread.cases is not None for cells in by_model for _, spread in cells):
             raise ValueError("scores of single cases have no place in a validation")
         sizes: dict[tuple[str, ...], int] = {}
-        for cells in told:
+        for cells in by_model:
             for where, spread in cells:
                 if sizes.setdefault(where, spread.n) != spread.n:
                     raise ValueError(f"{' '.join(where)} is over other cases for one model than for another")
@@ -196,8 +196,8 @@ def _cells(scores: ModelScores) -> Iterator[tuple[tuple[str, ...], Distribution]
     yield from (((name,), spread) for name, spread in scores.scores.items())
     yield from (((name,), paired.difference) for name, paired in scores.against_first.items())
     for column, values in scores.strata.items():
-        for value, told in values.items():
-            yield from (((column, value, name), spread) for name, spread in told.items())
+        for value, spreads in values.items():
+            yield from (((column, value, name), spread) for name, spread in spreads.items())
 
 
 class PooledScore(_Model):

@@ -142,13 +142,13 @@ class Loss:
                 f"{PREFIX}DiceCELoss, or leave the method out",
             )
         if isinstance(logits, Tensor):
-            return self._one(logits, target)
+            return self._of_output(logits, target)
         weights = [0.5**number for number in range(len(logits))]
-        losses = [self._one(output, _at(target, output.shape[2:])) for output in logits]
+        losses = [self._of_output(output, _at(target, output.shape[2:])) for output in logits]
         parts = [weight / sum(weights) * loss for weight, loss in zip(weights, losses, strict=True)]
         return torch.stack(parts).sum()
 
-    def _one(self, logits: Tensor, target: Tensor) -> Tensor:
+    def _of_output(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = precise(logits)
         if not self._ignores:
             return self._of_known(logits, target)

@@ -24,14 +24,14 @@ from fedshift.tasks.stages import Stage
 class Listed:
     """A network of ``monai.networks.nets``.
 
-    ``of``: its class, where several names stand for one. ``head``: the name of its linear head. ``channels``,
-    ``classes``: the constructor's names for them. ``fixed``: arguments that are no options. ``withheld``: options that
-    are not plain data, or would download. ``size``: the constructor's name for the image size, if it is made for one;
-    then the network has no stages, since its features have one resolution.
+    ``class_name``: of its class, where several names stand for one. ``head``: the name of its linear head.
+    ``channels``, ``classes``: the constructor's names for them. ``fixed``: arguments that are no options.
+    ``withheld``: options that are not plain data, or would download. ``size``: the constructor's name for the image
+    size, if it is made for one; then the network has no stages, since its features have one resolution.
     """
 
     head: str
-    of: str = ""
+    class_name: str = ""
     channels: str = "in_channels"
     classes: str = "num_classes"
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +42,9 @@ class Listed:
 def _resnet(block: str, layers: tuple[int, ...]) -> Listed:
     """With MONAI's own widths."""
     fixed = {"block": block, "layers": list(layers), "block_inplanes": [64, 128, 256, 512]}
-    return Listed("fc", of="ResNet", channels="n_input_channels", fixed=fixed, withheld=frozenset({"feed_forward"}))
+    return Listed(
+        "fc", class_name="ResNet", channels="n_input_channels", fixed=fixed, withheld=frozenset({"feed_forward"})
+    )
 
 
 LISTED: Mapping[str, Listed] = {
@@ -128,11 +130,11 @@ def build(
     """
     short = name.removeprefix(PREFIX)
     listed = LISTED[short]
-    cls: type[nn.Module] = getattr(importlib.import_module("monai.networks.nets"), listed.of or short)
+    cls: type[nn.Module] = getattr(importlib.import_module("monai.networks.nets"), listed.class_name or short)
     given = {listed.channels: in_channels, listed.classes: n_classes, "spatial_dims": spatial_dims, **listed.fixed}
-    own = {*given, listed.size}
-    known = [key for key in _parameters(cls) if key not in own | listed.withheld]
-    check_options(name, options, known=known, fixed=own)
+    fixed_names = {*given, listed.size}
+    known = [key for key in _parameters(cls) if key not in fixed_names | listed.withheld]
+    check_options(name, options, known=known, fixed=fixed_names)
     chosen = {**DEFAULTS.get(short, {}), **{key: with_tuples(value) for key, value in options.items()}}
     if listed.size is not None:
         given[listed.size] = _size(name, patch, chosen["patch_size"])
@@ -145,13 +147,17 @@ def build(
 def _parameters(cls: type) -> list[str]:
     """Names of the arguments of a constructor, and of those that it passes on."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for each in cls.__mro__:
         parameters = inspect.signature(each).parameters.values()
-        found.update((one.name, None) for one in parameters if one.kind not in kinds and one.name != "self")
-        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        names.update(
+            (parameter.name, None)
+            for parameter in parameters
+            if parameter.kind not in kinds and parameter.name != "self"
+        )
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return list(found)
+    return list(names)
 
 
 def _size(name: str, size: Sequence[int] | None, unit: int | Sequence[int]) -> tuple[int, ...]:

@@ -120,14 +120,14 @@ def complete(short: str, options: Mapping[str, Any], *, dims: int) -> dict[str, 
 
 
 def _stages(name: str, options: Mapping[str, Any]) -> int:
-    told = {key: len(value) for key in PER_STAGE if isinstance(value := options.get(key), list | tuple)}
+    lengths = {key: len(value) for key in PER_STAGE if isinstance(value := options.get(key), list | tuple)}
     if isinstance(up := options.get("n_conv_per_stage_decoder"), list | tuple):
-        told["n_conv_per_stage_decoder"] = len(up) + 1
+        lengths["n_conv_per_stage_decoder"] = len(up) + 1
     if isinstance(options.get("n_stages"), int):
-        told["n_stages"] = options["n_stages"]
-    counts = set(told.values())
+        lengths["n_stages"] = options["n_stages"]
+    counts = set(lengths.values())
     if len(counts) > 1:
-        said = ", ".join(f"{key} {count}" for key, count in told.items())
+        said = ", ".join(f"{key} {count}" for key, count in lengths.items())
         raise ConfigError("options-clash", f"network {name}: options are of different numbers of stages: {said}")
     stages = counts.pop() if counts else STAGES
     if stages < 2:

@@ -38,9 +38,9 @@ def grad_cam(net: nn.Module, x: Tensor, class_number: int) -> Tensor:
             if getattr(module, "inplace", False):
                 cast(Any, module).inplace = False  # what a later layer overwrites would be seen
         image = x.detach().float().clone().requires_grad_()
-        found: Tensor = GradCAM(watched, name).compute_map(image, class_idx=class_number)
+        coarse: Tensor = GradCAM(watched, name).compute_map(image, class_idx=class_number)
     mode = "bilinear" if x.dim() == 4 else "trilinear"
-    whole = functional.interpolate(found.detach(), x.shape[2:], mode=mode, align_corners=False)[0, 0]
+    whole = functional.interpolate(coarse.detach(), x.shape[2:], mode=mode, align_corners=False)[0, 0]
     peak = whole.max()
     return (whole / peak if peak > 0 else whole).cpu()
 

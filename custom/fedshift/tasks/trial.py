@@ -61,8 +61,8 @@ def _without_values(net: nn.Module, *, training: bool) -> Iterator[None]:
     before = [(module, module.training, dict(module._parameters), dict(module._buffers)) for module in net.modules()]
     try:
         for module, _, parameters, buffers in before:
-            for held, own in ((parameters, module._parameters), (buffers, module._buffers)):
-                own.update({key: None if value is None else value.to("meta") for key, value in held.items()})  # type: ignore[misc]
+            for held, registered in ((parameters, module._parameters), (buffers, module._buffers)):
+                registered.update({key: None if value is None else value.to("meta") for key, value in held.items()})  # type: ignore[misc]
         net.train(training)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
@@ -185,37 +185,43 @@ def _steps_down(every: list[Call], size: Sequence[int]) -> list[tuple[Call, Call
     steps: list[tuple[Call, Call | None]] = []
     reached: Level = (1,) * len(size)
     for call in sorted(every, key=lambda call: call.left):
-        now = level(call.given, size)
-        if now is None or prod(now) <= prod(reached) or any(n < r for n, r in zip(now, reached, strict=True)):
+        call_level = level(call.given, size)
+        if (
+            call_level is None
+            or prod(call_level) <= prod(reached)
+            or any(n < r for n, r in zip(call_level, reached, strict=True))
+        ):
             continue
-        reached, step = now, call
+        reached, step = call_level, call
         around = sorted((other for other in every if call.inside(other)), key=lambda other: -other.entered)
         for other in around:
             if (
-                level(other.given, size) != now
-                or level(other.taken, size) == now
-                or _goes_below(every, other, now, size)
+                level(other.given, size) != call_level
+                or level(other.taken, size) == call_level
+                or _goes_below(every, other, call_level, size)
             ):
                 break
             if other.is_place:
                 step = other
         same = [c for c in every if c.taken is step.taken and c.inside(step) and c.is_place]
-        first = same[0] if len(same) == 1 and level(same[0].given, size) == now else step
+        first = same[0] if len(same) == 1 and level(same[0].given, size) == call_level else step
         steps.append((step, None if list(first.module.parameters()) else first))
     return steps
 
 
-def _goes_below(every: list[Call], call: Call, now: Level, size: Sequence[int]) -> bool:
+def _goes_below(every: list[Call], call: Call, limit: Level, size: Sequence[int]) -> bool:
     """Whether anything within a call is coarser than a level: nested U-Nets hold all that is below them."""
     inner = (level(other.given, size) for other in every if other.inside(call))
-    return any(prod(reached) > prod(now) for reached in inner if reached is not None)
+    return any(prod(reached) > prod(limit) for reached in inner if reached is not None)
 
 
 def _bottleneck(every: list[Call], last: Call, size: Sequence[int]) -> Call:
     """The last module at the smallest resolution, before the first that leads back up."""
     smallest = level(last.given, size)
     later = [c for c in every if c.entered > last.left and level(c.taken, size) == smallest and c.is_place]
-    finer = [c for c in later if (now := level(c.given, size)) is not None and prod(now) < prod(smallest or ())]
+    finer = [
+        c for c in later if (call_level := level(c.given, size)) is not None and prod(call_level) < prod(smallest or ())
+    ]
     end = finer[0].entered if finer else max((c.left for c in every), default=0)
     stays = [c for c in later if c.left < end and level(c.given, size) == smallest]
     candidates = sorted((last, *stays), key=lambda c: c.left)

@@ -94,8 +94,8 @@ def ghosted(rows: Tensor, damped: Tensor, lines: Tensor, along: Tensor, *, flat:
     factors = torch.ones(len(rows), *[1] * len(axes))
     for place, axis in enumerate(axes):
         waves = frequencies(rows.shape[axis], half=axis == axes[-1])
-        here = (along * len(axes)).floor()[:, None] == place
-        line = 1 - damped[:, None] * (here & (waves.remainder(every) == 0) & (waves != 0))
+        chosen = (along * len(axes)).floor()[:, None] == place
+        line = 1 - damped[:, None] * (chosen & (waves.remainder(every) == 0) & (waves != 0))
         factors = factors * line.reshape(len(rows), *[-1 if other == place else 1 for other in range(len(axes))])
     return in_frequencies(rows, factors, axes)
 

@@ -179,8 +179,8 @@ def _bumps(side: int, *, still: bool) -> Tensor:
 def _sampled(images: Tensor, labels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
     named = labels[:, None].to(images.dtype)
-    found = functional.grid_sample(named, grid, mode="nearest", padding_mode="border", align_corners=False)
-    return moved, found[:, 0].to(labels.dtype)
+    moved_labels = functional.grid_sample(named, grid, mode="nearest", padding_mode="border", align_corners=False)
+    return moved, moved_labels[:, 0].to(labels.dtype)
 
 
 def _grid(maps: Tensor, patch: Sequence[int], images: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def gamma(rows: Tensor, gammas: Tensor, *, inverted: bool) -> Tensor:
     low, high = flat.aminmax(dim=1)
     span = column(high - low, rows)
     rows.sub_(column(low, rows)).div_(span + EPSILON).clamp_(min=0).pow_(column(gammas, rows))
-    now, middle = torch.std_mean(rows.flatten(1), 1)
-    factor = deviation / (now + EPSILON)
+    new_deviation, middle = torch.std_mean(rows.flatten(1), 1)
+    factor = deviation / (new_deviation + EPSILON)
     rows.mul_(column(factor, rows)).add_(column(mean - middle * factor, rows))
     return rows.neg_() if inverted else rows
 

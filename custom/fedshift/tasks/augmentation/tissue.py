@@ -20,8 +20,8 @@ LOWEST = 8
 def kept(rows: Tensor, before: Tensor) -> Tensor:
     """Rows with the mean and the deviation that they had, as a scan that is normalised again."""
     deviation, mean = torch.std_mean(before.flatten(1), 1)
-    now, middle = torch.std_mean(rows.flatten(1), 1)
-    factor = deviation / (now + EPSILON)
+    new_deviation, middle = torch.std_mean(rows.flatten(1), 1)
+    factor = deviation / (new_deviation + EPSILON)
     return rows.mul_(column(factor, rows)).add_(column(mean - middle * factor, rows))
 
 
@@ -62,8 +62,8 @@ def convolved(rows: Tensor, normals: Tensor, points: Tensor, mixes: Tensor, *, f
         padding = tuple(side // 2 for side in sides)
         made = convolve(made, weights, offsets.reshape(-1).to(rows), padding=padding, groups=number)
     mixed = rows.lerp(made.transpose(0, 1), column(mixes, rows))
-    norm, now = (torch.linalg.vector_norm(each.flatten(1), dim=1) for each in (rows, mixed))
-    return mixed.mul_(column(norm / (now + EPSILON), rows))
+    norm, new_norm = (torch.linalg.vector_norm(each.flatten(1), dim=1) for each in (rows, mixed))
+    return mixed.mul_(column(norm / (new_norm + EPSILON), rows))
 
 
 def toned(rows: Tensor, slopes: Tensor) -> Tensor:

@@ -98,9 +98,9 @@ class Loss:
         """The loss at a site with these labels of training images: classes (n,), or findings (n, K)."""
         if not len(labels) or not self.by_site:
             return self
-        here = copy.copy(self)
-        here._weights = _by_frequency(labels, self._n_classes, findings=self._findings)
-        return here
+        loss = copy.copy(self)
+        loss._weights = _by_frequency(labels, self._n_classes, findings=self._findings)
+        return loss
 
     def __call__(self, logits: Logits, target: Tensor) -> Tensor:
         x = precise(main(logits))

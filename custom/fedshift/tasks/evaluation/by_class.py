@@ -177,8 +177,11 @@ def values_by_score(
     """
     result: dict[str, np.ndarray] = {}
     for score in {**RANGES, **PICTURE_RANGES}:
-        of = {name: np.array([case[name].get(score, np.nan) for case in cases]) for name in cases[0]}
-        values = {score: mean_over(np.array([*of.values()])), **{of_class(score, name): of[name] for name in of}}
+        by_name = {name: np.array([case[name].get(score, np.nan) for case in cases]) for name in cases[0]}
+        values = {
+            score: mean_over(np.array([*by_name.values()])),
+            **{of_class(score, name): by_name[name] for name in by_name},
+        }
         kept = names(score, classes)
         for name in kept:
             if name in values and not np.isnan(values[name]).all():

@@ -226,7 +226,7 @@ def records(
         for k, threshold in enumerate(thresholds)
     ]
     of_class, of_average = intervals(truth, probability, decided, specific, subjects=subjects, seed=seed)
-    told: dict[str, ClassScores] = {}
+    class_scores: dict[str, ClassScores] = {}
     for k, name in enumerate(names):
         known = ~np.isnan(truth[:, k])
         has, said = truth[known, k] == 1, decided[known, k]
@@ -234,7 +234,7 @@ def records(
         hides = not share_cases and min(has.sum(), (~has).sum()) < FEWEST
         reliability = Calibration()
         reliability.add(probability[known, k].astype(np.float64), has)
-        told[name] = ClassScores(
+        class_scores[name] = ClassScores(
             positives=int(has.sum()),
             negatives=int((~has).sum()),
             scores=scores,
@@ -247,9 +247,9 @@ def records(
             roc=_curve(has, probability[known, k]) if share_cases and scores else None,
             calibration=None if hides else reliability.record(fewest=1 if share_cases else FEWEST),
         )
-    means = average([each.scores for each in told.values()])
+    means = average([each.scores for each in class_scores.values()])
     n_few = not share_cases and len(truth) < FEWEST
-    return told, means, {} if n_few else {name: ends for name, ends in of_average.items() if name in means}
+    return class_scores, means, {} if n_few else {name: ends for name, ends in of_average.items() if name in means}
 
 
 def _curve(has: np.ndarray, probability: np.ndarray) -> list[tuple[float, float]]:

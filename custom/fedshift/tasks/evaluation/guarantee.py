@@ -65,14 +65,14 @@ class Counts:
     """How many voxels are at or above each level, of a structure and of all; a scan may come in parts."""
 
     def __init__(self) -> None:
-        self.found, self.taken = (np.zeros(len(_LEVELS), np.int64) for _ in range(2))
+        self.covered, self.taken = (np.zeros(len(_LEVELS), np.int64) for _ in range(2))
         self.total = 0
         """Voxels of the structure."""
 
     def add(self, probability: np.ndarray, truth: np.ndarray) -> None:
         """Count a part: probabilities, and where the structure is (bool), of one shape on the scan's own grid."""
         inside = probability[truth]
-        self.found += _from_level_on(inside)
+        self.covered += _from_level_on(inside)
         self.taken += _from_level_on(probability[probability >= _LEVELS[0]])
         self.total += inside.size
 
@@ -80,8 +80,8 @@ class Counts:
         """Risk curves of the case, two (levels,), see `Curve`; None of a case that has none of the structure."""
         if not self.total:
             return None
-        outside = np.divide(self.taken - self.found, self.taken, out=np.zeros(len(_LEVELS)), where=self.taken > 0)
-        return 1 - self.found / self.total, np.maximum.accumulate(outside[::-1])[::-1]
+        outside = np.divide(self.taken - self.covered, self.taken, out=np.zeros(len(_LEVELS)), where=self.taken > 0)
+        return 1 - self.covered / self.total, np.maximum.accumulate(outside[::-1])[::-1]
 
 
 def outline_risks(probability: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -220,9 +220,11 @@ def prior(sites: Sequence[Sample], alpha: float) -> Others | None:
 
 def _within(sites: Sequence[Sample], level: int) -> float:
     """σ² at a level, over the sites that tell it; of the means alone the most that it can be."""
-    told = [(site.n - 1, float(site.variance[level])) for site in sites if site.variance is not None and site.n > 1]
-    if told:
-        return sum(free * value for free, value in told) / sum(free for free, _ in told)
+    variances = [
+        (site.n - 1, float(site.variance[level])) for site in sites if site.variance is not None and site.n > 1
+    ]
+    if variances:
+        return sum(free * value for free, value in variances) / sum(free for free, _ in variances)
     total = sum(site.n for site in sites)
     return sum(site.n * float(site.risk[level] * (1 - site.risk[level])) for site in sites) / total
 
@@ -292,24 +294,28 @@ def federated(
     ``curves``: by site, in the order in which they are summed. Sites that are held out set no levels; theirs are those
     of newcomers.
     """
-    given = {site: told.calibration for site, told in curves.items() if site not in held_out}
+    given = {site: risk_curves.calibration for site, risk_curves in curves.items() if site not in held_out}
     sites: dict[str, dict[str, Promise]] = {}
-    for site, own in given.items():
-        for name, curve in own.items():
-            others = [told[name] for other, told in given.items() if other != site and name in told]
+    for site, by_structure in given.items():
+        for name, curve in by_structure.items():
+            others = [
+                other_curves[name] for other, other_curves in given.items() if other != site and name in other_curves
+            ]
             made = _promise(curve.n, partial(_shrunk_level, curve=curve, others=others, alpha=alpha))
             sites.setdefault(site, {})[name] = _looked_at(made, curves[site].tested.get(name))
     by_name: dict[str, list[Curve]] = {}
-    for own in given.values():
-        for name, curve in own.items():
+    for by_structure in given.values():
+        for name, curve in by_structure.items():
             by_name.setdefault(name, []).append(curve)
     newcomer = {
         name: _promise(len(every), partial(_newcomers_level, curves=every, alpha=alpha))
         for name, every in (by_name.items() if newcomers else ())
     }
     left_out = {
-        site: {name: _looked_at(newcomer[name], curve) for name, curve in told.tested.items() if name in newcomer}
-        for site, told in curves.items()
+        site: {
+            name: _looked_at(newcomer[name], curve) for name, curve in risk_curves.tested.items() if name in newcomer
+        }
+        for site, risk_curves in curves.items()
         if site in held_out
     }
     return Guarantee(

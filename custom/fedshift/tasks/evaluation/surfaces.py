@@ -48,7 +48,7 @@ def surface_scores(
     return hausdorff, float(every.mean()), float((every.astype(np.float32) <= np.float32(tolerance)).mean())
 
 
-def _distances(one: np.ndarray, other: np.ndarray, spacing: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _distances(first: np.ndarray, second: np.ndarray, spacing: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """From each voxel of the surface of one mask to the nearest of the other's, and back, in mm.
 
     The surface is the voxels with a neighbour along an axis that is not in the mask, or outside the volume. Distances
@@ -57,8 +57,10 @@ def _distances(one: np.ndarray, other: np.ndarray, spacing: Sequence[float]) -> 
     from scipy.ndimage import binary_erosion, find_objects
     from scipy.spatial import KDTree
 
-    (box,) = find_objects((one | other).view(np.uint8))
-    points = [np.argwhere(mask[box] & ~binary_erosion(mask[box])) * np.asarray(spacing, float) for mask in (one, other)]
+    (box,) = find_objects((first | second).view(np.uint8))
+    points = [
+        np.argwhere(mask[box] & ~binary_erosion(mask[box])) * np.asarray(spacing, float) for mask in (first, second)
+    ]
     trees = [KDTree(surface, leafsize=32) for surface in points]  # fewer, larger leaves: each tree is asked once
     there, back = (trees[1 - i].query(points[i])[0].astype(np.float32).astype(np.float64) for i in (0, 1))
     return there, back

@@ -26,13 +26,13 @@ from fedshift.tasks import monai_classifiers, monai_networks, nnunet_networks
 GIVEN = ("in_channels", "n_classes", "spatial_dims")
 
 
-def own() -> list[str]:
+def built_in() -> list[str]:
     """Names of the networks whose code is here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def available() -> list[str]:
-    return [*own(), *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
+    return [*built_in(), *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
 
 
 def build(

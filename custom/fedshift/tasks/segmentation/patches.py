@@ -219,18 +219,18 @@ class Patches(ScanData):
 
     def images(self, index: np.ndarray) -> Tensor:
         """One case: (1, C, z, y, x), or in 2D (z, C, y, x); float32."""
-        return as_images(self.volumes.images(_one(index)), dims=self._spec.dims, context=self._spec.context)
+        return as_images(self.volumes.images(_case_number(index)), dims=self._spec.dims, context=self._spec.context)
 
     def labels(self, index: np.ndarray) -> Tensor:
         """One case: (1, z, y, x), or in 2D (z, y, x); int64."""
-        labels = torch.from_numpy(self.volumes.labels(_one(index)).astype(np.int64))
+        labels = torch.from_numpy(self.volumes.labels(_case_number(index)).astype(np.int64))
         return labels[None] if self._spec.dims == AXES else labels
 
     def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
         return self.eval_index(subset)
 
     def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        depth = int(self.volumes.shapes[_one(index)][0])
+        depth = int(self.volumes.shapes[_case_number(index)][0])
         return (np.arange(depth) + 0.5) / depth, np.full(depth, 1 / depth)
 
     def placement(self, case: int) -> Placement | None:
@@ -377,7 +377,7 @@ def _refuse_other_kind(folder: Path, *, pictures: bool) -> None:
         raise DataError("kind-of-data", f"{folder} holds {holds}, this task needs {needs}: {remedy}, or name another")
 
 
-def _one(index: np.ndarray) -> int:
+def _case_number(index: np.ndarray) -> int:
     (case,) = index.tolist()
     return int(case)
 
