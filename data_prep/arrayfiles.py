@@ -221,8 +221,8 @@ def require_classes(pictures: Sequence[Source], classes: Sequence[str], name: st
     Raises:
         DataError: a class has no picture among those of ``name``.
     """
-    here = {picture.label for picture in pictures}
-    absent = [label for label in classes if label not in here]
+    labels = {picture.label for picture in pictures}
+    absent = [label for label in classes if label not in labels]
     if absent:
         raise DataError("class-missing", f"{name} has no picture of class {', '.join(absent)}: download it again")
 

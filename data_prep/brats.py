@@ -132,13 +132,15 @@ def _subjects(source: Path) -> tuple[Names, list[CaseFiles], tuple[Finding, ...]
             images = {end: [file for stem, file in files.items() if stem.endswith(end)] for end in form.sequences}
             if not masks or not any(images.values()):
                 continue
-            wrong = [end for end, found in images.items() if len(found) != 1]
+            wrong = [end for end, matches in images.items() if len(matches) != 1]
             if wrong or len(masks) > 1:
                 what = f"has not one file that ends in {wrong[0] if wrong else form.masks[0]}"
                 remedy = "download the subject again"
                 findings.append(Finding("error", "sequence-missing", folder, what, remedy, folder.name))
                 continue
-            case = CaseFiles(folder.name, tuple(found[0] for found in images.values()), masks[0], sequences=SEQUENCES)
+            case = CaseFiles(
+                folder.name, tuple(matches[0] for matches in images.values()), masks[0], sequences=SEQUENCES
+            )
             by_form.setdefault(number, []).append(replace(case, subject=_patient(folder.name)))
     if len(by_form) != 1:
         what = "subjects of BraTS 2023 beside others" if by_form else "no subject with the four sequences and a mask"
@@ -183,10 +185,10 @@ def _table(source: Path, partition: str | None) -> Path | None:
             raise DataError("file-missing", f"{path} does not exist: name the table of --partition")
         return path
     name = f"partitioning_{partition or 1}.csv"
-    found = next((folder / name for folder in _folders(source) if (folder / name).is_file()), None)
-    if found is None and partition is not None:
+    table = next((folder / name for folder in _folders(source) if (folder / name).is_file()), None)
+    if table is None and partition is not None:
         raise DataError("file-missing", f"{source} has no {name}: leave out --partition, or give the file of a table")
-    return found
+    return table
 
 
 def _institutions(table: Path) -> Mapping[str, str]:

@@ -184,7 +184,7 @@ def _nih(source: Path) -> tuple[list[Source], set[str]]:
         name = row["Image Index"]
         if name not in files:
             raise DataError("file-missing", f"{table}, line {line}: {name} is in no folder of images: unpack them all")
-        findings = {finding: any(one in labels for one in enough) for finding, enough in OF_NIH.items()}
+        findings = {finding: any(label in labels for label in enough) for finding, enough in OF_NIH.items()}
         read = partial(read_picture, files[name])
         sources.append(Source(name, "", read, findings=findings, subject=f"patient{int(row['Patient ID']):05d}"))
     lists = [folder / name for name in (TRAINING, TESTING)]

@@ -106,9 +106,9 @@ def read_cifar10(source: Path) -> tuple[Part, Part]:
         return read_parts(npz)
     if not source.is_dir():
         raise DataError("not-a-folder", f"{source} is not a folder: {EXPECTED}")
-    here = names_in(source)
+    names = names_in(source)
     raise DataError(
-        "other-data", f"{source} has no CIFAR-10, it holds {', '.join(map(ascii, here[:20])) or 'nothing'}: {EXPECTED}"
+        "other-data", f"{source} has no CIFAR-10, it holds {', '.join(map(ascii, names[:20])) or 'nothing'}: {EXPECTED}"
     )
 
 

@@ -156,8 +156,8 @@ def _places(source: Path, site: str) -> Iterator[Path]:
 
 
 def _absent(source: Path, site: str, expected: str) -> DataError:
-    here = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names_in(source)]
-    holds = ", ".join(here[:SHOWN]) + (", …" if len(here) > SHOWN else "") or "nothing"
+    names = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names_in(source)]
+    holds = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "") or "nothing"
     others = ",".join(name for name in DIGITS.sites if name != site)
     without = "" if site == "mnist" else f", or leave it out with --sites {others}"
     return DataError(
@@ -169,11 +169,11 @@ def _absent(source: Path, site: str, expected: str) -> DataError:
 
 def _all_or_none(paths: Sequence[Path]) -> bool:
     """Whether the files of a form exist. Having only some of them is an error."""
-    here = [path for path in paths if path.is_file()]
-    if here and len(here) < len(paths):
-        absent = next(path for path in paths if path not in here)
-        raise DataError("file-missing", f"{absent} does not exist, but {here[0].name} does: download it")
-    return bool(here)
+    present = [path for path in paths if path.is_file()]
+    if present and len(present) < len(paths):
+        absent = next(path for path in paths if path not in present)
+        raise DataError("file-missing", f"{absent} does not exist, but {present[0].name} does: download it")
+    return bool(present)
 
 
 def _either(place: Path, *names: str) -> Path:

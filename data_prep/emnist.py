@@ -252,7 +252,7 @@ def _images(rows: Sequence[Sequence[float]], classes: Sequence[int]) -> Part:
 def _absent(folder: Path, expected: str) -> DataError:
     if not folder.is_dir():
         return DataError("not-a-folder", f"{folder} is not a folder: expected {expected}")
-    here = names_in(folder)
-    unpack = "unpack gzip.zip there; " if "gzip.zip" in here else ""
-    holds = ", ".join(map(ascii, here[:20])) or "nothing"
+    names = names_in(folder)
+    unpack = "unpack gzip.zip there; " if "gzip.zip" in names else ""
+    holds = ", ".join(map(ascii, names[:20])) or "nothing"
     return DataError("file-missing", f"{folder} has none of the files, it holds {holds}: {unpack}expected {expected}")

@@ -67,9 +67,9 @@ def _nested(items: Mapping[str, Item]) -> Draw:
 def _look(number: int, folder: Path) -> Contents | None:
     if not re.fullmatch(f"(?:domain|site){number}", folder.name, re.IGNORECASE):
         return None
-    parts = [_part(folder / "train"), _part(folder / "test", split="test")]
-    found = [part for part in parts if part is not None]
-    return joined(found) if found else None
+    halves = _part(folder / "train"), _part(folder / "test", split="test")
+    parts = [half for half in halves if half is not None]
+    return joined(parts) if parts else None
 
 
 def _part(folder: Path, **options: str) -> Contents | None:

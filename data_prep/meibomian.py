@@ -67,8 +67,8 @@ def subject_of_name(name: str) -> str:
 def _mgd1k(folder: Path) -> Contents | None:
     if _is_camg(folder):
         return None
-    found = (two_folders(folder, images, masks, subject=subject_of_name) for images, masks in LAYOUTS)
-    return next((each for each in found if each is not None and any(item.subject for item in each.items)), None)
+    candidates = (two_folders(folder, images, masks, subject=subject_of_name) for images, masks in LAYOUTS)
+    return next((each for each in candidates if each is not None and any(item.subject for item in each.items)), None)
 
 
 def _camg(folder: Path) -> Contents | None:

@@ -238,8 +238,8 @@ def write_pictures(
 
 
 def _refuse_others(folder: Path, sites: Container[str]) -> None:
-    here = sorted(path.parent.name for path in folder.glob(f"*/{FILE_NAME}"))
-    others = [name for name in here if not name.startswith(".") and name not in sites]
+    prepared = sorted(path.parent.name for path in folder.glob(f"*/{FILE_NAME}"))
+    others = [name for name in prepared if not name.startswith(".") and name not in sites]
     if others:
         raise DataError(
             "folder-in-use",

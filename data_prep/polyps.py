@@ -66,8 +66,8 @@ def _named(*names: str, subject: Callable[[str], str] = lambda name: "") -> Call
     def look(folder: Path) -> Contents | None:
         if re.sub("[^a-z0-9]", "", folder.name.lower()) not in names:
             return None
-        found = (two_folders(folder, images, masks, subject=subject) for images, masks in LAYOUTS)
-        return next((contents for contents in found if contents is not None), None)
+        candidates = (two_folders(folder, images, masks, subject=subject) for images, masks in LAYOUTS)
+        return next((contents for contents in candidates if contents is not None), None)
 
     return look
 

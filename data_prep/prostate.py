@@ -105,9 +105,9 @@ def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumeP
     plans = _plans(source, find_sets(source))
     absent = [site for site in sites or () if site not in {plan.site for plan in plans}]
     if absent:
-        here = ", ".join(plan.site for plan in plans)
+        names = ", ".join(plan.site for plan in plans)
         raise DataError(
-            "site-unknown", f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these"
+            "site-unknown", f"{source} has no site {', '.join(absent)}: it holds {names}, name some of these"
         )
     chosen = tuple(plan for plan in plans if not sites or plan.site in sites)
     return VolumePlan(dataset="prostate", labels=GLAND, sites=chosen)

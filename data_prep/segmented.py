@@ -106,28 +106,28 @@ def plan_of(
     names = [site.name for site in known]
     if other := next((name for name in sites or () if name not in names), None):
         raise DataError("site-unknown", f"no site is called {other!r}{nearest(other, names)}")
-    found: dict[str, tuple[Path, Contents]] = {}
+    by_site: dict[str, tuple[Path, Contents]] = {}
     for folder in folders(source):
         for site in known:
             held = site.look(folder)
             if held is None:
                 continue
-            if site.name in found:
-                there = f"{found[site.name][0]} and {folder}"
+            if site.name in by_site:
+                there = f"{by_site[site.name][0]} and {folder}"
                 raise DataError("site-twice", f"{source} has site {site.name} twice, in {there}: remove one")
-            found[site.name] = folder, held
-    if not found:
+            by_site[site.name] = folder, held
+    if not by_site:
         what = f"{source} holds none of the known layouts ({contents(source)})"
         raise DataError("other-data", f"{what}: expected {expected}")
-    if absent := [name for name in sites or () if name not in found]:
-        here = ", ".join(name for name in names if name in found)
+    if absent := [name for name in sites or () if name not in by_site]:
+        listing = ", ".join(name for name in names if name in by_site)
         raise DataError(
-            "site-unknown", f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these"
+            "site-unknown", f"{source} has no site {', '.join(absent)}: it holds {listing}, name some of these"
         )
     plans = [
-        _plan(site, found[site.name][1], coloured=coloured, draw=draw or union)
+        _plan(site, by_site[site.name][1], coloured=coloured, draw=draw or union)
         for site in known
-        if site.name in found and (not sites or site.name in sites)
+        if site.name in by_site and (not sites or site.name in sites)
     ]
     return VolumePlan(dataset=dataset, labels=labels, sites=tuple(plans), sequences=COLOURS if coloured else ())
 

@@ -180,7 +180,7 @@ class Tree:
         Raises:
             DataError: the layout is not that of the data set.
         """
-        self._of = picture_set
+        self._picture_set = picture_set
         self._names = {site: (folders or {}).get(site, (site,)) for site in picture_set.sites}
         shown = ", ".join(names[0] for names in self._names.values())
         self._expected = (
@@ -223,19 +223,19 @@ class Tree:
 
     def _missing(self, place: Place) -> list[str]:
         """Folder names of the sites that were not found."""
-        here = {*place.folders(), *(name.removesuffix(".zip") for name in _zips(place))}
-        return [names[0] for names in self._names.values() if not here.intersection(names)]
+        present = {*place.folders(), *(name.removesuffix(".zip") for name in _zips(place))}
+        return [names[0] for names in self._names.values() if not present.intersection(names)]
 
     def _site(self, top: Place, site: str) -> Place:
         """The folder that contains the classes; in a zip, or unpacked from one, it may be deeper."""
-        here = top.folders()
-        folder = next((name for name in self._names[site] if name in here), None)
+        folders = top.folders()
+        folder = next((name for name in self._names[site] if name in folders), None)
         if folder is not None:
             place = top.enter(folder)
         else:
             packed = next(f"{name}.zip" for name in self._names[site] if f"{name}.zip" in _zips(top))
             place = _ZipFolder.top(self._beside.path / packed)
-        return _down(place, lambda place: not {*self._of.classes}.isdisjoint(place.folders()))
+        return _down(place, lambda place: not {*self._picture_set.classes}.isdisjoint(place.folders()))
 
     def _hint(self, top: Place, source: Path) -> str:
         if isinstance(top, _ZipFolder):
@@ -256,16 +256,16 @@ class Tree:
         return _down(_ZipFolder.top(path), lambda place: not self._missing(place))
 
     def _pictures(self, place: Place, *, quiet: bool) -> Iterator[Source]:
-        here = place.folders()
-        for name in here:
-            if name not in self._of.classes and not quiet:
-                hint = nearest(name, self._of.classes)
+        folders = place.folders()
+        for name in folders:
+            if name not in self._picture_set.classes and not quiet:
+                hint = nearest(name, self._picture_set.classes)
                 log.warning("%s/%s is skipped because it is not a class%s", place, name, hint)
-        for label in self._of.classes:
+        for label in self._picture_set.classes:
             folder = place.enter(label)
-            names = [name for name in folder.files() if name.lower().endswith(SUFFIXES)] if label in here else []
+            names = [name for name in folder.files() if name.lower().endswith(SUFFIXES)] if label in folders else []
             if not names:
-                holds = "no picture in it" if label in here else f"no such folder, but {_some(here)}"
+                holds = "no picture in it" if label in folders else f"no such folder, but {_some(folders)}"
                 raise DataError("class-missing", f"{folder}: the class has {holds}; {self._expected}")
             for name in names:
                 yield Source(f"{label}/{_text(name)}", label, partial(folder.picture, name))
@@ -310,8 +310,8 @@ def _member(info: zipfile.ZipInfo) -> str:
 
 
 def _holds(place: Place) -> str:
-    here = [*place.folders(), *_zips(place)]
-    return f"it holds {_some(here)}" if here else "it holds no folder"
+    entries = [*place.folders(), *_zips(place)]
+    return f"it holds {_some(entries)}" if entries else "it holds no folder"
 
 
 def _some(names: Sequence[str]) -> str:

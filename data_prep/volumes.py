@@ -350,8 +350,8 @@ class _Writer:
         Raises:
             DataError: another image than the site has under this id.
         """
-        decoded, found = read_case(case, draw=self._draw)
-        self.findings += found
+        decoded, findings = read_case(case, draw=self._draw)
+        self.findings += findings
         if decoded is None:
             self.lost += [case.id] if case.id in self._images else []
             return
@@ -443,13 +443,13 @@ def _other_meaning(manifest: Manifest, target: Path) -> Iterator[Finding]:
     """Warn of values of masks that stood for another class when the site was prepared before."""
     if not (target / FILE_NAME).is_file():
         return
-    former, now = (
+    former, current = (
         {value: name for name, values in said.items() for value in values} if isinstance(said, Mapping) else {}
         for said in (each.preparation.get("labels") for each in (read_manifest(target), manifest))
     )
-    other = [value for value in former.keys() & now.keys() if former[value] != now[value]]
+    other = [value for value in former.keys() & current.keys() if former[value] != current[value]]
     if other:
-        each = ", ".join(f"{value} was {former[value]} and is {now[value]}" for value in sorted(other, key=str))
+        each = ", ".join(f"{value} was {former[value]} and is {current[value]}" for value in sorted(other, key=str))
         what = f"has masks whose values had another meaning when the site was prepared before: {each}"
         remedy = "if the masks are drawn as they were, say what their values mean and prepare them again"
         yield Finding("warning", "labels-changed", target, what, remedy)

@@ -25,7 +25,7 @@ class Answers:
     def __init__(self, spec: SurveySpec) -> None:
         """``spec`` says who is asked."""
         self._spec = spec
-        self._found: dict[str, Fingerprint] = {}
+        self._fingerprints: dict[str, Fingerprint] = {}
         self._refused: dict[str, str] = {}
 
     def add(self, site: str, content: object) -> bool:
@@ -39,9 +39,9 @@ class Answers:
             return self.refuse(site, f"it answered in the name of {fingerprint.site}")
         if fingerprint.dataset != self._spec.dataset:
             return self.refuse(site, f"it told of data set {fingerprint.dataset}, not of {self._spec.dataset}")
-        if site not in self._spec.everyone or site in self._found:
+        if site not in self._spec.everyone or site in self._fingerprints:
             return self.refuse(site, "it was not asked, or answered twice")
-        self._found[site] = fingerprint
+        self._fingerprints[site] = fingerprint
         log.info("site %s: %s", site, fingerprint.withheld or f"{fingerprint.surveyed} cases surveyed")
         return True
 
@@ -55,13 +55,15 @@ class Answers:
 
     def survey(self) -> Survey:
         """The survey; sites that neither answered nor said why are noted as silent."""
-        silent = [site for site in self._spec.everyone if site not in self._found and site not in self._refused]
+        silent = [site for site in self._spec.everyone if site not in self._fingerprints and site not in self._refused]
         refused = {**self._refused, **dict.fromkeys(silent, "it did not answer in time")}
         return Survey(
             spec=self._spec,
-            sites={site: self._found[site] for site in self._spec.everyone if site in self._found},
+            sites={site: self._fingerprints[site] for site in self._spec.everyone if site in self._fingerprints},
             refused={
-                site: refused[site] for site in self._spec.everyone if site in refused and site not in self._found
+                site: refused[site]
+                for site in self._spec.everyone
+                if site in refused and site not in self._fingerprints
             },
         )
 

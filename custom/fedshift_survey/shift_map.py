@@ -215,12 +215,12 @@ def _pair(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
         if place in other.intensities.get(sequence, {})
         and (figure := _curves([first, other], sequence, place)) is not None
     ]
-    one = worded("volume", pictures=pictures)
+    image_word = worded("volume", pictures=pictures)
     return Section(
         "pair",
         f"The two that differ most: {pair[0]} and {pair[1]}",
         "Their numbers side by side, as mean ± standard deviation over all their cases, and their histograms after "
-        f"each {one} was normalised. There are no images here: none left the sites.",
+        f"each {image_word} was normalised. There are no images here: none left the sites.",
         [
             Tables(
                 [

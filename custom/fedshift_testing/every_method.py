@@ -100,7 +100,7 @@ def models(folder: Path) -> dict[str, np.ndarray]:
 def scores(coordinator: Coordinator) -> object:
     """The results without timings."""
     rounds = [
-        {site: told.model_dump(exclude={"seconds"}) for site, told in record.sites.items()}
+        {site: site_record.model_dump(exclude={"seconds"}) for site, site_record in record.sites.items()}
         for record in coordinator.results.rounds
     ]
     return rounds, coordinator.results.final, coordinator.results.selected
@@ -143,7 +143,9 @@ def in_bf16_the_first_losses_are_nearly_the_same(names: str, kind: str, runs: Ru
     schedule = job.task.schedule.model_copy(update={"precision": "bf16"})
     job = job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
     full, half = (made.results.rounds for made in (runs(names, kind), run(job, runs.data[kind], folder)))
-    first, again = ([told.train_loss for _, told in sorted(made[0].sites.items())] for made in (full, half))
+    first, again = (
+        [site_record.train_loss for _, site_record in sorted(made[0].sites.items())] for made in (full, half)
+    )
     assert first != again
     np.testing.assert_allclose(np.asarray(again, float), np.asarray(first, float), rtol=BF16)
     assert all(np.isfinite(value).all() for value in models(folder).values())

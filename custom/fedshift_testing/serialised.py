@@ -85,8 +85,8 @@ class Message:
     def arrays(self, part: str) -> dict[tuple[str, ...], np.ndarray]:
         """``weights`` or methods' ``arrays`` by the rest of their path."""
         start = (self.site, part) if self.up else (part,)
-        found = {path[len(start) :]: v for path, v in self.content.items() if path[: len(start)] == start}
-        return {path: v for path, v in found.items() if isinstance(v, np.ndarray)}
+        values = {path[len(start) :]: v for path, v in self.content.items() if path[: len(start)] == start}
+        return {path: v for path, v in values.items() if isinstance(v, np.ndarray)}
 
 
 class Stop(Signal):  # type: ignore[misc]
@@ -167,18 +167,18 @@ class Federation:
         coordinator = aggregator.coordinator
         for request in coordinator.requests():
             last = coordinator.round == until
-            self._gather(aggregator, kits, request.task, codec.encode_task(request.broadcast), one=last)
+            self._gather(aggregator, kits, request.task, codec.encode_task(request.broadcast), last_only=last)
             if last:
                 break
         return coordinator
 
     def _gather(
-        self, aggregator: FedshiftAggregator, kits: dict[str, Kit], task: str, data: Shareable, *, one: bool
+        self, aggregator: FedshiftAggregator, kits: dict[str, Kit], task: str, data: Shareable, *, last_only: bool
     ) -> None:
-        """The answers of all invited clients, or of ``one`` of them."""
+        """The answers of all invited clients, or with ``last_only`` of the last of them."""
         invited = {*aggregator.coordinator.invited}
         clients = [name for name in hosts(self.job) if invited & {*hosts(self.job)[name]}]
-        for client in reversed(clients[-1:] if one else clients):  # the order of arrival must not matter
+        for client in reversed(clients[-1:] if last_only else clients):  # the order of arrival must not matter
             kit = kits[client]
             received = self._send(client, task, aggregator.coordinator.round, data, up=False)
             if self._stop is not None and task == codec.TRAIN:

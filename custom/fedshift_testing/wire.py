@@ -25,7 +25,7 @@ def assert_specified(sent: Mapping[str, np.ndarray], specs: Mapping[str, ArraySp
         assert all(isinstance(size, str) or size == have for size, have in zip(spec.shape, array.shape, strict=True))
 
 
-def of(messages: list[Message], task: str, *, up: bool) -> Message:
+def last_message(messages: list[Message], task: str, *, up: bool) -> Message:
     """The first site's last message of a task."""
     return [m for m in messages if m.task == task and m.up is up][-1]
 
@@ -34,12 +34,12 @@ def assert_as_specified(name: str, job: JobSpec, federation: Federation) -> None
     """All messages of a finished run of one method."""
     net = build_task(job).network()
     methods = MethodSet(job, net)
-    statistics, trained = (of(federation.messages, task, up=True) for task in (codec.STATISTICS, codec.TRAIN))
+    statistics, trained = (last_message(federation.messages, task, up=True) for task in (codec.STATISTICS, codec.TRAIN))
     for message, when in ((statistics, "once"), (trained, "round")):
         arrays = {path[1]: value for path, value in message.arrays("arrays").items() if path[0] == name}
         assert len(arrays) == len(message.arrays("arrays")), "nothing of another method"
         assert_specified(arrays, methods.up[name], when)
-    received = of(federation.messages, codec.TRAIN, up=False).arrays("arrays")
+    received = last_message(federation.messages, codec.TRAIN, up=False).arrays("arrays")
     assert_specified({path[1]: value for path, value in received.items()}, methods.down[name], "round")
     assert {path[0] for path in trained.arrays("weights")} == set(net.state_dict()) - methods.withheld
     assert not statistics.arrays("weights")
@@ -57,7 +57,7 @@ def only_numbers(value: object) -> bool:
 def assert_nothing_else(message: Message) -> None:
     """Besides arrays: counts, scores and what leaves with every job; no path and no case."""
     others = {path: value for path, value in message.content.items() if not isinstance(value, np.ndarray)}
-    own = {path[1:] for path in others if path[0] == message.site}
+    site_paths = {path[1:] for path in others if path[0] == message.site}
     info: set[tuple[str, ...]]
     info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
     info |= {("meta:info", n) for n in ("device", "precision", "threads", "unknown_spacing", "simulated")}
@@ -65,10 +65,10 @@ def assert_nothing_else(message: Message) -> None:
     info |= {("meta:info", "phantom"), *(("meta:info", "phantom", option) for option in PhantomOptions.model_fields)}
     counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
     names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds", "parts")
-    scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}
-    final = {path for path in own if path[0] in ("meta:evaluations", "meta:personal_evaluation")}
-    compared = {path for path in own if path[0] == "meta:against_local"}
-    assert own <= counts | info | scores | final | compared  # a simulated site has no ledger to tell of
+    scores = {path for path in site_paths if path[0] in ("metrics", "values", "personal") and path[-1] in names}
+    final = {path for path in site_paths if path[0] in ("meta:evaluations", "meta:personal_evaluation")}
+    compared = {path for path in site_paths if path[0] == "meta:against_local"}
+    assert site_paths <= counts | info | scores | final | compared  # a simulated site has no ledger to tell of
     for path in final | {path for path in compared if path[1] not in ("score", "test", "verdict")}:
         assert only_numbers(others[message.site, *path]), path
     assert {path for path in others if path[0] != message.site} == {
