@@ -77,7 +77,7 @@ def test_pooled_scores_are_those_of_all_cases() -> None:
     has, said = (np.concatenate(parts) for parts in ([e[0] for e in everything], [e[2] for e in everything]))
     assert pooled.f1 == pytest.approx(metrics.f1_score(has, said))
     assert pooled.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(has, said))
-    assert (pooled.sites, pooled.of, pooled.negatives) == (2, 3, int((~has).sum()))
+    assert (pooled.sites, pooled.all_sites, pooled.negatives) == (2, 3, int((~has).sum()))
     pairs = [np.subtract.outer(value[has], value[~has]).ravel() > 0 for has, value, _ in everything[:2]]
     assert pooled.auroc == pytest.approx(np.concatenate(pairs).mean())
     assert pool(told[2:]).f1 is None and pool(told[2:]).auroc is None

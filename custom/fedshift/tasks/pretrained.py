@@ -205,7 +205,7 @@ def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ, *, site_fol
     """Path of a job's file: in the folder that a site's settings name, if they do; in ``$FEDSHIFT_WEIGHTS``, or in
     ``weights/`` of `data_home`.
 
-    ``site_folder``: the former (`fedshift.data.locate.SiteSettings.weights`).
+    ``site_folder``: that of the settings (`fedshift.data.locate.SiteSettings.weights`).
 
     Raises:
         ConfigError: it is missing, or the file of that name has another hash. The message lists the folders searched.
