@@ -84,24 +84,24 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_model(model: Model) -> None:
     """Refuse what cannot be adapted, or not again."""
     if not model.is_segmentation:
-        said = "classifies, and only models that segment can be adapted: use it as it is, with 'fedshift evaluate'"
-        raise ConfigError("wrong-task", f"{model.path} {said}")
+        message = "classifies, and only models that segment can be adapted: use it as it is, with 'fedshift evaluate'"
+        raise ConfigError("wrong-task", f"{model.path} {message}")
     if model.header.personal:
-        said = (
+        message = (
             f"keeps {len(model.header.personal)} of its arrays at each site, and has none for another hospital: "
             "use 'fedshift predict --statistics own', or adapt a model without personal layers"
         )
-        raise ConfigError("model-personal", f"{model.path} {said}")
+        raise ConfigError("model-personal", f"{model.path} {message}")
     if model.header.adaptation is not None and model.header.adaptation.decision != "kept":
-        said = "is adapted already: adapt the model that it was made from, with all the cases that there are"
-        raise ConfigError("adapted-already", f"{model.path} {said}")
+        message = "is adapted already: adapt the model that it was made from, with all the cases that there are"
+        raise ConfigError("adapted-already", f"{model.path} {message}")
 
 
 def _refuse_options(args: argparse.Namespace) -> None:
     check_new_model(args.out, args.model, force=args.force)
     if args.site_state is not None:
-        said = "--site-state is of a site that took part: leave it out, and predict with it as it is"
-        raise ConfigError("no-effect", said)
+        message = "--site-state is of a site that took part: leave it out, and predict with it as it is"
+        raise ConfigError("no-effect", message)
     labelled = args.masks is not None or args.source is not None
     if not labelled and args.images is None:
         raise ConfigError(
@@ -125,11 +125,11 @@ def _with_masks(args: argparse.Namespace, model: Model) -> Outcome:
     print_statistics(ready)
     with tempfile.TemporaryDirectory(prefix="fedshift-") as root:
         subjects = scoring.subjects_of(sets)
-        given = fine_tuning.open_cases(model, cases, subjects, Path(root), true_spacing=args.true_spacing)
+        labelled = fine_tuning.open_cases(model, cases, subjects, Path(root), true_spacing=args.true_spacing)
         part: Part = args.part or "all"
         with console.status("") as status:
             return decision.with_masks(
-                ready, given, part=part, anyway=args.anyway, seed=args.seed, progress=status.update
+                ready, labelled, part=part, anyway=args.anyway, seed=args.seed, progress=status.update
             )
 
 

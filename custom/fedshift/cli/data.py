@@ -119,8 +119,8 @@ def _own_options(args: argparse.Namespace) -> Iterator[None]:
         lacking = [option for option, is_named in named.items() if is_named and not hasattr(args, option[2:])]
         if not lacking:
             raise
-        said = f"'data prepare own' takes {' and '.join(lacking)}, and this command does not"
-        raise FedshiftError(error.code, f"{error}; {said}") from None
+        hint = f"'data prepare own' takes {' and '.join(lacking)}, and this command does not"
+        raise FedshiftError(error.code, f"{error}; {hint}") from None
 
 
 def _prepare_volumes(args: argparse.Namespace) -> int:
@@ -227,9 +227,9 @@ def _check_table(args: argparse.Namespace, task: own_scans.NamedTask, counts: Co
 
     if task.kind not in (None, "classification"):
         raise ConfigError("no-effect", f"--table is for tasks that classify, and {args.task} has masks: leave it out")
-    given = {"masks": "--masks", "label": "--label", "sequence": "--sequence", "annotated": "--annotated"}
-    given |= {"empty": "--empty", "trust_voxels": "--trust-voxels", "interpolate": "--interpolate"}
-    own_labels.refuse_options(args, given, "with --table")
+    options = {"masks": "--masks", "label": "--label", "sequence": "--sequence", "annotated": "--annotated"}
+    options |= {"empty": "--empty", "trust_voxels": "--trust-voxels", "interpolate": "--interpolate"}
+    own_labels.refuse_options(args, options, "with --table")
     with progress(None) as on_image:
         return check_table(
             args.table,

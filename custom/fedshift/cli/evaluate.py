@@ -84,29 +84,29 @@ def run(args: argparse.Namespace) -> int:
         EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
     model = open_model(args.model)
     files = (TABLE, SUMMARY, evaluate_labels.SUMMARY)
-    read = {given.resolve() for given in (args.model, args.table, *args.models) if given is not None}
+    read = {path.resolve() for path in (args.model, args.table, *args.models) if path is not None}
     for path, option in (*((args.out / name, "--out") for name in files), (args.calibrated, "--calibrated")):
         if path is not None and path.resolve() in read:
             raise ConfigError("output-exists", f"{path} is to be read and written: name another place with {option}")
     check_calibration(args)
     written = next((args.out / name for name in files if (args.out / name).exists()), None)
     if written is not None and not args.force:
-        said = f"{written} already exists: name another folder with --out, or replace it with --force"
-        raise ConfigError("output-exists", said)
+        message = f"{written} already exists: name another folder with --out, or replace it with --force"
+        raise ConfigError("output-exists", message)
     if not model.is_segmentation:
         return evaluate_labels.run(args, model)
-    for given, option in ((args.table, "--table"), (args.bits, "--bits")):
-        if given is not None:
-            said = f"{model.path} segments, and {option} is for models that classify: leave it out"
-            raise ConfigError("no-effect", said)
+    for value, option in ((args.table, "--table"), (args.bits, "--bits")):
+        if value is not None:
+            message = f"{model.path} segments, and {option} is for models that classify: leave it out"
+            raise ConfigError("no-effect", message)
     sets, cases = own_scans.cases_for(model, args)
     for line in describe(model):
         print(line)
     others = averaged_models(model, args)
     for each in (model, *others):
         if n := adapted_on(each):
-            said = "if any is among these, the scores say too much for it"
-            print(f"warning: {each.path} was adapted to {counted(n, 'case')} of one hospital: {said}")
+            caveat = "if any is among these, the scores say too much for it"
+            print(f"warning: {each.path} was adapted to {counted(n, 'case')} of one hospital: {caveat}")
     for finding in (finding for folder in sets for finding in folder.findings):
         print(f"warning: {finding.sentence()}")
     about_scans = {"device": args.device, "true_spacing": args.true_spacing}
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         scored.append(case)
         for warning in case.warnings:
             print(f"warning: {warning}")
-        print(f"{case.id}: {case.error or _said(case)}")
+        print(f"{case.id}: {case.error or _scores_line(case)}")
     classes = model.header.job.task.structures
     summary = scoring.summary(scored, classes, subjects=subjects)
     columns = PICTURES if model.of_pictures else COLUMNS
@@ -130,12 +130,12 @@ def run(args: argparse.Namespace) -> int:
     if summary.cases:
         console.print(_table(summary, classes, columns))
     for name, counts in summary.one_sided.items():
-        said = say("labelled_class_in_one_mask", name=name, sides=counts, cases=len(summary.cases))
-        print(said.removesuffix("."))
+        caution = say("labelled_class_in_one_mask", name=name, sides=counts, cases=len(summary.cases))
+        print(caution.removesuffix("."))
     means = {name: spread.mean for name, spread in summary.scores.items()}
     evaluation = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
-    for said in false_positives.sentences(evaluation):
-        print(f"{said}; the other scores are over the cases that have it")
+    for sentence in false_positives.sentences(evaluation):
+        print(f"{sentence}; the other scores are over the cases that have it")
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
         print(
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0 or not covered)
 
 
-def _said(case: Scored) -> str:
+def _scores_line(case: Scored) -> str:
     """Dice of the classes that a case has, and how much is wrongly outlined of those that it lacks."""
     has = [f"{name} {scores['dice']:.3f}" for name, scores in case.scores.items() if name not in case.lacks]
     false_sizes = {name: next(iter(case.scores[name].items())) for name in case.lacks}
@@ -223,5 +223,5 @@ def _write(out: Path, columns: Sequence[str], scored: Sequence[Scored], record: 
                     table.row([case.id, "", *("" for _ in columns), "", case.error])
         record.write(out)
     except OSError as error:
-        said = f"{out} cannot be written ({error.strerror}): name another folder with --out"
-        raise ConfigError("folder-unwritable", said) from None
+        message = f"{out} cannot be written ({error.strerror}): name another folder with --out"
+        raise ConfigError("folder-unwritable", message) from None

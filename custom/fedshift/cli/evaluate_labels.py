@@ -46,8 +46,10 @@ def run(args: argparse.Namespace, model: Model) -> int:
     from fedshift.inference import labelled
 
     if args.table is None:
-        said = f"{model.path} classifies: give the table of labels with --table, and its folder of images with --images"
-        raise ConfigError("table-missing", said)
+        message = (
+            f"{model.path} classifies: give the table of labels with --table, and its folder of images with --images"
+        )
+        raise ConfigError("table-missing", message)
     refuse_options(args, OF_MASKS, "on a model that classifies")
     if model.classifies_volumes:
         refuse_options(args, {"bits": "--bits"}, "on volumes")
@@ -129,12 +131,14 @@ def _write(out: Path, model: Model, scored: LabelledScores) -> None:
             for case, truth, values in zip(scored.ids, scored.truth, scored.probabilities, strict=True):
                 by_class = dict(zip(classes, values.tolist(), strict=True))
                 if scored.thresholds is None:
-                    has, said = [classes[int(truth.argmax())]], [classes[int(values.argmax())]]
+                    has, predicted = [classes[int(truth.argmax())]], [classes[int(values.argmax())]]
                 else:
-                    has = [name for name, known in zip(classes, truth, strict=True) if known == 1]
-                    said = scored.thresholds.decided(by_class)
-                table.row([case, " | ".join(has), " | ".join(said), *(f"{value:.6g}" for value in by_class.values())])
+                    has = [name for name, value in zip(classes, truth, strict=True) if value == 1]
+                    predicted = scored.thresholds.decided(by_class)
+                table.row(
+                    [case, " | ".join(has), " | ".join(predicted), *(f"{value:.6g}" for value in by_class.values())]
+                )
         record.write(out)
     except OSError as error:
-        said_ = f"{out} cannot be written ({error.strerror}): name another folder with --out"
-        raise ConfigError("folder-unwritable", said_) from None
+        message = f"{out} cannot be written ({error.strerror}): name another folder with --out"
+        raise ConfigError("folder-unwritable", message) from None

@@ -40,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference.sequences import find_cases
 
     if not (args.bundle or args.onnx or args.torch_export or args.nnunet):
-        said = "name what to write: --bundle DIR, --nnunet DIR, --onnx FILE or --torch-export FILE"
-        raise ConfigError("option-missing", said)
+        message = "name what to write: --bundle DIR, --nnunet DIR, --onnx FILE or --torch-export FILE"
+        raise ConfigError("option-missing", message)
     if args.dataset and not args.nnunet:
         raise ConfigError("no-effect", "--dataset is for --nnunet: leave it out")
     model, chosen = open_model(args.model), choice(args)
     if chosen.estimate and not args.images:
-        said = "--statistics own needs images to estimate them from: name some with --images"
-        raise ConfigError("option-missing", said)
+        message = "--statistics own needs images to estimate them from: name some with --images"
+        raise ConfigError("option-missing", message)
     if args.images and not chosen.estimate:
         raise ConfigError("no-effect", "--images is for --statistics own: add it, or leave out --images")
     if args.true_spacing and not model.uses_spacing:

@@ -36,13 +36,17 @@ def add_calibration(parser: Any) -> None:
 def check_calibration(args: argparse.Namespace) -> None:
     """Refuse one of the two without the other, a share that is none, and a file that exists (ConfigError)."""
     if (args.guarantee is None) != (args.calibrated is None):
-        said = "--guarantee and --calibrated go together: the share to promise, and the file for the calibrated model"
-        raise ConfigError("options-clash", said)
+        message = (
+            "--guarantee and --calibrated go together: the share to promise, and the file for the calibrated model"
+        )
+        raise ConfigError("options-clash", message)
     if args.guarantee is not None:
         EvaluationSpec.parse({"guarantee": args.guarantee}, where=f"--guarantee {args.guarantee:g}")
         if args.calibrated.exists() and not args.force:
-            said = f"{args.calibrated} already exists: name another file with --calibrated, or replace it with --force"
-            raise ConfigError("output-exists", said)
+            message = (
+                f"{args.calibrated} already exists: name another file with --calibrated, or replace it with --force"
+            )
+            raise ConfigError("output-exists", message)
 
 
 def calibrate(
@@ -57,8 +61,8 @@ def calibrate(
     show(promise, outlines=model.is_segmentation)
     adaptation = model.header.adaptation
     if adaptation is not None and adaptation.decision != "kept" and adaptation.labelled:
-        said = "if any is among these, nothing is promised: calibrate on other patients"
-        print(f"warning: {model.path} was adapted on {adaptation.labelled} labelled cases: {said}")
+        caveat = "if any is among these, nothing is promised: calibrate on other patients"
+        print(f"warning: {model.path} was adapted on {adaptation.labelled} labelled cases: {caveat}")
     if promise.covered:
         write_guarantee(model.path, guarantee, path=args.calibrated)
         print(f"calibrated model: {args.calibrated}")

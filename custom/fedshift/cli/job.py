@@ -58,8 +58,8 @@ def add_arguments(job: Any) -> None:
 class _WithoutTask(argparse.Action):
     """A switch with which one name is enough."""
 
-    def __init__(self, *, task: argparse.Action, **given: Any) -> None:
-        super().__init__(nargs=0, default=False, **given)
+    def __init__(self, *, task: argparse.Action, **options: Any) -> None:
+        super().__init__(nargs=0, default=False, **options)
         self._task = task
 
     def __call__(
@@ -321,10 +321,10 @@ def known_settings(job: JobSpec) -> dict[str, Setting]:
     from fedshift.methods import method_set
     from fedshift.tasks.kinds import build_task
 
-    known = [*settings(JobSpec), *settings(build_task(job).data_spec, "task.data.")]
+    every = [*settings(JobSpec), *settings(build_task(job).data_spec, "task.data.")]
     for name in job.methods:
-        known += settings(method_set.find(name).Config, f"methods.{name}.")
-    return {setting.key: setting for setting in known}
+        every += settings(method_set.find(name).Config, f"methods.{name}.")
+    return {setting.key: setting for setting in every}
 
 
 def _lines(values: Mapping[str, Any], known: Mapping[str, Setting], path: str = "") -> Iterator[str]:

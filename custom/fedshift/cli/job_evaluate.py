@@ -31,8 +31,8 @@ OF_EVERY_RUN, OF_SIMULATOR = ("best_global_model", "last_global_model"), ("simul
 class _Models(argparse.Action):
     """``--evaluate MODEL [MODEL …] TASK``: the task is the last, unless it is given before."""
 
-    def __init__(self, *, task: argparse.Action, methods: argparse.Action, **given: Any) -> None:
-        super().__init__(nargs="+", **given)
+    def __init__(self, *, task: argparse.Action, methods: argparse.Action, **options: Any) -> None:
+        super().__init__(nargs="+", **options)
         self._positional = (task, methods)
 
     def __call__(
@@ -92,13 +92,13 @@ def write(args: argparse.Namespace) -> int:
         if getattr(args, name, None) not in (None, False, []):
             raise ConfigError("no-effect", f"{option} is for jobs that train: leave it out, or --evaluate")
     models = _named(files)
-    dataset, known, name = _of_task(task)
+    dataset, task_sites, name = _of_task(task)
     spec = ValidationSpec.parse(
         {
             "validation": args.name or f"validate_{name}",
             "task": name,
             "dataset": dataset,
-            "sites": _sites(args.sites, known, task),
+            "sites": _sites(args.sites, task_sites, task),
             "part": args.part or "test",
             "strata": args.strata,
             "models": [{"name": each, "sha256": "0" * 64} for each in models],
@@ -130,16 +130,16 @@ def write(args: argparse.Namespace) -> int:
 
 def _models_and_task(args: argparse.Namespace) -> tuple[list[Path], str]:
     """The task is what is left over, wherever it stands."""
-    given = [str(each) for each in args.evaluate]
+    names = [str(each) for each in args.evaluate]
     before = [each for each in (args.methods, args.task) if each is not None]
     if len(before) > 1:
         raise ConfigError("options-clash", f"--evaluate takes the place of METHODS: leave out {before[0]!r}")
-    task = before[0] if before else given.pop()
-    if not given:
+    task = before[0] if before else names.pop()
+    if not names:
         raise ConfigError(
             "model-missing", f"--evaluate takes one or more model files and then a task: {task!r} alone is given"
         )
-    return [Path(each) for each in given], task
+    return [Path(each) for each in names], task
 
 
 def _named(files: Sequence[Path]) -> dict[str, Path]:
@@ -171,11 +171,11 @@ def _of_task(task: str) -> tuple[str, list[str], str]:
     return str(raw.get("dataset") or ""), names, Path(task).stem
 
 
-def _sites(wanted: Sequence[str] | None, known: Sequence[str], task: str) -> list[str]:
+def _sites(wanted: Sequence[str] | None, task_sites: Sequence[str], task: str) -> list[str]:
     """Whom to ask. Hospitals that the task does not name may be asked too: they need not have trained."""
-    if wanted is None and not known:
+    if wanted is None and not task_sites:
         raise ConfigError("no-site", f"{task} names no site: name those that are asked with --sites")
-    new = [site for site in wanted or () if site not in known]
-    if new and known:
+    new = [site for site in wanted or () if site not in task_sites]
+    if new and task_sites:
         print(f"not in the task: {few_names(new)}")
-    return list(known if wanted is None else wanted)
+    return list(task_sites if wanted is None else wanted)

@@ -51,8 +51,8 @@ def averaged_models(model: Model, args: argparse.Namespace) -> list[Model]:
     from fedshift.inference.ensemble import open_others
 
     if args.models and args.guarantee is not None:
-        said = "--guarantee is about a single model, whose cases set its levels: leave out --models or --guarantee"
-        raise ConfigError("options-clash", said)
+        message = "--guarantee is about a single model, whose cases set its levels: leave out --models or --guarantee"
+        raise ConfigError("options-clash", message)
     others = open_others(model, args.models)
     for other in others:
         print(f"averaged with {other.path}: {'+'.join(other.header.job.methods)}, round {other.header.round}")

@@ -93,8 +93,8 @@ def open_for(args: argparse.Namespace) -> OpenedModel:
 
     bundle, stamp = args.model.is_dir(), _stamp(args.model, *args.models)
     if bundle and choice(args) != Choice():
-        said = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
-        raise ConfigError("no-effect", f"{args.model} {said}")
+        message = "is a bundle, which has no site's statistics: leave out --site, --statistics and --site-state"
+        raise ConfigError("no-effect", f"{args.model} {message}")
     if bundle and args.models:
         raise ConfigError("no-effect", f"{args.model} is a bundle, and bundles are not averaged: leave out --models")
     model = open_bundle(args.model, device=args.device) if bundle else open_model(args.model)
@@ -112,30 +112,30 @@ def _promise(model: Model | Bundle, args: argparse.Namespace) -> Promised | None
     if args.guarantee is None:
         return None
     if not isinstance(model, Model):
-        said = f"{args.model} is a bundle, which promises nothing: leave out --guarantee"
-        raise ConfigError("no-guarantee", said)
-    made = promise.promised(model, choice(args), args.guarantee)
-    show(made, outlines=model.is_segmentation)
-    return made
+        message = f"{args.model} is a bundle, which promises nothing: leave out --guarantee"
+        raise ConfigError("no-guarantee", message)
+    promised = promise.promised(model, choice(args), args.guarantee)
+    show(promised, outlines=model.is_segmentation)
+    return promised
 
 
 def codes_of(file: Path | None) -> Any:
     """Codes of the classes in a file, if one is given."""
     codes = None if file is None else parse_codes(read_yaml(file), where=str(file))
     if codes is not None and not codes:
-        said = f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)"
-        raise ConfigError("codes-missing", said)
+        message = f"{file} has no 'codes': give category and type of each class there (docs/how-to-dicom.md)"
+        raise ConfigError("codes-missing", message)
     return codes
 
 
 def _stamp(*paths: Path) -> Stamp:
     """What files, or those of a folder, are known by: name, size, and when and where they were written."""
     files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
-    known = []
+    stamps = []
     for file in files:
         try:
             status = file.stat()
         except FileNotFoundError:
             continue
-        known.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
-    return frozenset(known)
+        stamps.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return frozenset(stamps)

@@ -45,8 +45,8 @@ def refuse_table(args: argparse.Namespace, task: NamedTask) -> None:
     if task.kind == "classification" and args.table is None:
         raise ConfigError("table-missing", f"the task of {task.dataset} classifies: name the table of labels, --table")
     if task.kind not in (None, "classification") and args.table is not None:
-        said = f"--table is for tasks that classify, and that of {task.dataset} has masks"
-        raise ConfigError("no-effect", f"{said}: give these with --masks or --source")
+        message = f"--table is for tasks that classify, and that of {task.dataset} has masks"
+        raise ConfigError("no-effect", f"{message}: give these with --masks or --source")
     if args.table is None:
         refuse_options(args, OF_PICTURES, "on scans with masks")
 
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace, dataset: str, task: NamedTask) -> int:
     print_site(folder)
     print_export(args.out)
     if task.sites and args.site not in task.sites:
-        known = nearest(args.site, task.sites)
-        console.print(f"note: the task has no site {args.site!r} yet{known}", markup=False, highlight=False)
+        hint = nearest(args.site, task.sites)
+        console.print(f"note: the task has no site {args.site!r} yet{hint}", markup=False, highlight=False)
     if args.task is None:
         print_next(dataset)
     return 0

@@ -201,8 +201,8 @@ def run(args: argparse.Namespace) -> int:
     print_site(folder)
     print_export(args.out)
     if task.sites and args.site not in task.sites:
-        known = nearest(args.site, task.sites)
-        console.print(f"note: the task has no site {args.site!r} yet{known}", markup=False, highlight=False)
+        hint = nearest(args.site, task.sites)
+        console.print(f"note: the task has no site {args.site!r} yet{hint}", markup=False, highlight=False)
     print_next(dataset)
     return 0
 
@@ -265,8 +265,10 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
                 "dataset-missing",
                 "which data set is it? give --task, the task that the site takes part in, or --dataset",
             )
-        known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
-        likely = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
+        task_files = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
+        likely = next(
+            (_named_task(raw, dataset) for raw in task_files if raw.get("dataset") == dataset), NamedTask(dataset)
+        )
         return dataset, replace(likely, sites=(), sequences=None)  # nobody has named the task
     named = named_by(task)
     return dataset or named.dataset, named
@@ -282,13 +284,13 @@ def named_by(task: str) -> NamedTask:
         raise ConfigError(
             "task-unknown", f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file"
         )
-    named = _said(read_yaml(path), str(path))
+    named = _named_task(read_yaml(path), str(path))
     if not named.dataset:
         raise ConfigError("dataset-missing", f"{path} has no 'dataset': name the data set there")
     return named
 
 
-def _said(raw: dict[str, Any], where: str) -> NamedTask:
+def _named_task(raw: dict[str, Any], where: str) -> NamedTask:
     try:
         raw = with_overlapping(raw)
     except ValueError as error:
@@ -326,6 +328,6 @@ def _sizes(raw: dict[str, Any]) -> tuple[int, ...]:
     """The sizes of pictures that a task and its protocols name."""
     protocols = raw.get("protocols")
     parts = [raw, *(protocols.values() if isinstance(protocols, dict) else ())]
-    said = (part.get("data") for part in parts if isinstance(part, dict))
-    sizes = {data.get("size") for data in said if isinstance(data, dict)}
+    sections = (part.get("data") for part in parts if isinstance(part, dict))
+    sizes = {data.get("size") for data in sections if isinstance(data, dict)}
     return tuple(sorted(size for size in sizes if isinstance(size, int)))

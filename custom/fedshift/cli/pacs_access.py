@@ -92,8 +92,8 @@ def archive_at(url: str, args: argparse.Namespace, *, file: Path | None = None, 
     from fedshift.pacs.credentials import Credentials, from_environment, from_file
 
     file = file or args.credentials
-    known = Credentials() if anonymous else from_environment() if file is None else from_file(file)
-    access = Access(known, node_of(args), ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
+    credentials = Credentials() if anonymous else from_environment() if file is None else from_file(file)
+    access = Access(credentials, node_of(args), ca_file=args.ca_file, allow_unencrypted=args.allow_unencrypted)
     return open_archive(url, access)
 
 
@@ -115,10 +115,10 @@ def check_access(args: argparse.Namespace, *addresses: str | None) -> None:
     }
     by_web = {"--credentials": args.credentials}
     schemes = {address.partition(":")[0] for address in addresses if address is not None}
-    for options, ways, known in ((by_dimse, "dimse", "dimse://"), (by_web, "http", "https://")):
+    for options, ways, prefix in ((by_dimse, "dimse", "dimse://"), (by_web, "http", "https://")):
         for option, value in options.items():
             if value is not None and not any(scheme.startswith(ways) for scheme in schemes):
-                raise ConfigError("no-effect", f"{option} is for a PACS at {known}, and none is there: leave it out")
+                raise ConfigError("no-effect", f"{option} is for a PACS at {prefix}, and none is there: leave it out")
     if args.certificate_key is not None and args.certificate is None:
         raise ConfigError("no-effect", "--certificate-key is of --certificate, which is not there: name both")
 

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args.model)
     check_new_model(args.out, args.model, force=args.force)
     if not (model.is_segmentation and isinstance(model.spec, PatchSpec)):
-        said = "does not segment by patches, and only such models keep largest parts: use it as it is"
-        raise ConfigError("wrong-task", f"{model.path} {said}")
+        message = "does not segment by patches, and only such models keep largest parts: use it as it is"
+        raise ConfigError("wrong-task", f"{model.path} {message}")
     names = args.largest_component
     if not names or (len(names) > 1 and {ALL, NONE} & {*names}):
         raise ConfigError("invalid-value", f"--largest-component: name structures, or {ALL} or {NONE} by itself")

@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     for image in args.images:
         require_text(image)
     if table.exists() and not args.force:
-        said = f"{table} already exists: name another folder with --out, or replace it with --force"
-        raise ConfigError("output-exists", said)
+        message = f"{table} already exists: name another folder with --out, or replace it with --force"
+        raise ConfigError("output-exists", message)
     opened = open_for(args)
     target = predict_pacs.destination(args)
     return predict(opened, args, source=predict_pacs.source(args), target=target)

@@ -49,8 +49,8 @@ def rows_of(
     check(opened.classifier, args)
     inputs, depth = _inputs(opened.classifier, images, args, fetched=fetched)
     if archive is not None and not any(each.source for each in inputs):
-        said = "--to stores DICOM reports, and none of the images is DICOM"
-        raise ConfigError("no-effect", f"{said}: leave out --to, or name DICOM images")
+        message = "--to stores DICOM reports, and none of the images is DICOM"
+        raise ConfigError("no-effect", f"{message}: leave out --to, or name DICOM images")
     return len(inputs), _classify(opened, inputs, depth, args, about, archive)
 
 
@@ -75,14 +75,14 @@ def _inputs(
 def check(model: Model, args: argparse.Namespace) -> None:
     """Refuse options that have no effect on such a model (`ConfigError`)."""
     images = "volumes" if model.classifies_volumes else "pictures"
-    for given, what, options in (
+    for value, what, options in (
         ({*args.format} - {"sr"}, "of which no mask is written", "all of --format but sr"),
         (args.codes, "of which no mask is written", "--codes"),
         (args.volume and not model.classifies_volumes, "which have no volumes", "--volume"),
         (args.true_spacing and not model.classifies_volumes, "which have no voxel size", "--true-spacing"),
         (args.bits is not None and model.classifies_volumes, "whose values are taken as they are", "--bits"),
     ):
-        if given:
+        if value:
             raise ConfigError("no-effect", f"{model.path} classifies {images}, {what}: leave out {options}")
 
 
@@ -112,15 +112,15 @@ def _classify(
     make_folder(args.out)
     names: set[str] = set()
     origin = opened.origin(None) if "sr" in args.format or archive is not None else None
-    given = {each.image: each for each in inputs}
+    by_image = {each.image: each for each in inputs}
     for done in classify.classify(ready, inputs, saliency=args.overlay):
         row, entry = _label(done) if thresholds is None else _findings(done, thresholds, model)
         if promise is not None:
-            said = promise.classes(done.probabilities)
-            row |= {"set": "" if done.error else " | ".join(said)}
-            entry["set"] = None if done.error else said
+            label_set = promise.classes(done.probabilities)
+            row |= {"set": "" if done.error else " | ".join(label_set)}
+            entry["set"] = None if done.error else label_set
             if done.error is None:
-                print(printable(f"  in the set: {', '.join(said) or 'none of them'}"))
+                print(printable(f"  in the set: {', '.join(label_set) or 'none of them'}"))
         written: dict[str, Path] = {}
         if done.saliency is not None:
             written["saliency"] = args.out / _unused(f"{done.name}_saliency", ".png", names)
@@ -128,7 +128,7 @@ def _classify(
         error = done.error
         if origin is not None and error is None:
             path = args.out / _unused(f"{done.name}_sr", ".dcm", names)
-            error = _report(done, given[done.image], origin, path, entry, thresholds)
+            error = _report(done, by_image[done.image], origin, path, entry, thresholds)
             written |= {} if error else {"sr": path}
             error = error or predict_pacs.store_results(done.image, written, archive)
         if written and error is None:
@@ -188,11 +188,15 @@ def _findings(done: Classified, thresholds: Thresholds, model: Model) -> tuple[d
     row: dict[str, object] = {"file": done.image, "findings": "", **{f"probability {name}": "" for name in classes}}
     entry: dict[str, object] = {"file": str(done.image), "findings": None, "probabilities": None}
     if done.error is None:
-        said = thresholds.decided(done.probabilities)
-        entry |= {"findings": said, "probabilities": _rounded(done.probabilities)}
-        row |= {"findings": " | ".join(said)} | {f"probability {k}": f"{v:.4f}" for k, v in done.probabilities.items()}
+        findings = thresholds.decided(done.probabilities)
+        entry |= {"findings": findings, "probabilities": _rounded(done.probabilities)}
+        row |= {"findings": " | ".join(findings)} | {
+            f"probability {k}": f"{v:.4f}" for k, v in done.probabilities.items()
+        }
         print(
-            printable(f"{done.image}: {', '.join(f'{k} ({done.probabilities[k]:.0%})' for k in said) or 'no finding'}")
+            printable(
+                f"{done.image}: {', '.join(f'{k} ({done.probabilities[k]:.0%})' for k in findings) or 'no finding'}"
+            )
         )
     return row, entry
 
@@ -207,8 +211,8 @@ def _draw(done: Classified, path: Path) -> None:
 
     assert done.saliency is not None
     where = "and what speaks for it" if done.saliency.places.any() else "and no place speaks for it"
-    said = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), {where} (Grad-CAM)"
-    saliency_picture.write(path, done.saliency.image, done.saliency.places, [printable(said), NOTE])
+    caption = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), {where} (Grad-CAM)"
+    saliency_picture.write(path, done.saliency.image, done.saliency.places, [printable(caption), NOTE])
 
 
 def _unused(stem: str, suffix: str, names: set[str]) -> str:

@@ -62,15 +62,19 @@ def check(args: argparse.Namespace) -> None:
                 "images-missing", "which images? name files or folders, or a PACS with --from and --query"
             )
         if args.query or args.sequence:
-            said = "--query and --sequence ask a PACS: name it with --from, or leave them out"
-            raise ConfigError("options-clash", said)
+            message = "--query and --sequence ask a PACS: name it with --from, or leave them out"
+            raise ConfigError("options-clash", message)
     elif args.images:
         raise ConfigError("options-clash", f"{args.images[0]} and --from both say which images: give one of the two")
     elif not args.query:
         raise ConfigError("options-clash", "--from takes every image that a PACS has: say which with --query")
     if args.source is None and args.target is None:
-        given = {"--credentials": args.credentials, "--ca-file": args.ca_file, "--to-credentials": args.to_credentials}
-        for option, value in {**given, "--allow-unencrypted": args.allow_unencrypted}.items():
+        options = {
+            "--credentials": args.credentials,
+            "--ca-file": args.ca_file,
+            "--to-credentials": args.to_credentials,
+        }
+        for option, value in {**options, "--allow-unencrypted": args.allow_unencrypted}.items():
             if value:
                 raise ConfigError(
                     "no-effect", f"{option} is for a PACS, and neither --from nor --to is there: leave it out"
@@ -83,8 +87,10 @@ def check(args: argparse.Namespace) -> None:
 def require_results(opened: OpenedModel) -> None:
     """Refuse a model of whose results no DICOM is made (`ConfigError`)."""
     if opened.model.of_pictures:
-        said = f"{opened.model.path} segments pictures, of whose masks no DICOM is made"
-        raise ConfigError("no-effect", f"{said}: leave out --from and --to, and get images with 'fedshift data fetch'")
+        message = f"{opened.model.path} segments pictures, of whose masks no DICOM is made"
+        raise ConfigError(
+            "no-effect", f"{message}: leave out --from and --to, and get images with 'fedshift data fetch'"
+        )
 
 
 def source(args: argparse.Namespace) -> Source | None:
@@ -134,8 +140,8 @@ def pictures_in(folders: Sequence[Path]) -> list[Path]:
 
     files = [file for folder in folders for file in sorted(folder.glob("*.dcm"))]
     for file in files:
-        said = identify(file)
-        if said is None or said.sop_class not in PICTURES:
+        identity = identify(file)
+        if identity is None or identity.sop_class not in PICTURES:
             raise DataError(
                 "kind-of-data",
                 f"{file.parent} holds no pictures such as radiographs, photographs or ultrasound, and the model "
@@ -166,8 +172,8 @@ def destination(args: argparse.Namespace) -> Archive | None:
 def require_dicom(paths: Sequence[Mapping[str, Path]]) -> None:
     """Refuse results without DICOM where they are to be stored (`ConfigError`)."""
     if not any(path.suffix == ".dcm" for results in paths for path in results.values()):
-        said = "--to stores DICOM, and nothing of it is written"
-        raise ConfigError("no-effect", f"{said}: leave out --to, or name DICOM images and --format seg")
+        message = "--to stores DICOM, and nothing of it is written"
+        raise ConfigError("no-effect", f"{message}: leave out --to, or name DICOM images and --format seg")
 
 
 def stored(done: Segmented, archive: Archive | None) -> Segmented:

@@ -45,8 +45,8 @@ def write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, ob
         for name in (TABLE, RECORD, PARTIAL_RECORD):
             (out / name).unlink(missing_ok=True)
     except OSError as error:
-        said = f"{partial_table} cannot be written ({error.strerror}): name another folder with --out"
-        raise ConfigError("folder-unwritable", said) from None
+        message = f"{partial_table} cannot be written ({error.strerror}): name another folder with --out"
+        raise ConfigError("folder-unwritable", message) from None
     entries = []
     with opened as file:
         columns = list(first[0])

@@ -33,8 +33,8 @@ LEFT_OUT = "cases_left_out_as_damaged"
 
 def default_root() -> Path:
     """The default folder of prepared data: ``$FEDSHIFT_DATA``, or ``$XDG_DATA_HOME/fedshift`` (``~/.local/share``)."""
-    given = os.environ.get(DATA)
-    return Path(given).absolute() if given else data_home(os.environ)
+    folder = os.environ.get(DATA)
+    return Path(folder).absolute() if folder else data_home(os.environ)
 
 
 def add_out(parser: Any) -> None:
@@ -64,19 +64,19 @@ def print_site(folder: Path) -> None:
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
     noun = "cases" if manifest.cases and not manifest.pictured else "pictures"
     console.print(f"{manifest.site}: {len(manifest.entries)} {noun[:-1]}(s) ({counts}) in {folder}", markup=False)
-    said, counts_of, montage = manifest.preparation, manifest.counts, folder / "montage.png"
+    preparation, counts_of, montage = manifest.preparation, manifest.counts, folder / "montage.png"
     totals = [] if counts_of is None else [sum(n[label] for n in counts_of.values()) for label in manifest.classes]
     details = {
         f"classes {', '.join(manifest.classes[1:])}": len(manifest.classes) > 2 and manifest.has_masks,
         f"masks of {', '.join(manifest.annotated or ())} only": manifest.annotated is not None,
         f"sequences {', '.join(manifest.sequences)}": manifest.sequences,
         f"simulated {manifest.simulated}": manifest.simulated,
-        f"{said.get(WITHOUT_STRUCTURE)} without the structure": said.get(WITHOUT_STRUCTURE),
-        f"{said.get(LEFT_OUT)} left out, see above": said.get(LEFT_OUT),
+        f"{preparation.get(WITHOUT_STRUCTURE)} without the structure": preparation.get(WITHOUT_STRUCTURE),
+        f"{preparation.get(LEFT_OUT)} left out, see above": preparation.get(LEFT_OUT),
         f"{len(totals)} classes of {min(totals, default=0)} to {max(totals, default=0)} {noun}": totals
         and not manifest.has_findings,
         few_names(_findings(manifest)): manifest.has_findings,
-        f"{said.get(DEPTH)}": said.get(DEPTH),
+        f"{preparation.get(DEPTH)}": preparation.get(DEPTH),
         f"look at {montage}": montage.is_file(),
     }
     if any(details.values()):
@@ -86,8 +86,8 @@ def print_site(folder: Path) -> None:
 def _findings(manifest: Manifest) -> list[str]:
     """How many have each finding, of those of which it is known."""
     entries: Sequence[Case | Picture] = manifest.entries
-    known = {name: [entry.findings[name] for entry in entries if name in entry.findings] for name in manifest.classes}
-    return [f"{name} in {sum(has)} of {len(has)}" if has else f"{name} unknown" for name, has in known.items()]
+    by_name = {name: [entry.findings[name] for entry in entries if name in entry.findings] for name in manifest.classes}
+    return [f"{name} in {sum(has)} of {len(has)}" if has else f"{name} unknown" for name, has in by_name.items()]
 
 
 def print_export(out: Path | None) -> None:

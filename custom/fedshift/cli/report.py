@@ -76,7 +76,7 @@ def report(args: argparse.Namespace) -> int:
     from fedshift.reporting.report.runs import Run, Transfer, own_models, read
     from fedshift.reporting.report.wording import size
 
-    given = [read(path) for path in args.runs]
+    records = [read(path) for path in args.runs]
     if args.out.is_dir():
         raise ConfigError(
             "not-a-file", f"{args.out} is a folder: name a file with --out, such as {args.out / 'report.html'}"
@@ -88,7 +88,7 @@ def report(args: argparse.Namespace) -> int:
         if args.most_sites < 1:
             raise ConfigError("invalid-value", f"--most-sites must be at least 1, not {args.most_sites}")
         if not any(
-            isinstance(record, Run) or (isinstance(record, Transfer) and own_models(record)) for record in given
+            isinstance(record, Run) or (isinstance(record, Transfer) and own_models(record)) for record in records
         ):
             raise ConfigError(
                 "no-model",
@@ -110,13 +110,13 @@ def report(args: argparse.Namespace) -> int:
             raise ConfigError("options-clash", "--own is for one site's page: add --site")
         from fedshift.reporting.report.benefit import with_own_cases
 
-        n_runs = sum(isinstance(record, Run) for record in given)
+        n_runs = sum(isinstance(record, Run) for record in records)
         if n_runs != 1:
             raise ConfigError(
                 "several-runs", f"--own is of one run, and {n_runs} are given: name the run that it is of"
             )
-        given = [with_own_cases(each, args.site, args.own) if isinstance(each, Run) else each for each in given]
-    html = page.render(page.chapters(given, pictures=pictures, site=args.site))
+        records = [with_own_cases(each, args.site, args.own) if isinstance(each, Run) else each for each in records]
+    html = page.render(page.chapters(records, pictures=pictures, site=args.site))
     page.write(html, args.out)
     print(f"report: {args.out} ({size(args.out.stat().st_size)})")
     if args.own is not None:
@@ -126,10 +126,10 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _folders(given: list[str]) -> dict[str, Path] | None:
+def _folders(words: list[str]) -> dict[str, Path] | None:
     """``SITE=DIR`` as a mapping; None if nothing was given."""
     folders = {}
-    for text in given:
+    for text in words:
         site, sign, folder = text.partition("=")
         if not sign or not site or not folder:
             raise ConfigError(

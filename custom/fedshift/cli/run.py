@@ -98,9 +98,10 @@ def train_pooled(args: argparse.Namespace) -> int:
 
     job = resolve_job(args)
     if method_set.pooled_reference(job.methods) is None:
-        known = ", ".join(method_set.pooled_references())
+        references = ", ".join(method_set.pooled_references())
         raise ConfigError(
-            "not-a-reference", f"{args.methods} is no centralised reference ({known}): use 'fedshift job' and 'run'"
+            "not-a-reference",
+            f"{args.methods} is no centralised reference ({references}): use 'fedshift job' and 'run'",
         )
     return _in_one_process(job, args, run_pooled)
 

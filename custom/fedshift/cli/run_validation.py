@@ -127,6 +127,8 @@ def _table(record: Validation) -> Table:
             cells = [m.number(None if spread is None else spread.mean) for spread in spreads]
             whole = pooled.scores.get(name)
             against = pooled.against_first.get(name)
-            said = "" if against is None else f"{m.points(against.mean)} {m.points_interval(against.interval)}".strip()
-            table.add_row(model, *cells, "–" if whole is None else m.number(whole.mean), said)
+            difference = (
+                "" if against is None else f"{m.points(against.mean)} {m.points_interval(against.interval)}".strip()
+            )
+            table.add_row(model, *cells, "–" if whole is None else m.number(whole.mean), difference)
     return table

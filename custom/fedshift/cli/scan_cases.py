@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def scan_cases(model: Model | Bundle, images: Sequence[Path], args: argparse.Namespace) -> list[ScanCase]:
     """As `find_scans`, by the options of a command line."""
     if args.bits is not None:
-        said = f"{args.model} takes scans, whose values are taken as they are: leave out --bits"
-        raise ConfigError("no-effect", said)
+        message = f"{args.model} takes scans, whose values are taken as they are: leave out --bits"
+        raise ConfigError("no-effect", message)
     return find_scans(model, images, volume=args.volume, true_spacing=args.true_spacing)
 
 
@@ -35,8 +35,8 @@ def find_scans(
         print(printable(line))
     if model.of_pictures:
         cases = picture_cases(pictures_in(images), model.sequences)
-        for given, option in ((volume, "--volume"), (true_spacing, "--true-spacing")):
-            if given:
+        for value, option in ((volume, "--volume"), (true_spacing, "--true-spacing")):
+            if value:
                 raise ConfigError(
                     "no-effect", f"{model.path} segments pictures, which have no volumes: leave out {option}"
                 )

@@ -98,13 +98,13 @@ def run(args: argparse.Namespace) -> int:
         work = Work(args, Queue(args.work / QUEUE), model, source, target)
         if args.retry:
             work.queue.retry()
-        said = ""
+        line = ""
         while True:
             failed = work.look()
             counts = work.queue.counts
-            former, said = said, ", ".join(f"{counts[state]} {state}" for state in STATES)
-            if said != former:
-                print(said, flush=True)
+            former, line = line, ", ".join(f"{counts[state]} {state}" for state in STATES)
+            if line != former:
+                print(line, flush=True)
             if args.once:
                 return int(failed)
             if received is not None:
@@ -128,8 +128,8 @@ def _check(args: argparse.Namespace) -> None:
     listener = "dimse://" if args.listen is not None else None  # it has options of DIMSE too
     check_access(args, args.source, args.target, listener)
     if args.statistics == "own":
-        said = "--statistics own takes many scans of one scanner, and a study has few: use --site or --site-state"
-        raise ConfigError("options-clash", said)
+        message = "--statistics own takes many scans of one scanner, and a study has few: use --site or --site-state"
+        raise ConfigError("options-clash", message)
     if args.format and not {*args.format} - {"mask"}:
         raise ConfigError("no-effect", "--format mask alone leaves nothing to store: add --format seg")
 
@@ -182,12 +182,12 @@ class KeptModel:
 
     def _read(self) -> OpenedModel:
         """Refuse, before any study waits, what would be wrong with every one (`ConfigError`)."""
-        made = open_for(self._args)
-        predict_pacs.require_results(made)
-        if made.classifies:
-            predict_classes.check(made.classifier, self._args)
-        made.origin(self._args.codes)
-        return made
+        opened = open_for(self._args)
+        predict_pacs.require_results(opened)
+        if opened.classifies:
+            predict_classes.check(opened.classifier, self._args)
+        opened.origin(self._args.codes)
+        return opened
 
 
 @contextmanager
@@ -227,9 +227,9 @@ class Work:
             return True
         failed = False
         while (entry := self.queue.start()) is not None:
-            said = self._study(entry)
-            failed |= said is not None
-            if said == "":
+            reason = self._study(entry)
+            failed |= reason is not None
+            if reason == "":
                 break
         return failed
 
@@ -269,14 +269,14 @@ class Work:
             log.exception("study %s", entry.study)
             errors.write(f"study {entry.study}: fedshift did not expect this ({type(error).__name__}): see the log")
             failed = 1
-        said = " ".join(errors.getvalue().replace("fedshift: ", "").split())
+        reason = " ".join(errors.getvalue().replace("fedshift: ", "").split())
         if not failed:
             shutil.rmtree(folder / predict_pacs.FOLDER, ignore_errors=True)  # the images: whoever sent them has them
             self.queue.finish(entry)
             return None
-        self.queue.finish(entry, error=said)
-        print(printable(f"failed: {said}"), file=sys.stderr, flush=True)
-        return said
+        self.queue.finish(entry, error=reason)
+        print(printable(f"failed: {reason}"), file=sys.stderr, flush=True)
+        return reason
 
 
 def _say(error: str) -> None:

@@ -335,13 +335,13 @@ def _heads_seen(kit: Kit, *, as_json: bool, forget: str | None) -> int:
             "then holds is taken for all that it has spent"
         )
         return 0
-    known = heads.all()
+    by_site = heads.all()
     if as_json:
-        print(json.dumps({site: head.model_dump() for site, head in known.items()}, indent=1))
+        print(json.dumps({site: head.model_dump() for site, head in by_site.items()}, indent=1))
         return 0
-    for site, head in known.items():
+    for site, head in by_site.items():
         print(f"{site}: {head.number} releases, up to {head.hash}")
-    if not known:
+    if not by_site:
         print("no site has told of a release with noise")
     return 0
 

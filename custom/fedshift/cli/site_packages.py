@@ -67,5 +67,5 @@ def _allowed(name: str, spec: PackageSpec, listed: Mapping[str, PackageSpec] | N
 def _components(package: Installed) -> Iterator[str]:
     for kind in GROUPS:
         for name in names(package, kind):
-            said = "" if kind == "task" else idea(source_file(kind, name))
-            yield f"{kind:<8} {name}{f'  {said}' if said else ''}"
+            description = "" if kind == "task" else idea(source_file(kind, name))
+            yield f"{kind:<8} {name}{f'  {description}' if description else ''}"

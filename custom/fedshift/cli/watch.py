@@ -146,7 +146,7 @@ def line(snapshot: Snapshot) -> str:
         parts.append(f"best {progress.best_score:.3f} (round {progress.best_round})")
     if progress.n_refused:
         parts.append(f"{counted(progress.n_refused, 'update')} refused")
-    parts += [said for said in (progress.reason, snapshot.problem) if said]
+    parts += [reason for reason in (progress.reason, snapshot.problem) if reason]
     return _in_a_line(", ".join(parts))
 
 

@@ -102,20 +102,20 @@ def about_gpu() -> Iterator[Remark]:
     """GPUs that the driver knows, and whether PyTorch can use them."""
     import torch
 
-    known = _by_driver()
+    gpus = _by_driver()
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
-            driver = next((driver for _, driver in known), "")
+            driver = next((driver for _, driver in gpus), "")
             driver_note = f", driver {driver}" if driver else ""
             text = f"{torch.cuda.get_device_name(number)}{driver_note}, {free / GIGA:.0f} of {total / GIGA:.0f} GB free"
             yield Remark("ok" if free > total / 2 else "warning", "GPU", text + _others(free, total))
-    elif known and torch.version.cuda is None:
-        text = f"{known[0][0]} is there, and this build of PyTorch is for processors: install one for CUDA"
+    elif gpus and torch.version.cuda is None:
+        text = f"{gpus[0][0]} is there, and this build of PyTorch is for processors: install one for CUDA"
         yield Remark("warning", "GPU", text)
-    elif known:
+    elif gpus:
         text = (
-            f"{known[0][0]} with driver {known[0][1]} cannot be used by PyTorch for CUDA {torch.version.cuda}: update "
+            f"{gpus[0][0]} with driver {gpus[0][1]} cannot be used by PyTorch for CUDA {torch.version.cuda}: update "
             "the driver, or see $CUDA_VISIBLE_DEVICES and the container's options"
         )
         yield Remark("warning", "GPU", text)
