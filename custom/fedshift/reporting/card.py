@@ -313,9 +313,9 @@ def cases_of(described: Described) -> dict[str, dict[str, int]]:
 def _amount(described: Described) -> dict[str, int | None]:
     """On how much it was trained."""
     header, results = described.header, described.results
-    known, n = cases_of(described), len(header.sites)
-    cases = sum(known[site].get("train", 0) for site in header.sites if site in known)
-    if cases and known.keys() >= set(header.sites):
+    counts, n = cases_of(described), len(header.sites)
+    cases = sum(counts[site].get("train", 0) for site in header.sites if site in counts)
+    if cases and counts.keys() >= set(header.sites):
         return {"sites": n, "cases": cases, "samples": None}
     if results is None or not results.data:
         return {"sites": n, "cases": None, "samples": None}
@@ -335,8 +335,12 @@ def _data(described: Described) -> Section:
             Column("Outlined", numeric=False, detail="median size"),
         ]
         rows: list[Row] = [
-            [known.site, *(f"{known.cases.get(split, 0):,}" for split in setup.SPLITS), *row_of_site(known)]
-            for known in fingerprints
+            [
+                fingerprint.site,
+                *(f"{fingerprint.cases.get(split, 0):,}" for split in setup.SPLITS),
+                *row_of_site(fingerprint),
+            ]
+            for fingerprint in fingerprints
         ]
         totals = [f"{sum(fingerprint.cases.get(split, 0) for fingerprint in fingerprints):,}" for split in setup.SPLITS]
         blocks.append(Table(columns, rows, [["all sites", *totals, "", "", ""]], caption="Cases, as the sites tell"))

@@ -149,7 +149,9 @@ def _notes(results: Results) -> list[str]:
         notes.append("Every site is evaluated with its own personal model.")
     for site, parts in list(final.best.evaluations.items())[:MAX_ROWS]:
         if "test" in parts:
-            notes += [f"{site}: {said}; Dice is over the others." for said in false_positives.sentences(parts["test"])]
+            notes += [
+                f"{site}: {sentence}; Dice is over the others." for sentence in false_positives.sentences(parts["test"])
+            ]
     for site, comparison in list(final.against_local.items())[:MAX_ROWS]:
         verdict = "undecided" if comparison.verdict == "open" else comparison.verdict
         notes.append(

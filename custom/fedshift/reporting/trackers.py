@@ -123,7 +123,7 @@ class MLflow:
         self._job, self._folder = job, folder.absolute()
         self._client: Any = None
         self._run_id = ""
-        self._known: dict[str, set[int]] | None = None
+        self._sent_steps: dict[str, set[int]] | None = None
 
     def open(self) -> None:
         """Begin a run, or go on with that of an interrupted one."""
@@ -134,7 +134,7 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or store)
         note = self._folder / RUN_ID
         if note.is_file():
-            self._run_id, self._known = note.read_text(encoding="utf-8").strip(), {}
+            self._run_id, self._sent_steps = note.read_text(encoding="utf-8").strip(), {}
             self._client.update_run(self._run_id, status="RUNNING")
             return
         existing = self._client.get_experiment_by_name(EXPERIMENT)
@@ -156,11 +156,11 @@ class MLflow:
         self._client.set_terminated(self._run_id, status="FINISHED" if finished else "KILLED")
 
     def _is_new(self, tag: str, round_: int) -> bool:
-        if self._known is None:
+        if self._sent_steps is None:
             return True
-        if tag not in self._known:
-            self._known[tag] = {m.step for m in self._client.get_metric_history(self._run_id, _key(tag))}
-        return round_ not in self._known[tag]
+        if tag not in self._sent_steps:
+            self._sent_steps[tag] = {m.step for m in self._client.get_metric_history(self._run_id, _key(tag))}
+        return round_ not in self._sent_steps[tag]
 
 
 class WandB:
@@ -173,7 +173,7 @@ class WandB:
         """``job`` names the run, ``folder`` is fedshift's own."""
         self._job, self._folder = job, folder.absolute()
         self._run: Any = None
-        self._known: set[str] = set()
+        self._defined: set[str] = set()
 
     def open(self) -> None:
         """Begin a run. One that is resumed begins anew, as an offline run cannot be asked what it has."""
@@ -198,9 +198,9 @@ class WandB:
 
     def write(self, points: Sequence[Scalar]) -> None:
         """Send points, those of a round together."""
-        for tag in {tag for tag, _, _ in points} - self._known:
+        for tag in {tag for tag, _, _ in points} - self._defined:
             self._run.define_metric(tag, step_metric="round")
-            self._known.add(tag)
+            self._defined.add(tag)
         for number in sorted({round_ for _, round_, _ in points}):
             of_round = {tag: value for tag, round_, value in points if round_ == number}
             self._run.log({**of_round, "round": number})

@@ -52,11 +52,11 @@ ALONE, FEDERATED = "trained alone", "federated"
 
 def site_sections(run: Run, site: str, left_out: Sequence[LeaveOneOut] = ()) -> list[Section]:
     """The page of one site: the answer to its question first, then what the answer rests on."""
-    made = [_question(run, site)]
+    sections = [_question(run, site)]
     gift = next(filter(None, (_gift(run, record, site) for record in left_out)), None)
     if gift is not None:
-        made.append(gift)
-    return [*made, *contributions.of_site(run, site), *guarantee.of_site(run, site)]
+        sections.append(gift)
+    return [*sections, *contributions.of_site(run, site), *guarantee.of_site(run, site)]
 
 
 def with_own_cases(run: Run, site: str, path: Path) -> Run:

@@ -133,7 +133,7 @@ def _pooled(by_class: ByClass) -> Table:
 def _roc(name: str, sites: Mapping[str, ClassScores]) -> Figure:
     with figures.drawing(width=300, height=270) as (drawn, (axes,)):
         axes.plot([0, 100], [0, 100], color=figures.FAINT, linewidth=1)
-        said: list[str] = []
+        areas: list[str] = []
         for number, (site, class_scores) in enumerate(list(sites.items())[:MOST_SITES]):
             if class_scores.roc is None:
                 continue
@@ -145,12 +145,12 @@ def _roc(name: str, sites: Mapping[str, ClassScores]) -> Figure:
                 linestyle=figures.dashes(number),
             )
             area = metric("auroc").with_unit(class_scores.scores.get("auroc"))
-            said.append(f"{short(site)} {area} of {class_scores.positives} with and {class_scores.negatives} without")
+            areas.append(f"{short(site)} {area} of {class_scores.positives} with and {class_scores.negatives} without")
         axes.set_xlim(-1, 101)
         axes.set_ylim(-1, 101)
         axes.set_xlabel("100 - specificity (%)")
         axes.set_ylabel("sensitivity (%)")
-        described = f"ROC curves of {short(name)}: area {'; '.join(said)}"
+        described = f"ROC curves of {short(name)}: area {'; '.join(areas)}"
         return figures.figure(drawn, f"roc-{name}", title=short(name), description=described)
 
 

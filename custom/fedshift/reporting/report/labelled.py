@@ -37,10 +37,10 @@ def about(record: LabelledScans) -> str:
 
 def sections(record: LabelledScans) -> list[Section]:
     """Summary with cautions, what was evaluated, scores of each class, cases, and the settings of the training."""
-    made = [_summary(record), _what(record)]
+    parts = [_summary(record), _what(record)]
     if record.cases:
-        made += [_scores(record), _distributions(record), _each_case(record)]
-    return [*made, scored_model.how_it_was_trained(record)]
+        parts += [_scores(record), _distributions(record), _each_case(record)]
+    return [*parts, scored_model.how_it_was_trained(record)]
 
 
 def _summary(record: LabelledScans) -> Section:
@@ -60,8 +60,8 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
         yield finding("caution", "few_labelled_cases", least=summary.MIN_CASES)
     for name, sides in record.one_sided.items():
         yield finding("caution", "labelled_class_in_one_mask", name=name, sides=sides, cases=n)
-    for said in false_positives.sentences(_evaluation(record)):
-        yield finding("note", "labelled_cases_without", said=said)
+    for sentence in false_positives.sentences(_evaluation(record)):
+        yield finding("note", "labelled_cases_without", said=sentence)
     if record.without_spacing:
         yield finding("caution", "labelled_without_spacing", cases=record.without_spacing)
     if n and record.not_scored:
@@ -114,8 +114,8 @@ def _scores(record: LabelledScans) -> Section:
         by_subjects=record.subjects != len(record.cases),
         fewest=scores.MIN_CASES_FOR_INTERVAL,
     )
-    known = [metric(name) for name in names if metric(name).meaning]
-    meanings = paragraph("score_meanings", scores=known, of_classes=False)
+    explained = [metric(name) for name in names if metric(name).meaning]
+    meanings = paragraph("score_meanings", scores=explained, of_classes=False)
     return Section("scores", "Scores", how, [Table(columns, rows, foot), meanings])
 
 

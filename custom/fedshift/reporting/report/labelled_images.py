@@ -32,14 +32,14 @@ def about(record: LabelledImages) -> str:
 def sections(record: LabelledImages) -> list[Section]:
     """Summary with cautions, what was evaluated, scores, those of each class, and the settings of the training."""
     findings = [*_findings(record)]
-    made = [
+    parts = [
         Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(findings)]),
         _what(record),
         _scores(record),
     ]
     scores_by_class = {name: {HERE: class_scores} for name, class_scores in (record.evaluation.classes or {}).items()}
     if scores_by_class:
-        made.append(
+        parts.append(
             Section("classes", "Scores by class", paragraph("classes_how"), by_class.section_blocks(scores_by_class))
         )
     if record.evaluation.calibration is not None:
@@ -47,8 +47,8 @@ def sections(record: LabelledImages) -> list[Section]:
             "reliability", "all cases", record.evaluation.calibration, findings=bool(record.thresholds)
         )
         how = classes.OF_FINDINGS if record.thresholds else classes.OF_CLASSES
-        made.append(Section("calibration", "Calibration", how, [Figures([drawn], size="third")]))
-    return [*made, scored_model.how_it_was_trained(record)]
+        parts.append(Section("calibration", "Calibration", how, [Figures([drawn], size="third")]))
+    return [*parts, scored_model.how_it_was_trained(record)]
 
 
 def _findings(record: LabelledImages) -> Iterator[Finding]:
@@ -79,10 +79,10 @@ def _scores(record: LabelledImages) -> Section:
     names = ordered(record.evaluation.scores)
     row: Row = [_cases(record), *(scores.score_cell(name, {}, record.evaluation) for name in names)]
     columns = [Column("Cases", numeric=False), *(Column(metric(name).heading) for name in names)]
-    known = [metric(name) for name in names if metric(name).meaning]
+    explained = [metric(name) for name in names if metric(name).meaning]
     by_subjects = record.subjects != record.cases
     how = paragraph("labelled_images_how", brackets=scores.shows_interval(row), by_subjects=by_subjects)
-    meanings = paragraph("score_meanings", scores=known, of_classes=False)
+    meanings = paragraph("score_meanings", scores=explained, of_classes=False)
     return Section("scores", "Scores", how, [Table(columns, [row]), meanings])
 
 

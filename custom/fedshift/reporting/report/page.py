@@ -64,61 +64,65 @@ _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
 
 
 def chapters(
-    given: Sequence[ReportInput], *, pictures: Pictures | None = None, site: str | None = None
+    records: Sequence[ReportInput], *, pictures: Pictures | None = None, site: str | None = None
 ) -> list[Chapter]:
     """Build the chapters: first the comparison of several runs, then each run, then all other records.
 
     After a run come the pages of its sites, if they compared its model with their own or were left out in turn.
 
     Args:
-        given: what was read.
+        records: what was read.
         pictures: adds the sections with images.
         site: only this site's page of each run.
 
     Raises:
         ConfigError: there is no page of ``site``.
     """
-    runs = label_runs([record for record in given if isinstance(record, Run)])
-    return with_ids(_all_chapters(runs, given, pictures) if site is None else _site_chapters(runs, given, site))
+    runs = label_runs([record for record in records if isinstance(record, Run)])
+    return with_ids(_all_chapters(runs, records, pictures) if site is None else _site_chapters(runs, records, site))
 
 
-def _all_chapters(runs: Sequence[Run], given: Sequence[ReportInput], pictures: Pictures | None) -> list[Chapter]:
-    made: list[Chapter] = []
+def _all_chapters(runs: Sequence[Run], records: Sequence[ReportInput], pictures: Pictures | None) -> list[Chapter]:
+    chapters: list[Chapter] = []
     compared = comparison.compare(runs) if len(runs) > 1 else []
     if compared:
         phantom = any(run.results.is_phantom for run in runs)
         tasks = listed(list(dict.fromkeys(run.results.job.task for run in runs)))
-        made.append(Chapter("comparison", COMPARISON, compared, f"{len(runs)} runs of {tasks} side by side", phantom))
+        chapters.append(
+            Chapter("comparison", COMPARISON, compared, f"{len(runs)} runs of {tasks} side by side", phantom)
+        )
     for run in runs:
         sections = [section for make in _SECTIONS if (section := make(run)) is not None]
         sections += methods.sections(run)
         shown = list(pictures(run)) if pictures is not None else []
         sections += [*shown, repeat.repeat_section(run)]
-        made.append(Chapter("run", run.label, sections, _about(run), run.results.is_phantom, bool(shown)))
-        made += _pages(run, given, several=len(runs) > 1)
-    for record in given:
+        chapters.append(Chapter("run", run.label, sections, _about(run), run.results.is_phantom, bool(shown)))
+        chapters += _pages(run, records, several=len(runs) > 1)
+    for record in records:
         if isinstance(record, Chapter):
-            made.append(record)
+            chapters.append(record)
         if isinstance(record, Transfer):
             key, title = transfer.heading(record)
             shown = list(pictures(record)) if pictures is not None else []
             sections = transfer.sections(record, shown)
-            made.append(Chapter(key, title, sections, _about(record.run), record.run.results.is_phantom, bool(shown)))
+            chapters.append(
+                Chapter(key, title, sections, _about(record.run), record.run.results.is_phantom, bool(shown))
+            )
         if isinstance(record, LabelledScans):
             scored = labelled.sections(record)
-            made.append(Chapter("evaluation", labelled.TITLE, scored, labelled.about(record), record.is_phantom))
+            chapters.append(Chapter("evaluation", labelled.TITLE, scored, labelled.about(record), record.is_phantom))
         if isinstance(record, Validation):
-            scored, said = validation.sections(record), validation.about(record)
-            made.append(Chapter("validation", validation.TITLE, scored, said, record.is_phantom))
+            scored, about = validation.sections(record), validation.about(record)
+            chapters.append(Chapter("validation", validation.TITLE, scored, about, record.is_phantom))
         if isinstance(record, LabelledImages):
-            scored, said = labelled_images.sections(record), labelled_images.about(record)
-            made.append(Chapter("evaluation", labelled_images.TITLE, scored, said, record.is_phantom))
-    return made
+            scored, about = labelled_images.sections(record), labelled_images.about(record)
+            chapters.append(Chapter("evaluation", labelled_images.TITLE, scored, about, record.is_phantom))
+    return chapters
 
 
-def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
+def _pages(run: Run, records: Sequence[ReportInput], *, several: bool) -> list[Chapter]:
     """A chapter for each site of a run."""
-    transfers = [item for item in given if isinstance(item, Transfer)]
+    transfers = [item for item in records if isinstance(item, Transfer)]
     left_out = [item.record for item in transfers if isinstance(item.record, LeaveOneOut)]
     if not benefit.has_pages(run, left_out):
         return []
@@ -136,14 +140,14 @@ def _pages(run: Run, given: Sequence[ReportInput], *, several: bool) -> list[Cha
     ]
 
 
-def _site_chapters(runs: Sequence[Run], given: Sequence[ReportInput], site: str) -> list[Chapter]:
+def _site_chapters(runs: Sequence[Run], records: Sequence[ReportInput], site: str) -> list[Chapter]:
     sites = list(dict.fromkeys(name for run in runs for name in run.results.data))
     if site not in sites:
         raise ConfigError("unknown-site", f"--site: no run has a site {site!r}{nearest(site, sites)}")
     pages = [
         chapter
         for run in runs
-        for name, chapter in zip(run.results.data, _pages(run, given, several=len(runs) > 1), strict=False)
+        for name, chapter in zip(run.results.data, _pages(run, records, several=len(runs) > 1), strict=False)
         if name == site
     ]
     if not pages:
@@ -155,12 +159,12 @@ def _site_chapters(runs: Sequence[Run], given: Sequence[ReportInput], site: str)
     return pages
 
 
-def with_ids(made: Sequence[Chapter]) -> list[Chapter]:
+def with_ids(chapters: Sequence[Chapter]) -> list[Chapter]:
     """The chapters as `render` needs them: no two sections or figures of the page have the same id."""
-    return [_unique(chapter, f"c{number}") for number, chapter in enumerate(made)]
+    return [_unique(chapter, f"c{number}") for number, chapter in enumerate(chapters)]
 
 
-def render(made: Sequence[Chapter]) -> str:
+def render(chapters: Sequence[Chapter]) -> str:
     """Render the chapters as HTML. All text is escaped; only figures are inserted as markup."""
     import jinja2
 
@@ -173,10 +177,10 @@ def render(made: Sequence[Chapter]) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.j2").render(
-        chapters=made,
-        heading=_heading(made),
-        phantom=PHANTOM_NOTE if any(chapter.phantom for chapter in made) else "",
-        images=any(chapter.images for chapter in made),
+        chapters=chapters,
+        heading=_heading(chapters),
+        phantom=PHANTOM_NOTE if any(chapter.phantom for chapter in chapters) else "",
+        images=any(chapter.images for chapter in chapters),
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),  # trusted: the package's own file
         version=fedshift.__version__,
     )
@@ -201,10 +205,10 @@ def write(html: str, path: Path) -> None:
         ) from None
 
 
-def _heading(made: Sequence[Chapter]) -> str:
+def _heading(chapters: Sequence[Chapter]) -> str:
     """The page's title."""
-    records = sum(not chapter.of_site for chapter in made)
-    return made[0].about if records <= 1 or made[0].title == COMPARISON else f"{records} records"
+    records = sum(not chapter.of_site for chapter in chapters)
+    return chapters[0].about if records <= 1 or chapters[0].title == COMPARISON else f"{records} records"
 
 
 def _about(run: Run) -> str:

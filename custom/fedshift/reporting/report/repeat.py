@@ -86,7 +86,7 @@ def _phantom_commands(made_with: Mapping[str, PhantomOptions | None]) -> list[st
 
 
 def _sites_made_with(made_with: Mapping[str, PhantomOptions | None], options: PhantomOptions | None) -> list[str]:
-    return [site for site, made in made_with.items() if made == options]
+    return [site for site, phantom in made_with.items() if phantom == options]
 
 
 def _phantom_options(options: PhantomOptions, sites: list[str]) -> list[str]:
@@ -136,8 +136,8 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
             base = resolve(record.task, methods, **chosen)
         options = _differences(_flatten(_settings(base)), settings)
         name = job.name if job is not None else record.name
-        made = resolve(record.task, methods, options=options, name=name, **chosen)
-        is_exact = job is not None and made.dump() == job.dump()
+        repeated = resolve(record.task, methods, options=options, name=name, **chosen)
+        is_exact = job is not None and repeated.dump() == job.dump()
     except (ConfigError, TypeError, ValueError):
         # The task is a user's own file or comes from another version: use the settings in the record.
         options = options or [f"{path}={_value(value)}" for path, value in settings.items()]

@@ -187,15 +187,15 @@ def is_of(record: JobRecord, job: JobSpec) -> bool:
     return record.model_dump(mode="json", exclude=of_run) == of_job.model_dump(mode="json", exclude=of_run)
 
 
-def own_models(given: Transfer) -> dict[str, ModelFile]:
+def own_models(transfer: Transfer) -> dict[str, ModelFile]:
     """Each site's own model, if they are stored next to a cross-site record.
 
     Raises:
         ConfigError: a model file cannot be read.
     """
-    if not isinstance(given.record, CrossSite):
+    if not isinstance(transfer.record, CrossSite):
         return {}
-    files = {site: own_model(given.run.source.parent, site) for site in given.record.data}
+    files = {site: own_model(transfer.run.source.parent, site) for site in transfer.record.data}
     return {site: model_file(file) for site, file in files.items() if file.is_file()}
 
 

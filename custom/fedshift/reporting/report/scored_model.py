@@ -20,8 +20,8 @@ def about(record: ScoredModel, cases: str) -> str:
 
 def cases_of_subjects(cases: int, subjects: int) -> str:
     """``56 cases of 30 subjects``."""
-    said = counted(cases, "case")
-    return said if subjects == cases else f"{said} of {counted(subjects, 'subject')}"
+    text = counted(cases, "case")
+    return text if subjects == cases else f"{text} of {counted(subjects, 'subject')}"
 
 
 def facts(record: ScoredModel) -> list[tuple[str, str]]:

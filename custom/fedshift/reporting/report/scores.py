@@ -41,9 +41,9 @@ def per_site(run: Run) -> Section | None:
     if norms is not None:
         tables.append(norms)
     blocks: list[Block] = [*tables]
-    known = [metric(name) for name in names if metric(name).meaning and not printed(name)]
-    if known:
-        blocks.append(paragraph("score_meanings", scores=known, of_classes=any(" " in name for name in plain)))
+    explained = [metric(name) for name in names if metric(name).meaning and not printed(name)]
+    if explained:
+        blocks.append(paragraph("score_meanings", scores=explained, of_classes=any(" " in name for name in plain)))
     averages = [metric(name).word for name in names if name in OF_CLASSES]
     if averages and len(run.trained) > 1:
         blocks.append(paragraph("classes_average", scores=averages, sites=scored_classes(run)))

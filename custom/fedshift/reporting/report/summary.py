@@ -69,14 +69,14 @@ def mean_with_interval(scores: FinalScores, sites: list[str], name: str) -> tupl
     """
     mean = fmean(scores.sites[site]["test"][name] for site in sites)
     spreads = [distribution(scores, site, "test", name) for site in sites]
-    known = [
+    variances = [
         (s.std**2 / s.n, s.n) for s in spreads if s is not None and s.std is not None and s.n > 1 and s.subjects is None
     ]
-    variance = sum(of_site for of_site, _ in known)
-    if len(known) < len(sites) or variance == 0:
+    variance = sum(of_site for of_site, _ in variances)
+    if len(variances) < len(sites) or variance == 0:
         return mean, None
     # By shares of the variance: squares of very small ones would be 0.
-    degrees_of_freedom = 1 / sum((of_site / variance) ** 2 / (n - 1) for of_site, n in known)
+    degrees_of_freedom = 1 / sum((of_site / variance) ** 2 / (n - 1) for of_site, n in variances)
     if degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         return mean, None
     from scipy import stats
@@ -167,8 +167,8 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
     if any(record.split_rule == "slice-legacy" for record in data.values()):
         yield finding("caution", "slice_legacy")
     if final is not None:
-        known = tested(final.best, run.trained, results.job.metric)
-        if known and (without := [site for site in run.trained if site not in known]):
+        tested_sites = tested(final.best, run.trained, results.job.metric)
+        if tested_sites and (without := [site for site in run.trained if site not in tested_sites]):
             yield finding("caution", "sites_without_test", sites=without)
         spreads = {site: distribution(final.best, site, "test", results.job.metric) for site in run.trained}
         few = [f"{site} ({s.n})" for site, s in spreads.items() if s is not None and s.n < MIN_CASES]
@@ -213,8 +213,8 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
         yield finding("caution", "no_foreground", volumes=sum(empty.values()), sites=list(empty))
     yield from _classes_in_one_mask(at_sites)
     for site, result in at_sites.items():
-        for said in false_positives.sentences(result):
-            yield finding("note", "cases_without", site=site, said=said)
+        for sentence in false_positives.sentences(result):
+            yield finding("note", "cases_without", site=site, said=sentence)
     if run.results.job.metric in OF_CLASSES and len(run.trained) > 1:
         selected = [metric(run.results.job.metric).word]
         yield finding("note", "classes_average", scores=selected, sites=scored_classes(run))

@@ -27,40 +27,40 @@ from fedshift.schema.results import TRAINED_BEFORE, Metrics
 _PARTS = ("all", "test")
 
 
-def heading(given: Transfer) -> tuple[str, str]:
+def heading(transfer: Transfer) -> tuple[str, str]:
     """The chapter's key, which is also the command that made the record, and its title."""
-    if isinstance(given.record, CrossSite):
+    if isinstance(transfer.record, CrossSite):
         return repeat.CROSS_SITE, "Cross-site"
     return "leave-one-out", "Leave one site out"
 
 
-def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]:
+def sections(transfer: Transfer, pictures: Sequence[Section] = ()) -> list[Section]:
     """Summary with cautions, scores, data, settings, and the commands that repeat the record.
 
     ``pictures`` are inserted before the commands.
     """
-    record, run = given.record, given.run
+    record, run = transfer.record, transfer.run
     name, sites = metric(record.job.metric), len(run.results.data)
     has_rounds = bool(run.results.rounds)
-    made: list[Section | None]
+    parts: list[Section | None]
     if isinstance(record, CrossSite):
         own_mean, elsewhere = (mean.get(record.job.metric) for mean in (record.mean_own, record.mean_elsewhere))
         result = finding("result", "cross_site_means", m=name, sites=sites, own=own_mean, elsewhere=elsewhere)
-        made = [summary.multi_model_summary(run, result), cross_site(record)]
-        made += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
+        parts = [summary.multi_model_summary(run, result), cross_site(record)]
+        parts += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
     else:
         mean = record.mean["best"].get("all", {}).get(record.job.metric)
         before = record.job.trained_before(list(record.sites))
         facts = {"mean": mean, "counted": run.counted, "before": before, "trained": TRAINED_BEFORE}
         result = finding("result", "held_out_in_turn", m=name, sites=sites, **facts)
-        made = [
+        parts = [
             summary.multi_model_summary(run, result),
             leave_one_out(record),
             setup.data(run, role="held out in turn"),
         ]
-    made += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
-    made += [*pictures, repeat.repeat_section(run, command=heading(given)[0])]
-    return [section for section in made if section is not None]
+    parts += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
+    parts += [*pictures, repeat.repeat_section(run, command=heading(transfer)[0])]
+    return [section for section in parts if section is not None]
 
 
 def cross_site(record: CrossSite) -> Section:

@@ -37,17 +37,17 @@ def about(record: Validation) -> str:
 
 def sections(record: Validation) -> list[Section]:
     """Summary with cautions, scores by site, differences to the first model, areas by class, strata, what was asked."""
-    made = [_summary(record)]
+    parts = [_summary(record)]
     if record.sites:
-        made.append(_scores(record))
+        parts.append(_scores(record))
     if any(pooled.against_first for pooled in record.pooled.values()):
-        made.append(_differences(record))
+        parts.append(_differences(record))
     of_classes = areas(record)
     if of_classes is not None:
-        made.append(of_classes)
+        parts.append(of_classes)
     if any(pooled.strata for pooled in record.pooled.values()):
-        made.append(_strata(record))
-    return [*made, _asked(record)]
+        parts.append(_strata(record))
+    return [*parts, _asked(record)]
 
 
 # --- the summary ----------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ class WatchServer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
-            said = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                "port-in-use", f"port {port} cannot be used ({said}): give another --port, or none"
+                "port-in-use", f"port {port} cannot be used ({reason}): give another --port, or none"
             ) from None
 
     @property

@@ -85,7 +85,7 @@ class RunFile:
             was_killed: whether the run's process has gone without ending it.
         """
         self._folders, self._where, self._clock, self._was_killed = tuple(folders), where, clock, was_killed
-        self._known: tuple[tuple[Path, int, int], Progress] | None = None
+        self._last_read: tuple[tuple[Path, int, int], Progress] | None = None
 
     def read(self) -> Snapshot:
         """The run as its file has it; the file is parsed only when it is another than before."""
@@ -99,15 +99,15 @@ class RunFile:
         if not files:
             return Snapshot(where=self._where, waits_for="the run has not begun")
         changed, mark = max(files)
-        if self._known is None or self._known[0] != mark:
+        if self._last_read is None or self._last_read[0] != mark:
             try:
                 progress = read_progress(mark[0])
             except (ConfigError, OSError) as error:
                 return Snapshot(where=self._where, problem=str(error))
             if progress is None:
                 return Snapshot(where=self._where, waits_for="the run has not begun")
-            self._known = mark, progress
-        progress, news_age = self._known[1], max(self._clock() - changed, 0.0)
+            self._last_read = mark, progress
+        progress, news_age = self._last_read[1], max(self._clock() - changed, 0.0)
         if progress.state == "running" and news_age > QUIET and self._was_killed():
             progress = progress.model_copy(update={"state": "failed", "reason": KILLED, "seconds_left": None})
         return Snapshot.from_progress(progress, where=self._where, news_age=news_age)

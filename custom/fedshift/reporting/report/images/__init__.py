@@ -13,7 +13,7 @@ from fedshift.reporting.report.section import Section
 
 
 def sections(
-    given: Run | Transfer,
+    record: Run | Transfer,
     *,
     folders: Mapping[str, Path] | None = None,
     most_sites: int,
@@ -22,7 +22,7 @@ def sections(
     """Cases, intensities and features of the first ``most_sites`` sites; of a cross-site record its models' features.
 
     Args:
-        given: a run with its model file, or a cross-site record that was made with ``--keep-models``; none of others.
+        record: a run with its model file, or a cross-site record that was made with ``--keep-models``; none of others.
         folders: of the sites that are to be shown; None looks for all of them, as a simulated run does.
         most_sites: how many sites at most.
         progress: called with what is being done.
@@ -32,17 +32,17 @@ def sections(
         DataError: a site's data cannot be found or used.
     """
     seen = partial(look, folders=folders, most_sites=most_sites, progress=progress)
-    if isinstance(given, Run):
-        looked = seen(given)
+    if isinstance(record, Run):
+        looked = seen(record)
         for make in (cases.section, intensities.section, features.section):
-            progress(f"{given.label}: {make.__module__.rpartition('.')[2]}")
+            progress(f"{record.label}: {make.__module__.rpartition('.')[2]}")
             yield make(looked)
         return
-    models = own_models(given)
+    models = own_models(record)
     if not models:
         return
     progress("features of own models")
-    yield features.of_own_models(seen(given.run, models=models))
-    if given.run.model is not None and given.run.model.is_shared:
+    yield features.of_own_models(seen(record.run, models=models))
+    if record.run.model is not None and record.run.model.is_shared:
         progress("features of the best aggregate")
-        yield features.section(seen(given.run))
+        yield features.section(seen(record.run))

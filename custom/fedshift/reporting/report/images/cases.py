@@ -87,8 +87,8 @@ def _slices(site: Looked, number: int) -> list[Figure]:
     for picked in pick(scores):
         chosen = np.flatnonzero(owner == cases[picked.place])
         chosen = chosen[np.argsort(site.members[chosen])]
-        said = metric("dice").with_unit(float(scores[picked.place]))
-        title = f"{picked.word} of {len(cases)}: Dice {said}{_identity(site.data.manifest, int(cases[picked.place]))}"
+        score = metric("dice").with_unit(float(scores[picked.place]))
+        title = f"{picked.word} of {len(cases)}: Dice {score}{_identity(site.data.manifest, int(cases[picked.place]))}"
         drawn.append(_neighbours(site, chosen, reference, f"case-{number}-{picked.word}", title))
     return drawn
 
@@ -99,8 +99,8 @@ def _volumes(site: Looked, number: int) -> list[Figure]:
     for picked in pick(np.array([volume.mean for volume in site.volumes])):
         volume = site.volumes[picked.place]
         each = ", ".join(f"{name} {unit(score)}" for name, score in volume.scores.items())
-        said = f"{unit(volume.mean)} ({each})" if len(volume.scores) > 1 else unit(volume.mean)
-        title = f"{picked.word} of {len(site.volumes)}: Dice {said}{_identity(site.data.manifest, volume.entry)}"
+        shown_score = f"{unit(volume.mean)} ({each})" if len(volume.scores) > 1 else unit(volume.mean)
+        title = f"{picked.word} of {len(site.volumes)}: Dice {shown_score}{_identity(site.data.manifest, volume.entry)}"
         key = f"case-{number}-{picked.word}"
         drawn.append(outlines.volume(volume, site.job.task.structures, key=key, title=title, site=site.site))
     return drawn
@@ -149,9 +149,9 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
         whole = site.data.images(site.members[[picked.place]]).numpy()[0]
         of_image, of_places = flat(whole, None if places is None else places.map)
         image = as_shown(of_image)
-        said = _said(site, labels[picked.place], site.predicted[picked.place])
+        recognition = _recognition(site, labels[picked.place], site.predicted[picked.place])
         name = _identity(site.data.manifest, int(site.members[picked.place]))
-        title = f"{picked.word} of {len(labels)}: {said}{name}"
+        title = f"{picked.word} of {len(labels)}: {recognition}{name}"
         panels = [image] if of_places is None else [image, shaded(image, of_places)]
         if places is not None:
             title += f"; right, what speaks for {site.job.task.classes[places.number]}"
@@ -165,7 +165,7 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
     return drawn
 
 
-def _said(site: Looked, label: np.ndarray, predicted: np.ndarray) -> str:
+def _recognition(site: Looked, label: np.ndarray, predicted: np.ndarray) -> str:
     """What a picture has and what it was taken for; of findings those that it has, each with its probability."""
     names, sure = site.job.task.classes, metric("accuracy").with_unit
     if label.ndim:

@@ -104,21 +104,23 @@ def look(
         reason = run.fault or f"there is no model file beside {run.source}"
         raise ConfigError("no-model", f"--images needs the run's best model, and {reason}")
     job = run.model.job
-    given = find_sites(job) if folders is None else folders
-    unknown = [site for site in given if site not in job.task.everyone]
+    site_folders = find_sites(job) if folders is None else folders
+    unknown = [site for site in site_folders if site not in job.task.everyone]
     if unknown:
         raise ConfigError(
             "unknown-site",
             f"--site-data: {', '.join(unknown)} is no site of job {job.name}: {', '.join(job.task.everyone)}",
         )
-    chosen = [site for site in job.task.everyone if site in given and (models is None or site in models)][:most_sites]
+    chosen = [site for site in job.task.everyone if site in site_folders and (models is None or site in models)][
+        :most_sites
+    ]
     for site in chosen:
-        read_manifest(given[site])
+        read_manifest(site_folders[site])
         record = run.results.data.get(site)
-        if record is not None and manifest_sha256(given[site]) != record.manifest_sha256:
+        if record is not None and manifest_sha256(site_folders[site]) != record.manifest_sha256:
             raise ConfigError(
                 "other-data",
-                f"{given[site]} is not what {site} had in this run (another manifest): name its folder with "
+                f"{site_folders[site]} is not what {site} had in this run (another manifest): name its folder with "
                 f"--site-data {site}=DIR",
             )
     label = f"{run.label}: " if run.label else ""
@@ -131,11 +133,11 @@ def look(
             kept = _state(run.source, site) if models is None else None
             state = Path(nothing) if kept is None else kept
             network = None if previous is None else previous.job_network
-            previous = Site(job, site, given[site], SiteOptions(state, job_network=network))
-            data = build_task(job).open(given[site], site)
+            previous = Site(job, site, site_folders[site], SiteOptions(state, job_network=network))
+            data = build_task(job).open(site_folders[site], site)
             part: Subset = "test" if data.count("test") else "all"
             complete = kept is not None or not model.personal
-            looked.append(_pass(previous, run, model, data, given[site], part, complete=complete))
+            looked.append(_pass(previous, run, model, data, site_folders[site], part, complete=complete))
     return looked
 
 
