@@ -62,6 +62,6 @@ def expiry_notice(kit: Path) -> str | None:
                 validity = Validity.from_certificate(load_pem_x509_certificate(path.read_bytes()))
             except (OSError, ValueError) as error:
                 return f"{path} cannot be read ({error}): unpack the kit again"
-            said = validity.notice(datetime.now(UTC))
-            return None if said is None else f"the certificate in {kit} is {said}"
+            notice = validity.notice(datetime.now(UTC))
+            return None if notice is None else f"the certificate in {kit} is {notice}"
     return None

@@ -95,10 +95,10 @@ class LedgerHeads:
         """Keep a site's head if it is further than the known one. A full disk costs this head only, and is logged."""
         try:
             with self._locked():
-                known = self.all()
-                if site in known and known[site].number >= head.number:
+                heads = self.all()
+                if site in heads and heads[site].number >= head.number:
                     return
-                self._write({**known, site: head})
+                self._write({**heads, site: head})
         except OSError as error:
             log.error(
                 "%s cannot be written (%s): release %d of site %s's privacy ledger is not on record until its next "
@@ -113,17 +113,17 @@ class LedgerHeads:
             ConfigError: none is known.
         """
         with self._locked():
-            known = self.all()
-            if site not in known:
+            heads = self.all()
+            if site not in heads:
                 raise ConfigError(
-                    "unknown-site", f"{self.path} has no ledger of site {site!r}; it has {', '.join(known) or 'none'}"
+                    "unknown-site", f"{self.path} has no ledger of site {site!r}; it has {', '.join(heads) or 'none'}"
                 )
-            forgotten = known.pop(site)
-            self._write(known)
+            forgotten = heads.pop(site)
+            self._write(heads)
         return forgotten
 
-    def _write(self, known: dict[str, LedgerHead]) -> None:
-        write_private(self.path, _Content(sites=known).model_dump_json(indent=1).encode())
+    def _write(self, heads: dict[str, LedgerHead]) -> None:
+        write_private(self.path, _Content(sites=heads).model_dump_json(indent=1).encode())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -229,9 +229,9 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
 
 def _federation(raw: dict[str, Any], n_sites: int, *, where: str) -> FederationSpec:
     """By default all sites but one must answer, and at least two where there are as many; with masks three."""
-    given = FederationSpec.parse({"min_sites": 1, **raw}, where=where)
-    asked = given.sites_per_round or n_sites
-    fewest = USUAL_SITES_IN_SUM if given.encryption == "masks" else 2
+    written = FederationSpec.parse({"min_sites": 1, **raw}, where=where)
+    asked = written.sites_per_round or n_sites
+    fewest = USUAL_SITES_IN_SUM if written.encryption == "masks" else 2
     spec = FederationSpec.parse({"min_sites": min(asked, max(fewest, asked - 1)), **raw}, where=where)
     for key, value, most, what in (
         ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),

@@ -64,22 +64,22 @@ class NoisyMeans:
             PolicyError: too few cases have the score, or the budget is spent.
         """
         name = next(score for score in BOUNDED if all(score in scores for scores in values.values()))
-        known = ~np.isnan(next(iter(values.values()))[name])
-        whose = Counter(subject for subject, there in zip(subjects, known, strict=True) if there)
+        has_score = ~np.isnan(next(iter(values.values()))[name])
+        whose = Counter(subject for subject, there in zip(subjects, has_score, strict=True) if there)
         if len(whose) < self._policy.least_told:
             raise PolicyError(
                 "too-few-cases",
                 f"site {self._site}: fewer of its cases have {name} than its policy wants (privacy.survey_cases, "
                 f"privacy.min_cases: {self._policy.least_told}): leave the site out",
             )
-        n = int(known.sum())
+        n = int(has_score.sum())
         sensitivity = sqrt(len(values)) * max(whose.values()) / n
         deviation = self._budget.multiplier * sensitivity
         if ledger is not None:
             self._record(plain.dataset, sensitivity, deviation, ledger)
         drawn = gaussian(secrets.token_bytes(LENGTH), (len(values),))
         means = {
-            model: float(np.clip(scores[name][known].mean() + deviation * noise, 0, 1))
+            model: float(np.clip(scores[name][has_score].mean() + deviation * noise, 0, 1))
             for (model, scores), noise in zip(values.items(), drawn, strict=True)
         }
         models = {

@@ -103,9 +103,9 @@ class ValidationAnswers:
     def _range(self, name: str) -> tuple[float, float]:
         """Of a score; empty for an unknown one."""
         score, _, of_class = name.partition(" ")
-        known = {**RANGES, **PICTURE_RANGES, ACCURACY: (0.0, 1.0)}
+        ranges = {**RANGES, **PICTURE_RANGES, ACCURACY: (0.0, 1.0)}
         is_named = not of_class or of_class in self._classes
-        return known[score] if score in known and is_named else (np.inf, -np.inf)
+        return ranges[score] if score in ranges and is_named else (np.inf, -np.inf)
 
     def record(self) -> Validation:
         """The record; sites that neither answered nor said why are noted as silent."""
@@ -182,12 +182,12 @@ def _mean(spreads: list[Distribution]) -> PooledScore:
 
 def _difference(paired: list[PairedDifference]) -> PooledDifference:
     whole = _mean([each.difference for each in paired])
-    known = [
+    estimates = [
         (each.difference.mean, each.difference.std / sqrt(each.independent))
         for each in paired
         if each.difference.std is not None
     ]
-    return _over_sites(known, n=whole.n, mean=whole.mean)
+    return _over_sites(estimates, n=whole.n, mean=whole.mean)
 
 
 def _area(areas: list[ClassArea]) -> PooledArea:
@@ -211,11 +211,11 @@ def _area(areas: list[ClassArea]) -> PooledArea:
     )
 
 
-def _over_sites(known: list[tuple[float, float]], *, n: int, mean: float) -> PooledDifference:
-    """``known``: the difference and its standard error, of each site that tells one."""
-    plain = PooledDifference(sites=len(known), n=n, mean=mean)
-    if len(known) < 2:
+def _over_sites(estimates: list[tuple[float, float]], *, n: int, mean: float) -> PooledDifference:
+    """``estimates``: the difference and its standard error, of each site that tells one."""
+    plain = PooledDifference(sites=len(estimates), n=n, mean=mean)
+    if len(estimates) < 2:
         return plain
-    differences, errors = zip(*known, strict=True)
+    differences, errors = zip(*estimates, strict=True)
     effect = random_effects(differences, errors)
     return plain.model_copy(update={"effect": effect.mean, "interval": effect.interval, "tau": effect.tau})

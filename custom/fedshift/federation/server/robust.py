@@ -283,9 +283,11 @@ def exceeded(updates: Sequence[SpooledUpdate], limits: Limits) -> Iterator[tuple
         for name, factor in _factors(number, update, limits).items():
             against = name == PARAMETERS and number in limits.opposed
             what, option = (", against the others,", "opposed") if against else ("", "norm")
-            said = f"its change of {name}{what} is scaled down to {factor:.2g} of it (federation.clip_{option}_ratio)"
+            scaling = (
+                f"its change of {name}{what} is scaled down to {factor:.2g} of it (federation.clip_{option}_ratio)"
+            )
             if factor < 1:
-                yield update.site, said
+                yield update.site, scaling
         if update.n_samples > limits.samples:
             counted = f"{ceil(limits.samples)} samples in place of {update.n_samples}"
             yield update.site, f"it counts for {counted} (federation.clip_sample_ratio)"

@@ -70,8 +70,8 @@ class Selection:
 
     def scores(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
         """Site -> split -> metrics of a round's aggregate, in site order."""
-        known = self._scores.get(round_, {})
-        return {site: known[site] for site in self._sites if site in known}
+        answers = self._scores.get(round_, {})
+        return {site: answers[site] for site in self._sites if site in answers}
 
     def validation(self, round_: int) -> dict[str, float]:
         """Site -> validation score of a round's aggregate, of the sites that have reported one, in site order."""
@@ -172,9 +172,9 @@ class RunRecord:
             Rejected: the site reported other data before; or its data are simulated and those of the job are real, or
                 the other way round. In the statistics round `mixed_data` decides that for all sites together.
         """
-        said = vars(info) | {"n": {"train": info.n_train, "val": info.n_val, "test": info.n_test}}
-        record = DataRecord.model_validate({name: said[name] for name in DataRecord.model_fields})
-        machine = MachineRecord.model_validate({name: said[name] for name in MachineRecord.model_fields})
+        fields = vars(info) | {"n": {"train": info.n_train, "val": info.n_val, "test": info.n_test}}
+        record = DataRecord.model_validate({name: fields[name] for name in DataRecord.model_fields})
+        machine = MachineRecord.model_validate({name: fields[name] for name in MachineRecord.model_fields})
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
         if info.site in self.results.data and self.results.machines.get(info.site) == machine:
@@ -183,8 +183,8 @@ class RunRecord:
             others = [other for site, other in self.results.data.items() if site != info.site]
             if any((other.kind == "phantom") != (record.kind == "phantom") for other in others):
                 raise _mixed(record.kind, others)
-        known = {**self.results.data, info.site: record}
-        self.results.data = {site: known[site] for site in self._job.task.everyone if site in known}
+        records = {**self.results.data, info.site: record}
+        self.results.data = {site: records[site] for site in self._job.task.everyone if site in records}
         machines = {**self.results.machines, info.site: machine}
         self.results.machines = {site: machines[site] for site in self.results.data if site in machines}
 

@@ -310,9 +310,9 @@ class SiteMasks:
 
     def _load(self) -> Secrets:
         if not self._path.is_file():
-            made = Secrets(private=new_private_key().hex(), secret=secrets.token_hex(32))
-            self._write(made)
-            return made
+            drawn = Secrets(private=new_private_key().hex(), secret=secrets.token_hex(32))
+            self._write(drawn)
+            return drawn
         try:
             return Secrets.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (ValidationError, UnicodeDecodeError):

@@ -121,8 +121,8 @@ class AddedNoise:
         clip = self.policy.statistics.clip
         received = {}
         for (method, name), array in members.items():
-            known = self.broadcast.arrays.get(method, {}).get(name, np.zeros_like(array))
-            received[method, name] = known if known.shape == array.shape else np.zeros_like(array)
+            reference = self.broadcast.arrays.get(method, {}).get(name, np.zeros_like(array))
+            received[method, name] = reference if reference.shape == array.shape else np.zeros_like(array)
         changes = self._clipped({key: array.astype(np.float64) - received[key] for key, array in members.items()}, clip)
         deviation = 2 * clip * budget.multiplier
         self.notes.append(
