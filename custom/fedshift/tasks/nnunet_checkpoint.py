@@ -103,8 +103,10 @@ def described(content: Mapping[str, Any], path: Path) -> Described:
             "folder beside it",
         )
     try:
-        found = _described(cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path)
-        return replace(found, mirror=tuple(sorted(int(axis) for axis in content.get(MIRROR) or ())))
+        planned = _described(
+            cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path
+        )
+        return replace(planned, mirror=tuple(sorted(int(axis) for axis in content.get(MIRROR) or ())))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise ConfigError(
             "plans-form", f"{path}: its plans are not as nnU-Net 2 writes them ({type(error).__name__}: {error})"
