@@ -29,7 +29,9 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
     assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * settings
 
 
-@pytest.mark.parametrize("folder", ["prostate", "prostate_fold", "hippocampus", "hippocampus_ablation", "hippocampus_mirror"])
+@pytest.mark.parametrize(
+    "folder", ["prostate", "prostate_fold", "hippocampus", "hippocampus_ablation", "hippocampus_mirror"]
+)
 def test_finished_cells_of_a_recipe_need_not_run_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
