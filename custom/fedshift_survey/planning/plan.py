@@ -29,6 +29,8 @@ LEAST_DEPTH = 3
 """Stages of MONAI's DynUNet."""
 COVERED = 0.05
 """Part of a mean site's voxels that a batch may have."""
+SMALL = 1 / 8
+"""Part of the median volume below which a patch often lacks a class."""
 LEAST_SAMPLES, MOST_SAMPLES = 4, 16
 MEMORY = 8.0
 """Gigabytes, nnU-Net's default."""
@@ -41,7 +43,7 @@ class Plan:
     """What was decided, and why: ``reasons`` has a sentence for each key of the task file that it decides.
 
     ``spacing`` is None if no case has a voxel size, and so is that between slices in 2D. ``shape`` is the median volume
-    at that spacing, in voxels. ``need`` is the estimated memory of a training step, in gigabytes. ``pictures``: whether
+    at that spacing, in voxels. ``batch_dice``: whether the loss takes Dice over the batch. ``need`` is the estimated memory of a training step, in gigabytes. ``pictures``: whether
     the cases are pictures, which are planned in 2D at their own size.
     """
 
@@ -50,6 +52,7 @@ class Plan:
     shape: tuple[int, int, int]
     patch: tuple[int, ...]
     batch: int
+    batch_dice: bool
     network: NetworkShape
     samples: int
     need: float
@@ -102,6 +105,7 @@ def make_plan(
         fitted, network = search.asked(patch)
         reasons["patch"] = "as asked for" + ("" if tuple(patch) == fitted else ", padded to what the halvings divide")
     batch = _batch(network, fitted, edges, memory, cases=pooled.surveyed / sites, slices=shape[0], reasons=reasons)
+    batch_dice = _batch_dice(fitted, shape, reasons)
     samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, ceil(prod(shape) / prod(fitted))))
     reasons["samples_per_case"] = (
         f"as many patches as have the voxels of the median volume; at least {LEAST_SAMPLES}, since a round would else "
@@ -113,7 +117,7 @@ def make_plan(
         reasons = {key: worded(reason, pictures=True) for key, reason in reasons.items()}
         reasons["shape"] = f"the median picture has {shape[1]} x {shape[2]} pixels (rows x columns)"
     reasons["memory"] = f"a training step takes about {need:.1f} of {memory:g} GB in fp32, about half in bf16"
-    return Plan(dims, spacing, shape, fitted, batch, network, samples, need, reasons, pictures)
+    return Plan(dims, spacing, shape, fitted, batch, batch_dice, network, samples, need, reasons, pictures)
 
 
 def check_patch(patch: Sequence[int], dims: int) -> None:
@@ -279,6 +283,24 @@ def _batch(
         f"(with the mean of {cases:.0f} cases); at least {LEAST_BATCH} (nnU-Net's rule)"
     )
     return batch
+
+
+def _batch_dice(patch: Sequence[int], shape: Sequence[int], reasons: dict[str, str]) -> bool:
+    """Whether patches often lack a class, so that Dice of each patch would be of nothing.
+
+    nnU-Net's rule in 3D is whether it also plans at a low resolution, at which a patch has at least a quarter of the
+    median volume, and which it drops if that volume is not reduced to less than half.
+    """
+    if len(patch) == 2:
+        reasons["batch_dice"] = "many slices lack a class (nnU-Net's rule)"
+        return True
+    part = prod(patch) / prod(shape)
+    few = part < SMALL
+    reasons["batch_dice"] = (
+        f"a patch has {min(part, 1):.0%} of the median volume, {'less' if few else 'not less'} than an eighth, below "
+        "which many patches lack a class (after nnU-Net's rule)"
+    )
+    return few
 
 
 def _network_reasons(network: NetworkShape, reasons: dict[str, str]) -> None:

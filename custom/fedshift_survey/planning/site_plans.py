@@ -20,7 +20,7 @@ from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.regions import Regions
 from fedshift.tasks.nnunet_networks import COMMON
 from fedshift_survey.planning.network import GIGA, NetworkShape, Topology, topology_for
-from fedshift_survey.planning.task_file import LEARNING, ROUNDS, Entry, written
+from fedshift_survey.planning.task_file import FOREGROUND_ENTRIES, OPTIMIZER, ROUNDS, Entry, loss_entry, written
 
 NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
 PLAIN = NETWORKS[0]
@@ -36,6 +36,7 @@ PROPOSED = (
     *("n_conv_per_stage", "n_blocks_per_stage", "n_conv_per_stage_decoder"),
 )
 """What of a plan's network a proposed one takes, or has of itself."""
+DICE = "Dice in the loss is of"
 SAMPLES = 4
 """Patches of a case in an epoch, with which a survey's plan begins."""
 
@@ -234,6 +235,7 @@ _COMPARED: tuple[tuple[str, Callable[[SitePlan], str]], ...] = (
     ("spacing", lambda site: _shown(site.configuration.spacing)),
     ("patch", lambda site: _shown(site.configuration.patch)),
     ("batch", lambda site: str(site.configuration.batch)),
+    (DICE, lambda site: "the batch" if site.configuration.batch_dice else "each patch"),
     ("zeros left out", lambda site: "yes" if any(site.configuration.masks) else "no"),
     ("intensities (0.5 %, mean, 99.5 %)", _range),
     ("network", lambda site: site.network),
@@ -311,7 +313,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
                 *(Entry(key, value, notes.get(key, "")) for key, value in data.items()),
                 *sequences,
                 Entry("samples_per_case", SAMPLES),
-                Entry("foreground", 0.33),
+                *FOREGROUND_ENTRIES,
                 Entry("augmentation", "strong"),
                 Entry("overlap", 0.5),
             ],
@@ -323,7 +325,10 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
                 Entry("options", [Entry(key, value) for key, value in made.items()]),
             ],
         ),
-        *LEARNING,
+        loss_entry(
+            batch_dice=configuration.batch_dice, why=reason(DICE) or of_chosen, of_regions=bool(chosen.members)
+        ),
+        OPTIMIZER,
         Entry(
             "schedule",
             [

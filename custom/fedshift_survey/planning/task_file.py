@@ -35,8 +35,6 @@ NAMED_WAYS = {
 """What nnU-Net does with channels of these names, in any case; all others but CT are brought to standard scores."""
 LOW, HIGH = 0.005, 0.995
 """Quantiles of intensities inside the labels to which nnU-Net clips CT."""
-FOREGROUND = 0.33
-"""nnU-Net's part of the patches that are centred on foreground."""
 SEAL, SEAL_LENGTH = "# Checksum of the lines above as they were written, so that a change by hand is seen: ", 16
 """Beginning of the last line, and how many digits of a hash follow it."""
 
@@ -50,21 +48,40 @@ class Entry:
     reason: str = ""
 
 
-LEARNING = (
-    Entry("loss", "ce_dice", "Cross-entropy and Dice, as nnU-Net."),
-    Entry(
-        "optimizer",
-        {
-            "name": "adamw",
-            "lr": 0.001,
-            "weight_decay": 0.0001,
-            "clip_norm": 12.0,
-            "lr_schedule": {"name": "cosine"},
-        },
-        "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
-    ),
+OPTIMIZER = Entry(
+    "optimizer",
+    {
+        "name": "adamw",
+        "lr": 0.001,
+        "weight_decay": 0.0001,
+        "clip_norm": 12.0,
+        "lr_schedule": {"name": "cosine"},
+    },
+    "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
 )
-"""Loss and optimiser of all plans."""
+"""The optimiser of all plans."""
+FOREGROUND_ENTRIES = (
+    Entry("foreground", 0.33, "nnU-Net's part of the patches of each batch that are centred on foreground."),
+    Entry("foreground_guaranteed", True),
+)
+
+
+def loss_entry(*, batch_dice: bool, why: str, of_regions: bool) -> Entry:
+    """nnU-Net's loss: cross-entropy, and Dice without background over the batch or of each patch.
+
+    Args:
+        batch_dice: over the batch.
+        why: a sentence on that.
+        of_regions: whether the task has regions, which have no background.
+    """
+    options = {"batch": batch_dice} | ({} if of_regions else {"include_background": False})
+    what = "regions" if of_regions else "the classes without background"
+    over = "over the patches of a batch together" if batch_dice else "of each patch"
+    return Entry(
+        "loss",
+        {"name": "monai.DiceCELoss", "options": options},
+        f"Cross-entropy, and Dice of {what}, {over}, as nnU-Net. {why}",
+    )
 
 
 def task_file(
@@ -153,7 +170,8 @@ def _entries(
                 ),
             ],
         ),
-        *LEARNING,
+        loss_entry(batch_dice=plan.batch_dice, why=_sentence(why["batch_dice"]), of_regions=bool(spec.regions)),
+        OPTIMIZER,
         Entry(
             "schedule",
             [
@@ -194,7 +212,7 @@ def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, 
         *(convention if nnunet else []),
         *_normalisation(fingerprints, pooled),
         Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
-        Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),
+        *FOREGROUND_ENTRIES,
         Entry("augmentation", "strong", "nnU-Net's list."),
         Entry("overlap", 0.5, "Of the sliding window, as nnU-Net."),
     ]
