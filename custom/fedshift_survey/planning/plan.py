@@ -43,8 +43,9 @@ class Plan:
     """What was decided, and why: ``reasons`` has a sentence for each key of the task file that it decides.
 
     ``spacing`` is None if no case has a voxel size, and so is that between slices in 2D. ``shape`` is the median volume
-    at that spacing, in voxels. ``batch_dice``: whether the loss takes Dice over the batch. ``need`` is the estimated memory of a training step, in gigabytes. ``pictures``: whether
-    the cases are pictures, which are planned in 2D at their own size.
+    at that spacing, in voxels. ``batch_dice``: whether the loss takes Dice over the batch. ``need`` is the estimated
+    memory of a training step, in gigabytes. ``pictures``: whether the cases are pictures, which are planned in 2D at
+    their own size.
     """
 
     dims: int

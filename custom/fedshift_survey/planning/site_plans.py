@@ -325,9 +325,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
                 Entry("options", [Entry(key, value) for key, value in made.items()]),
             ],
         ),
-        loss_entry(
-            batch_dice=configuration.batch_dice, why=reason(DICE) or of_chosen, of_regions=bool(chosen.members)
-        ),
+        loss_entry(batch_dice=configuration.batch_dice, why=reason(DICE) or of_chosen, of_regions=bool(chosen.members)),
         OPTIMIZER,
         Entry(
             "schedule",

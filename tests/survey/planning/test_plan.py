@@ -202,6 +202,17 @@ def test_a_plan_for_nnunet_has_its_network_and_convention(dims: int, tmp_path: P
     assert len(task.network.options["strides"]) == plan.network.topology.depth
 
 
+@pytest.mark.parametrize(("dims", "patch", "batch"), [(2, None, True), (3, None, False), (3, (8, 16, 16), True)])
+def test_dice_is_over_the_batch_where_patches_often_lack_a_class(
+    dims: int, patch: tuple[int, ...] | None, batch: bool, tmp_path: Path
+) -> None:
+    told = [fingerprint(survey_site(tmp_path, site, (1, 2, 3), shape=(16, 48, 48))) for site in ("A", "B")]
+    spec = SurveySpec(survey="s", dataset="organ", sites=("A", "B"))
+    plan = make_plan(merge(told), sites=2, dims=dims, patch=patch)
+    loss = TaskSpec.parse(yaml.safe_load(task_file(plan, told, spec, name="ours")), where="test").loss
+    assert (loss.name, loss.options) == ("monai.DiceCELoss", {"batch": batch, "include_background": False})
+
+
 def _written(folder: Path, text: str) -> str:
     (folder / "plan.yaml").write_text(text, encoding="utf-8")
     return str(folder / "plan.yaml")

@@ -62,6 +62,19 @@ def test_the_smallest_batch_is_not_said_to_be_of_the_plan_that_is_proposed(tmp_p
     assert f"The sites' plans differ: A: 7; B: {least}. The smallest." in text
 
 
+def test_dice_in_the_loss_is_that_of_the_proposed_plan(tmp_path: Path) -> None:
+    paths = {name: site(tmp_path, name) for name in "AB"}
+    content = json.loads(paths["A"].read_text())
+    content["configurations"]["3d_fullres"]["batch_dice"] = True
+    paths["A"].write_text(json.dumps(content))
+    sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
+    for name, batch in (("A", True), ("B", False)):
+        proposal = propose(sites, of=name, memory=8)
+        assert len([row for row in proposal.rows if not row.agreed]) == 1
+        task = TaskSpec.parse(yaml.safe_load(proposed_task(proposal, sites, dataset="blobs", name="blobs")), where="")
+        assert task.loss.options["batch"] is batch and task.data["foreground_guaranteed"]
+
+
 def test_a_site_with_classes_in_another_order_is_told_how_to_prepare_them(tmp_path: Path) -> None:
     paths = {"A": site(tmp_path, "A"), "B": site(tmp_path, "B", classes=("right", "left"))}
     sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
