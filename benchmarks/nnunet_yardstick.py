@@ -99,6 +99,7 @@ class Yardstick:
             **os.environ,
             **{name: str(folder) for name, folder in folders.items()},
             "OMP_NUM_THREADS": "1",
+            "FEDSHIFT_DATA": str(args.data.resolve().parent),
         }
         self.raw = folders["nnUNet_raw"] / self.dataset
         self.prepared = folders["nnUNet_preprocessed"] / self.dataset

@@ -183,10 +183,6 @@ class Thread:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def has_next(self) -> bool:
-        """Whether a file of the next letter is there."""
-        return self.chains.read + 1 in self.mail.letters(self.other, self.party.name)
-
     def next(self, *, run: str) -> Letter | None:
         """The next letter of the other, if it is there and whole; ``run`` is empty if it is not known yet.
 
