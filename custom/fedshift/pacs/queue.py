@@ -117,8 +117,8 @@ def _read(path: Path) -> Entry:
     try:
         return Entry.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        said = f"{path} is damaged ({first_fault(error)}): remove it, and the study is looked for again"
-        raise DataError("record-damaged", said) from None
+        message = f"{path} is damaged ({first_fault(error)}): remove it, and the study is looked for again"
+        raise DataError("record-damaged", message) from None
 
 
 def _look(archive: Archive, query: Query, skip: Callable[[Any], bool]) -> Iterator[tuple[str, Seen]]:

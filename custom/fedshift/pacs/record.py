@@ -61,8 +61,8 @@ def read_record(folder: Path) -> FetchRecord | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        said = f"{path} is damaged ({first_fault(error)}): fetch into another folder"
-        raise DataError("record-damaged", said) from None
+        message = f"{path} is damaged ({first_fault(error)}): fetch into another folder"
+        raise DataError("record-damaged", message) from None
 
 
 def write_record(record: FetchRecord, folder: Path) -> None:

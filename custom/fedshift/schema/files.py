@@ -63,8 +63,8 @@ def written_whole(folder: Path) -> Iterator[Path]:
         yield staging
         staging.rename(folder)
     except OSError as error:
-        said = f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
-        raise ConfigError("file-unwritable", said) from None
+        message = f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
+        raise ConfigError("file-unwritable", message) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

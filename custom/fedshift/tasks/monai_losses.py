@@ -105,8 +105,8 @@ def _class(name: str) -> Any:
     short = name.removeprefix(PREFIX)
     made = getattr(module, short, None)
     if made is None or not ALLOWED[short].given.keys() <= inspect.signature(made.__init__).parameters.keys():
-        said = f"loss {name} is not in the MONAI that is installed, or takes no softmax there: install a newer one"
-        raise ConfigError("library-old", said)
+        message = f"loss {name} is not in the MONAI that is installed, or takes no softmax there: install a newer one"
+        raise ConfigError("library-old", message)
     return made
 
 

@@ -201,8 +201,8 @@ def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, 
         whole += "in one size set N here, and [N, N] as the patch."
         size = [Entry("pictures", True), Entry("matrix", None, f"{_sentence(why['shape'])} {whole}")]
     else:
-        said = f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}"
-        size = [Entry("spacing", spacing, said)]
+        reason = f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}"
+        size = [Entry("spacing", spacing, reason)]
     return [
         Entry("dims", plan.dims),
         *size,

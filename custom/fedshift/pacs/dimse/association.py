@@ -125,8 +125,8 @@ class Line:
                         pass
         except OSError as error:
             return _why_not_there(error)
-        said = "it closed the line before an association was made: see whether this port speaks DICOM, and "
-        return said + ("whether it asks for a --certificate" if self.tls else "without TLS")
+        message = "it closed the line before an association was made: see whether this port speaks DICOM, and "
+        return message + ("whether it asks for a --certificate" if self.tls else "without TLS")
 
 
 def _send_at_once(event: Any) -> None:

@@ -203,8 +203,8 @@ class Dimse:
                 ssl_context=self._receiving_tls,
             )
         except OSError as error:
-            said = f"this machine cannot listen at port {port} ({error.strerror}): name another --receive-port"
-            raise NoAnswer(UNREACHABLE, said) from None
+            message = f"this machine cannot listen at port {port} ({error.strerror}): name another --receive-port"
+            raise NoAnswer(UNREACHABLE, message) from None
         try:
             yield
         finally:

@@ -131,8 +131,8 @@ def _trusting(context: ssl.SSLContext, ca_file: Path | None) -> ssl.SSLContext:
     try:
         context.load_verify_locations(ca_file)
     except OSError:  # also ssl's own
-        said = f"{ca_file} does not exist or holds no certificate: name that of your authority (.pem)"
-        raise ConfigError("file-missing", said) from None
+        message = f"{ca_file} does not exist or holds no certificate: name that of your authority (.pem)"
+        raise ConfigError("file-missing", message) from None
     return context
 
 

@@ -164,8 +164,8 @@ class Task(OneClass):
             return self
         if not outlined:
             what = "classes" if self._regions is None else "regions as a whole"
-            said = f"site {data.manifest.site}: its masks outline none of the task's {what}: leave it out"
-            raise DataError("no-outlines", said)
+            message = f"site {data.manifest.site}: its masks outline none of the task's {what}: leave it out"
+            raise DataError("no-outlines", message)
         at_site = copy.copy(self)
         at_site._loss = self._make_loss(self._annotated(data))
         return at_site
