@@ -23,6 +23,7 @@ from monai.data import MetaTensor
 from scanfiles import rotation, volume
 
 from fedshift.cli import main
+from fedshift.inference.carried_bundle import pack_bundle
 from fedshift.inference.monai_bundle import open_bundle
 from fedshift.inference.monai_config import BundleConfig
 from fedshift.schema.errors import ConfigError
@@ -106,7 +107,7 @@ def write_bundle(folder: Path, *, change: Change = lambda config: None, weights:
 
 
 def as_monai_does(bundle: Path, scan: Path) -> np.ndarray:
-    """The mask by MONAI's own reading of the configuration, [i, j, k]."""
+    """The masks by MONAI's own reading of the configuration, [channel, i, j, k]."""
     from monai.bundle import ConfigParser
 
     parser = ConfigParser(json.loads((bundle / "configs" / "inference.json").read_text(encoding="utf-8")))
@@ -117,7 +118,7 @@ def as_monai_does(bundle: Path, scan: Path) -> np.ndarray:
     data = parser.get_parsed_content("preprocessing")({"image": str(scan)})
     with torch.no_grad():
         data["pred"] = parser.get_parsed_content("inferer")(data["image"][None], net)[0]
-    return np.asarray(parser.get_parsed_content("postprocessing")(data)["pred"][0]).astype(np.uint8)
+    return np.asarray(parser.get_parsed_content("postprocessing")(data)["pred"]).astype(np.uint8)
 
 
 def predict(*words: object) -> int:
@@ -146,7 +147,7 @@ def test_masks_are_those_of_monai_on_the_scans_own_grid(
     said = capsys.readouterr().out
     assert "Ball 0.2.0, prostate" in said and "medical device" in said
     found = np.asarray(nibabel.load(tmp_path / "out" / "scan_mask.nii.gz").dataobj)
-    expected = as_monai_does(bundle, scan)
+    (expected,) = as_monai_does(bundle, scan)
     assert 0 < expected.mean() < 1
     assert (found != expected).mean() < 1e-4, "headers hold single precision, so an edge may lie on either side"
     record = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))
@@ -170,6 +171,90 @@ def test_dicom_in_and_dicom_out_with_codes_that_are_given(tmp_path: Path, capsys
     )
     with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8") as file:
         assert next(csv.DictReader(file))["statistics"] == "the bundle's own"
+
+
+def overlap(config: dict[str, Any]) -> None:
+    """Each output is a structure of its own, with a threshold."""
+    steps = config["postprocessing"]["transforms"]
+    steps[0] = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
+    steps[2] = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+
+
+def write_overlapping(folder: Path, *, change: Change = overlap, names: tuple[str, str] = ("tumour", "core")) -> Path:
+    write_bundle(folder, change=change)
+    described = json.loads(json.dumps(METADATA))
+    described["network_data_format"]["outputs"]["pred"]["channel_def"] = dict(zip("01", names, strict=True))
+    (folder / "configs" / "metadata.json").write_text(json.dumps(described), encoding="utf-8")
+    return folder
+
+
+def test_structures_that_overlap_are_those_of_monai_each_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the bundle would put them into one mask by an expression, as that of BraTS in the model zoo does."""
+
+    def merged(config: dict[str, Any]) -> None:
+        overlap(config)
+        expression = {"_target_": "Lambdad", "keys": "pred", "func": f"${MARK}"}
+        config["postprocessing"]["transforms"].insert(3, expression)
+
+    bundle, scan = write_overlapping(tmp_path / "glioma", change=merged), tmp_path / "scan.nii.gz"
+    write_ball(scan, direction=rotation(9, 1))
+    assert predict(bundle, scan, "--out", tmp_path / "out", "--device", "cpu") == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "tumour, core" in said and "not run" in said
+    expected = as_monai_does(write_overlapping(tmp_path / "apart"), scan)
+    assert (expected[0] & expected[1]).any() and (expected[0] != expected[1]).any()
+    for name, inside in zip(("tumour", "core"), expected, strict=True):
+        written = np.asarray(nibabel.load(tmp_path / "out" / f"scan_{name}_mask.nii.gz").dataobj)
+        assert (written != inside).mean() < 1e-4
+    record = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))
+    classes = record["images"][0]["classes"]
+    assert {name: each["voxels"] for name, each in classes.items()} == pytest.approx(
+        dict(zip(("tumour", "core"), expected.sum((1, 2, 3)).tolist(), strict=True)), rel=1e-3
+    )
+    assert all(0.5 <= each["probability"] <= 1 for each in classes.values())
+    with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8") as file:
+        total = int(next(csv.DictReader(file))["voxels"])
+    assert total == pytest.approx(int(expected.any(0).sum()), rel=1e-3), "a voxel of both counts once"
+    assert not (tmp_path / "out" / "scan_mask.nii.gz").exists(), "a voxel has one value there"
+
+
+def test_structures_that_overlap_are_no_single_mask_and_not_scored_at_sites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_overlapping(tmp_path / "glioma")
+    write_ball(tmp_path / "scan.nii.gz")
+    assert predict(bundle, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--format", "mask") == 2
+    assert "--format regions" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    with raises("bundle-overlap", naming="tumour, core"):
+        pack_bundle(bundle, tmp_path / "carried")
+    with raises("bundle-config", naming="no argmax"):
+        open_bundle(write_overlapping(tmp_path / "with_background", names=("background", "core")))
+
+
+def test_a_network_is_of_volumes_where_that_is_its_default(tmp_path: Path) -> None:
+    from monai.networks.nets import SegResNet
+
+    options: dict[str, Any] = {"init_filters": 8, "out_channels": 2, "blocks_down": [1, 1], "blocks_up": [1]}
+    change, weights = at("network_def", value={"_target_": "SegResNet", **options}), SegResNet(**options).state_dict()
+    bundle = open_bundle(write_bundle(tmp_path / "ball", change=change, weights=weights), device="cpu")
+    assert bundle.logits(torch.zeros(1, 1, 16, 16, 8)).shape == (1, 2, 16, 16, 8)
+
+
+def test_segments_of_dicom_overlap_as_the_structures_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_overlapping(tmp_path / "glioma")
+    series = write_slices(tmp_path / "t2", volume(**BALL)[0], reverse=True)
+    category = "category: [49755003, SCT, Morphologically Altered Structure]"
+    types = {"tumour": "[108369006, SCT, Neoplasm]", "core": "[6574001, SCT, Necrosis]"}
+    codes = "".join(f"  {name}: {{{category}, type: {code}}}\n" for name, code in types.items())
+    (tmp_path / "codes.yaml").write_text(f"codes:\n{codes}", encoding="utf-8")
+    options = ("--out", tmp_path / "out", "--device", "cpu", "--codes", tmp_path / "codes.yaml")
+    assert predict(bundle, series, *options) == 0, capsys.readouterr().err
+    segments = hd.seg.segread(tmp_path / "out" / "t2_seg.dcm").get_volume(combine_segments=False).array
+    for number, name in enumerate(("tumour", "core")):
+        mask = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "out" / f"t2_{name}_mask.nii.gz"))
+        assert mask.sum() == segments[..., number].sum() > 0
 
 
 def test_numbers_of_classes_are_not_interpolated_where_the_bundle_would(tmp_path: Path) -> None:
@@ -217,7 +302,7 @@ REFUSED = {
     "download": (at("network_def", value={"_target_": "FlexibleUNet", "pretrained": True}), "no option 'pretrained'"),
     "other inferer": (at("inferer", "_target_", value="SliceInferer"), "is SliceInferer, which is not in the list"),
     "slices": (at("network_def", "spatial_dims", value=2), "is not for volumes"),
-    "overlapping classes": (
+    "classes or none": (
         at(*AFTERWARDS, 2, value={"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}),
         "no argmax",
     ),

@@ -126,6 +126,7 @@ def _segment(
 
     model, promise = opened.model, opened.promise
     replace = {case.image.resolve() for case in cases} if args.force else predicted_before(args.out)
+    apart = not isinstance(model, Model) and model.overlapping
     covered = {} if promise is None else promise.covered
     paths_for = partial(
         masks.output_paths,
@@ -135,6 +136,7 @@ def _segment(
         replace=replace,
         structures=model.structures,
         outlined=list(covered),
+        apart=apart,
     )
     paths, origin = paths_for(formats=args.format), None
     if any(results.keys() & set(segment.DICOM) for results in paths):
@@ -144,7 +146,7 @@ def _segment(
             if args.format or args.codes or archive is not None:
                 raise
             print(f"masks only: {error}")
-            paths = paths_for(formats=["mask"])
+            paths = paths_for(formats=["regions" if apart else "mask"])
     if archive is not None:
         predict_pacs.require_dicom(paths)
     segmenter: segment.Segmenter

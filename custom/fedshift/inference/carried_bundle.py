@@ -34,9 +34,16 @@ def pack_bundle(folder: Path, target: Path) -> str:
     """Write a bundle as a job carries it; returns the SHA-256 of what was written.
 
     Raises:
-        ConfigError: as `fedshift.inference.monai_bundle.open_bundle`, or its configuration is no plain data.
+        ConfigError: as `fedshift.inference.monai_bundle.open_bundle`, its structures overlap, or its configuration is
+            no plain data.
     """
     bundle = open_bundle(folder, device="cpu")
+    if bundle.overlapping:
+        raise ConfigError(
+            "bundle-overlap",
+            f"{folder} segments structures that overlap ({', '.join(bundle.classes)}), and sites score bundles of "
+            "classes alone: take another bundle",
+        )
     config = BundleConfig(folder)
     header = {
         BUNDLE: {"name": bundle.name, "inference": config.content, "metadata": config.metadata},

@@ -80,18 +80,19 @@ def origin(
     need_highdicom("writing DICOM")
     if isinstance(model, Model):
         task, weights, simulated = model.header.job.task, model.path, model.header.kind == "phantom"
-        name, program = task.name, f"fedshift {'+'.join(model.header.job.methods)}"
+        alone, name, program = "mask", task.name, f"fedshift {'+'.join(model.header.job.methods)}"
         structures = task.structures if model.is_segmentation else ()  # classes of pictures have no codes
         parts = task.classes[1:] if task.regions else ()
         codes = codes or task.codes
     else:
         name, weights, simulated = model.name, model.weights, False
+        alone = "regions" if model.overlapping else "mask"
         program, structures, parts = f"MONAI bundle {model.version}", tuple(model.classes), ()
     if structures and not codes:
         raise ConfigError(
             "codes-missing",
             f"{weights}: its task has no DICOM codes for {', '.join(structures)}: give them with "
-            "--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format mask",
+            f"--codes TASK.yaml (docs/how-to-dicom.md), or leave DICOM out with --format {alone}",
         )
     try:
         check_codes(codes or {}, structures, parts=parts)

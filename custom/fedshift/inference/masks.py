@@ -79,10 +79,16 @@ def mask_path(image: Path, out: Path) -> Path:
     return out / f"{stem_of(image)}_mask{SUFFIXES[0] if suffix in (None, '.nii.zst') else suffix}"
 
 
-def _formats_of(case: ScanCase, wanted: Collection[Format]) -> tuple[Format, ...]:
-    """What is written of a case; ``wanted`` is empty if nobody said it."""
+def _formats_of(case: ScanCase, wanted: Collection[Format], *, apart: bool) -> tuple[Format, ...]:
+    """What is written of a case; ``wanted`` is empty if nobody said it. ``apart``: see `output_paths`."""
+    if apart and "mask" in wanted:
+        raise ConfigError(
+            "options-clash",
+            "--format mask writes one structure for each voxel, and those of this model overlap: take --format regions",
+        )
     if not wanted:
-        return DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
+        default = DEFAULT_OF_DICOM if case.is_dicom else DEFAULT
+        return tuple("regions" if apart and each == "mask" else each for each in default)
     if "sr" in wanted and "seg" not in wanted:
         raise ConfigError("options-clash", "--format sr reports on the segments of a DICOM SEG: add --format seg")
     if not {*wanted} <= IN_ITS_FORMAT and not case.is_dicom:
@@ -103,6 +109,7 @@ def output_paths(
     replace: Collection[Path] = (),
     structures: Sequence[str] = (),
     outlined: Sequence[str] = (),
+    apart: bool = False,
 ) -> list[dict[str, Path]]:
     """The paths of each case's results, by format and ``overlay``.
 
@@ -115,6 +122,8 @@ def output_paths(
         structures: names of what is segmented, of which ``regions`` has a file each, under ``region NAME``.
         outlined: those whose inner and outer outlines are written too: a file each in the scan's format, and one in
             DICOM and a picture where the masks have these.
+        apart: whether structures overlap and no class is known as which several are written, so that each has its own
+            file.
 
     Raises:
         ConfigError: two cases would get the same output file, an output would overwrite an image, or it exists; or as
@@ -124,7 +133,7 @@ def output_paths(
     taken: dict[Path, Path] = {}
     images = {case.image.resolve() for case in cases}
     for case in cases:
-        chosen, mask = _formats_of(case, formats), mask_path(case.named, out)
+        chosen, mask = _formats_of(case, formats, apart=apart), mask_path(case.named, out)
         stem = mask.name.rpartition("_mask.")[0]
         results: dict[str, Path] = {
             each: mask if each == "mask" else mask.with_name(f"{stem}_{each}.dcm")

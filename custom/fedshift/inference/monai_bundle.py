@@ -5,21 +5,22 @@ is made from lists of MONAI's classes with plain options (`fedshift.inference.mo
 those of ``monai.bundle run``, while neither expressions nor ``scripts/`` run and only tensors are loaded. Scans are
 read by fedshift, with all its checks and formats, in place of ``LoadImaged``; handlers and data loaders are not used.
 
-Four things differ from ``monai.bundle run``: everything is computed in float32 (``amp`` is ignored); where a bundle
+Five things differ from ``monai.bundle run``: everything is computed in float32 (``amp`` is ignored); where a bundle
 puts classes back on the scan's grid by interpolating their numbers, the nearest voxel's class is taken; of connected
-parts that are equally large all are kept; and what the network returns is copied, because MONAI's sliding window
-multiplies it by its weights in place, and with it the scan where it is a view of a window.
+parts that are equally large all are kept; structures that overlap, each a sigmoid with a threshold, stay apart where
+the bundle would put them into one mask by an expression; and what the network returns is copied, because MONAI's
+sliding window multiplies it by its weights in place, and with it the scan where it is a view of a window.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy  # loads ndimage when it is used
@@ -30,6 +31,7 @@ from fedshift.data.scans import Scan
 from fedshift.inference.geometry import as_stored, from_stored, stored_affine
 from fedshift.inference.monai_config import OTHER, BundleConfig, Component
 from fedshift.runtime.components import largest_parts
+from fedshift.runtime.regions import MOST_REGIONS
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import nearest
@@ -57,6 +59,10 @@ AFTER = (
 NEED_SCIKIT_IMAGE = ("RemoveSmallObjectsd",)
 """Of ``AFTER``, those that MONAI makes without scikit-image but cannot run."""
 LARGEST = "KeepLargestConnectedComponentd"
+AFTER_OVERLAPPING = ("Invertd", "EnsureTyped", "CastToTyped")
+"""Of ``AFTER``, those that take several structures of a voxel."""
+AS_ONE_MASK = "Lambdad"
+"""The last step of bundles that put overlapping structures into one mask by an expression; left out."""
 UNUSED = ("SaveImaged",)
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
 PLACES = ("device", "sw_device", "allow_missing_keys", "progress", "cache_roi_weight_map", "cpu_thresh")
@@ -73,7 +79,8 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 class Bundle:
     """A bundle that can segment: an `fedshift.inference.segment.Segmenter`.
 
-    ``classes`` are its foreground classes by number from 1, ``notes`` remarks for users.
+    ``classes`` are its foreground classes by number from 1, ``notes`` remarks for users. ``overlapping``: whether a
+    voxel may have several of them, or none: then they are regions (`fedshift.runtime.regions`).
     """
 
     path: Path
@@ -89,16 +96,21 @@ class Bundle:
     inferer: Callable[..., Tensor]
     before: Any
     after: tuple[tuple[str, Transform], ...]
+    overlapping: bool
 
     kind = "unknown"
     statistics = "the bundle's own"
     resamples_by_matrix = False
     of_pictures = False
-    written: ClassVar[tuple[int, ...]] = ()
 
     @property
     def structures(self) -> tuple[str, ...]:
         return self.classes
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The last structure of each set of those that overlap, as which no mask is written; empty for classes."""
+        return tuple(map(int.bit_length, range(1 << len(self.classes)))) if self.overlapping else ()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -107,7 +119,7 @@ class Bundle:
     def mask(
         self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
     ) -> np.ndarray:
-        """Classes of a scan's voxels, see `fedshift.inference.segment.Segmenter`.
+        """Classes of a scan's voxels, or sets of regions, see `fedshift.inference.segment.Segmenter`.
 
         ``spacing`` is not used: the bundle's own steps go by the header, as with ``monai.bundle run``.
 
@@ -134,28 +146,33 @@ class Bundle:
             data[PRED] = MetaTensor(logits)
             for name, step in self.after:
                 if name == "AsDiscreted" and data[PRED].shape[1:] == shape:
-                    sure = data[PRED].as_tensor().amax(0)
+                    sure = data[PRED].as_tensor()
+                    sure = sure.clone() if self.overlapping else sure.amax(0)
                 data = step(data)
         except FAULTS as error:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise
             raise self._failure(name, scan, error) from None
-        classes = data[PRED].as_tensor()
-        if classes.shape[1:] != shape:
+        structures = data[PRED].as_tensor()
+        if structures.shape[1:] != shape:
             said = f"{self.path} does not put its result back on the scan's grid: take a bundle that has Invertd"
             raise DataError("bundle-grid", said)
+        count, most = (len(self.classes), 1) if self.overlapping else (1, len(self.classes))
         if (
-            len(classes) != 1
-            or not torch.equal(classes, classes.round())
-            or not 0 <= classes.min() <= classes.max() <= len(self.classes)
+            len(structures) != count
+            or not torch.equal(structures, structures.round())
+            or not 0 <= structures.min() <= structures.max() <= most
         ):
             said = f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel"
             raise DataError("bundle-classes", said)
-        if sure is not None and 0 <= sure.min() <= sure.max() <= 1:
-            certainty[...] = from_stored(sure.numpy().astype(np.float32), stored)
-        else:
+        if sure is None or not 0 <= sure.min() <= sure.max() <= 1:
             certainty[...] = np.nan
-        return from_stored(classes[0].numpy().astype(np.uint8), stored)
+        elif self.overlapping:
+            certainty[...] = [from_stored(each.numpy().astype(np.float32), stored) for each in sure]
+        else:
+            certainty[...] = from_stored(sure.numpy().astype(np.float32), stored)
+        bits = structures.numpy().astype(np.uint8) << np.arange(count, dtype=np.uint8)[:, None, None, None]
+        return from_stored(np.bitwise_or.reduce(bits), stored)
 
     def logits(self, image: Tensor) -> Tensor:
         """The network's output of an image (1, S, *spatial), by the bundle's inferer."""
@@ -199,30 +216,34 @@ def bundle_of(config: BundleConfig, state: dict[str, Tensor], weights: Path, *, 
         said = f"{weights} does not fit the network of {config.file} ({first}): download it again"
         raise ConfigError("weights-misfit", said) from None
     before, invertible = _before(config)
-    after, interpolated = _after(config, before, out_channels=out_channels)
-    if interpolated:
+    after = _after(config, before, out_channels=out_channels)
+    if after.interpolated:
         notes.append(
             "the bundle would interpolate the numbers of classes on the scan's grid; the nearest voxel's class is taken"
         )
-    if invertible and "Invertd" not in (name for name, _ in after):
+    if after.as_one_mask:
+        notes.append("its structures overlap; the expression that makes one mask of them is not run")
+    if invertible and "Invertd" not in (name for name, _ in after.steps):
         raise config.refusal("postprocessing", "has no Invertd, so that masks would not lie on the scans' grid", OTHER)
     if any((folder / "scripts").glob("*.py")):
         notes.append("the code in its scripts/ is not run")
     image = _metadata(config, "inputs", IMAGE)
+    background = int(out_channels > 1 and not after.overlapping)
     return Bundle(
         path=folder,
         name=one_line(str(config.metadata.get("name") or folder.resolve().name)),
         version=one_line(str(config.metadata.get("version") or "unknown")),
         weights=weights,
-        classes=_names(config, "outputs", PRED, out_channels, "class")[int(out_channels > 1) :],
-        sequences=_names(config, "inputs", IMAGE, in_channels, "sequence") if in_channels > 1 else (),
+        classes=_names(config, "outputs", PRED, out_channels, "class", first=1 - background)[background:],
+        sequences=_names(config, "inputs", IMAGE, in_channels, "sequence", first=0) if in_channels > 1 else (),
         signed=any(str(image.get(key, "")).lower() in CT for key in ("modality", "format")),
         notes=tuple(notes),
         device=torch_device,
         net=prepare(net, "fp32", torch_device).eval(),
         inferer=_instance(config, config.component("inferer"), INFERERS, {}, module="monai.inferers"),
         before=before,
-        after=tuple(after),
+        after=after.steps,
+        overlapping=after.overlapping,
     )
 
 
@@ -231,9 +252,9 @@ def _network(config: BundleConfig) -> tuple[nn.Module, int, int]:
     component = config.component(NETWORK)
     arguments = {key: config.value(node, f"{NETWORK}.{key}") for key, node in component.options.items()}
     net = monai_networks.as_given(component.name, arguments, where=f"{config.file}: {NETWORK}")
-    if arguments.get("spatial_dims") != 3:
-        raise config.refusal(NETWORK, "is not for volumes (spatial_dims: 3)", OTHER)
     given = {**monai_networks.defaults(component.name), **arguments}
+    if given.get("spatial_dims") != 3:
+        raise config.refusal(NETWORK, "is not for volumes (spatial_dims: 3)", OTHER)
     return net, int(given["out_channels"]), int(given["in_channels"])
 
 
@@ -247,12 +268,31 @@ def _before(config: BundleConfig) -> tuple[Any, bool]:
     return Compose(steps), any(isinstance(step, InvertibleTransform) for step in steps)
 
 
-def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[list[tuple[str, Transform]], bool]:
-    """What is done to the network's output; and whether numbers of classes would have been interpolated."""
+@dataclass(frozen=True)
+class _After:
+    """What is done to the network's output.
+
+    Attributes:
+        steps: with the name of each.
+        overlapping: whether a voxel may have several structures, or none.
+        interpolated: whether numbers of classes would have been interpolated.
+        as_one_mask: whether an expression that puts overlapping structures into one mask is left out.
+    """
+
+    steps: tuple[tuple[str, Transform], ...]
+    overlapping: bool
+    interpolated: bool
+    as_one_mask: bool
+
+
+def _after(config: BundleConfig, before: Any, *, out_channels: int) -> _After:
     parts = [part for part in config.components("postprocessing") if part.name not in UNUSED]
     steps: list[tuple[str, Transform]] = []
-    discrete = interpolated = False
+    sigmoid = discrete = overlapping = interpolated = as_one_mask = False
     for part in parts:
+        if overlapping and part is parts[-1] and part.name == AS_ONE_MASK:
+            as_one_mask = True
+            break
         given: dict[str, Any] = {"keys": PRED}
         if part.name == "Invertd":
             smooth = config.value(part.options.get("nearest_interp", True), f"{part.where}.nearest_interp") is False
@@ -261,7 +301,7 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[lis
             given |= {"transform": before, "orig_keys": IMAGE, "nearest_interp": discrete or not smooth}
             steps.append(("Invertd", _instance(config, kept, AFTER, given)))
             continue
-        step = _instance(config, part, AFTER, given)
+        step = _instance(config, part, AFTER_OVERLAPPING if overlapping else AFTER, given)
         if type(step).__name__ in NEED_SCIKIT_IMAGE and find_spec("skimage") is None:
             raise config.refusal(
                 part.where, f"is {part.name}, which needs scikit-image", "install it (pip install scikit-image)"
@@ -271,20 +311,32 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[lis
                 raise config.refusal(part.where, "is not of one class for each voxel, after AsDiscreted", OTHER)
             step = _LargestComponents(step, PRED)
         steps.append((part.name, step))
+        if part.name == "Activationsd":
+            sigmoid = config.value(part.options.get("sigmoid", False), f"{part.where}.sigmoid") is True
         if part.name == "AsDiscreted":
             discrete = True
             options = {
                 key: config.value(part.options[key], f"{part.where}.{key}") for key in part.options if key != "keys"
             }
             if options.get("to_onehot") is not None or (out_channels > 1 and not options.get("argmax")):
-                raise config.refusal(
-                    part.where,
-                    "lets a voxel have several classes or none (no argmax), and a mask has part for each",
-                    OTHER,
-                )
+                overlapping = _overlap(config, options, sigmoid=sigmoid, out_channels=out_channels)
+                if not overlapping:
+                    raise config.refusal(
+                        part.where,
+                        "lets a voxel have several classes or none (no argmax), and is no threshold of at most "
+                        f"{MOST_REGIONS} sigmoids of structures",
+                        OTHER,
+                    )
     if not discrete:
         raise config.refusal("postprocessing", "has no AsDiscreted, which makes classes of the network's output", OTHER)
-    return steps, interpolated
+    return _After(tuple(steps), overlapping, interpolated, as_one_mask)
+
+
+def _overlap(config: BundleConfig, options: Mapping[str, Any], *, sigmoid: bool, out_channels: int) -> bool:
+    """Whether ``AsDiscreted`` with ``options`` makes structures of sigmoids, none of them the background."""
+    first = _names(config, "outputs", PRED, out_channels, "class", first=1)[0]
+    plain = options.get("to_onehot") is None and not options.get("argmax") and options.get("threshold") is not None
+    return sigmoid and plain and out_channels <= MOST_REGIONS and first.lower() != "background"
 
 
 def _instance(
@@ -319,12 +371,12 @@ def _reason(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _names(config: BundleConfig, side: str, key: str, n: int, word: str) -> tuple[str, ...]:
-    """Names of channels from the metadata; ``class 1`` and so on where it has none, or the same twice."""
+def _names(config: BundleConfig, side: str, key: str, n: int, word: str, *, first: int) -> tuple[str, ...]:
+    """Names of channels from the metadata; ``class 1`` and so on, from ``first``, if one is missing or there twice."""
     channels = _metadata(config, side, key, "channel_def")
     names = [one_line(str(channels.get(str(number), ""))).strip() for number in range(n)]
     good = all(names) and len(set(names)) == n
-    return tuple(names if good else (f"{word} {number + (n == 1)}" for number in range(n)))
+    return tuple(names if good else (f"{word} {number + first}" for number in range(n)))
 
 
 def _metadata(config: BundleConfig, *keys: str) -> dict[str, Any]:

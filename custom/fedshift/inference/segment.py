@@ -168,6 +168,9 @@ class ClassResult:
         return sized(self.volume_ml, self.area_mm2, self.voxels)
 
 
+NOTHING = ClassResult(0, None, None)
+
+
 @dataclass(frozen=True)
 class Segmented:
     """The result for one case. With an ``error``, nothing was written."""
@@ -177,19 +180,12 @@ class Segmented:
     """Each `fedshift.inference.masks.Format`, and ``overlay``, with its file; no DICOM of an empty mask."""
     classes: Mapping[str, ClassResult] = field(default_factory=dict)
     """Of each foreground class."""
+    total: ClassResult = NOTHING
+    """Of all of them, where each voxel counts once. Of regions, which may overlap, no probability is known."""
     remarks: tuple[str, ...] = ()
     reading: Mapping[str, Reading] = field(default_factory=dict)
     """How each sequence was read, by its name."""
     error: str | None = None
-
-    @property
-    def total(self) -> ClassResult:
-        results = self.classes.values()
-        voxels = sum(each.voxels for each in results)
-        known = bool(voxels) and all(each.probability is not None for each in results if each.voxels)
-        weighted = sum((each.probability or 0) * each.voxels for each in results)
-        ml, mm2 = (_sum(getattr(each, size) for each in results) for size in ("volume_ml", "area_mm2"))
-        return ClassResult(voxels, ml, weighted / voxels if known else None, mm2)
 
 
 def segment_cases(
@@ -253,6 +249,7 @@ def _segment_case(
             )
             for number, name in enumerate(segmenter.classes, start=1)
         }
+        total = _result(mask != 0, None if written else certainty, scan, spacing)
         if segmenter.of_pictures:
             remarks = [said for name, result in classes.items() for said in check_found(result.voxels, target=name)]
         else:
@@ -276,23 +273,18 @@ def _segment_case(
         sizes = {name: str(result) for name, result in classes.items()}
         drawn = ScanMask(case, scan, mask, volumes_ml, sizes, tuple(remarks), voxels, written, outlined)
         write_results(drawn, wanted, origin=origin, kind=segmenter.kind)
-    return Segmented(case.image, wanted, classes, tuple(remarks), reading)
+    return Segmented(case.image, wanted, classes, total, tuple(remarks), reading)
 
 
 def _result(
-    where: np.ndarray, certainty: np.ndarray, scan: Scan, spacing: tuple[float, float, float] | None
+    where: np.ndarray, certainty: np.ndarray | None, scan: Scan, spacing: tuple[float, float, float] | None
 ) -> ClassResult:
     voxels = int(np.count_nonzero(where))
-    mean = float(certainty[where].mean(dtype=np.float64)) if voxels else np.nan
+    mean = np.nan if certainty is None or not voxels else float(certainty[where].mean(dtype=np.float64))
     probability = None if np.isnan(mean) else mean
     if scan.is_picture:
         return ClassResult(voxels, None, probability, voxels * spacing[1] * spacing[2] if spacing else None)
     return ClassResult(voxels, volume_ml(where, scan), probability)
-
-
-def _sum(sizes: Iterable[float | None]) -> float | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known else None
 
 
 def sized(volume_ml: float | None, area_mm2: float | None, voxels: int) -> str:
