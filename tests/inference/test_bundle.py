@@ -291,6 +291,23 @@ def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: 
     assert not (tmp_path / "b").exists()
 
 
+def test_nothing_is_written_where_one_of_several_outputs_is_refused(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.pt2").touch()
+    bundle = tmp_path / "b"
+    for code, naming, words in (
+        ("output-exists", "mine.pt2", ("--torch-export", tmp_path / "mine.pt2")),
+        ("folder-missing", "folder.pt2", ("--torch-export", tmp_path / "no" / "folder.pt2")),
+        ("wrong-task", "nnU-Net", ("--nnunet", tmp_path / "results")),
+        ("options-clash", str(bundle), ("--torch-export", bundle)),
+    ):
+        assert main(["export", str(trained("fedavg")[0]), "--bundle", str(bundle), *map(str, words)]) == 2
+        refusal = capsys.readouterr().err
+        assert f"[{code}]" in refusal and naming in refusal
+        assert not bundle.exists()
+
+
 @pytest.mark.slow
 def test_statistics_of_given_scans_become_part_of_an_export(trained: Run, tmp_path: Path) -> None:
     write_ball(tmp_path / "scan.nii.gz")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fedshift.inference import classify, export, segment
+    from fedshift.inference import bundle_export, classify, export, nnunet_export, segment
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import find_cases
 
@@ -65,18 +66,28 @@ def run(args: argparse.Namespace) -> int:
         else:
             inputs = classify.of_pictures(model, images, classify.depth_of(images))
         ready = classify.ready_for(model, inputs, chosen, device=args.device)
+    outputs: list[Path] = []
+    if args.bundle:
+        bundle_export.check_bundle(ready, args.bundle)
+        outputs.append(args.bundle)
+    if args.nnunet:
+        outputs.append(nnunet_export.results_folder(ready, args.nnunet, dataset=args.dataset))
+    if args.onnx:
+        export.check_onnx(args.onnx)
+        outputs.append(args.onnx)
+    if args.torch_export:
+        export.check_file(args.torch_export)
+        outputs.append(args.torch_export)
+    if twice := [path for path, times in Counter(map(Path.resolve, outputs)).items() if times > 1]:
+        raise ConfigError("options-clash", f"{twice[0]} is named for two outputs: name another place for one of them")
     for line in describe(model):
         print(line)
     print_statistics(ready)
     if args.bundle:
-        from fedshift.inference.bundle_export import write_bundle
-
-        write_bundle(ready, args.bundle, true_spacing=args.true_spacing)
+        bundle_export.write_bundle(ready, args.bundle, true_spacing=args.true_spacing)
         print(f"{args.bundle}: run it there with 'python -m monai.bundle run --config_file configs/inference.json'")
     if args.nnunet:
-        from fedshift.inference.nnunet_export import write_results_folder
-
-        written = write_results_folder(ready, args.nnunet, dataset=args.dataset)
+        written = nnunet_export.write_results_folder(ready, args.nnunet, dataset=args.dataset)
         for note in written.notes:
             print(f"  note: {note}")
         print(f"nnUNetv2_predict_from_modelfolder -m {shlex.quote(str(written.folder))} {written.options} -i IN -o OUT")

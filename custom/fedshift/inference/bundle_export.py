@@ -40,6 +40,15 @@ DATA_DESCRIPTIONS = {
 }
 
 
+def check_bundle(ready: ReadyModel, folder: Path) -> None:
+    """Refuse a model that is none of segmentation, and a folder that is there (`ConfigError`)."""
+    if not ready.model.is_segmentation:
+        said = f"{ready.model.path} is an image classifier: export it with --onnx or --torch-export"
+        raise ConfigError("wrong-task", said)
+    if folder.exists():
+        raise ConfigError("output-exists", f"{folder} already exists: name a new folder")
+
+
 def write_bundle(ready: ReadyModel, folder: Path, *, true_spacing: bool = False) -> None:
     """Write the bundle to ``folder``. If anything fails, nothing is written.
 
@@ -52,11 +61,7 @@ def write_bundle(ready: ReadyModel, folder: Path, *, true_spacing: bool = False)
     Raises:
         ConfigError: the model is not a segmentation model, the folder exists, or the network cannot be traced.
     """
-    if not ready.model.is_segmentation:
-        said = f"{ready.model.path} is an image classifier: export it with --onnx or --torch-export"
-        raise ConfigError("wrong-task", said)
-    if folder.exists():
-        raise ConfigError("output-exists", f"{folder} already exists: name a new folder")
+    check_bundle(ready, folder)
     facts = {**_facts(ready), **_image_facts(ready.model), "true_spacing": true_spacing}
     described = json.loads(_filled_in("metadata.json.j2", facts))
     _refuse_code(described, ready.model.path)

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,12 +106,9 @@ def write_onnx(ready: ReadyModel, path: Path) -> float:
     Raises:
         ConfigError: also if onnxruntime or onnxscript is not installed.
     """
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - the exporter needs it
-    except ImportError as error:
-        said = f"--onnx needs {error.name}, which is not installed: pip install 'fedshift[export]'"
-        raise ConfigError("package-missing", said) from None
+    check_onnx(path)
+    import onnxruntime
+
     with _exporting(ready, path, "ONNX", path) as network, torch.no_grad():
         graph = _exported_program(ready.model, network)
         program = torch.onnx.export(graph, input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False)
@@ -168,6 +166,23 @@ def check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Ten
     return difference
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file that is there or in no folder (`ConfigError`)."""
+    if path.exists():
+        raise ConfigError("output-exists", f"{path} already exists: name another file")
+    if not path.parent.is_dir():
+        raise ConfigError("folder-missing", f"{path} is in a folder that does not exist: name another file")
+
+
+def check_onnx(path: Path) -> None:
+    """The same of an ONNX file, which needs packages."""
+    for name in ("onnxruntime", "onnxscript"):  # the exporter needs the second
+        if find_spec(name) is None:
+            said = f"--onnx needs {name}, which is not installed: pip install 'fedshift[export]'"
+            raise ConfigError("package-missing", said)
+    check_file(path)
+
+
 @contextmanager
 def _exporting(ready: ReadyModel, path: Path, what: str, named: Path) -> Iterator[nn.Module]:
     """Yield the network on the CPU; silence the exporter's log messages and turn its errors into a ConfigError.
@@ -180,10 +195,7 @@ def _exporting(ready: ReadyModel, path: Path, what: str, named: Path) -> Iterato
         what: the format's name for errors.
         named: what errors name in place of ``path``.
     """
-    if path.exists():
-        raise ConfigError("output-exists", f"{path} already exists: name another file")
-    if not path.parent.is_dir():
-        raise ConfigError("folder-missing", f"{path} is in a folder that does not exist: name another file")
+    check_file(path)
     network, complete = ready.predictor.to("cpu"), False
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -68,16 +68,10 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
     Raises:
         ConfigError: nnU-Net would predict otherwise, or the folder exists.
     """
+    folder = results_folder(ready, root, dataset=dataset)
     spec = _expressible(ready)
-    task = ready.model.header.job.task
-    dataset = dataset or f"Dataset{NUMBER}_{re.sub(r'[^A-Za-z0-9_-]', '_', task.name)}"
-    if not DATASET.fullmatch(dataset):
-        raise ConfigError("dataset-name", f"nnU-Net has no data set {dataset!r}: name it as Dataset004_Hippocampus")
     configuration = CONFIGURATIONS[spec.dims]
-    folder = root / dataset / f"{TRAINER}__{PLANS}__{configuration}"
-    if folder.exists():
-        raise ConfigError("output-exists", f"{folder} already exists: name another folder or data set")
-    plans, described = _plans(ready, spec, dataset), _dataset(ready)
+    plans, described = _plans(ready, spec, folder.parent.name), _dataset(ready)
     weights = {
         key: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype, copy=True)
         for key, value in nnunet_networks.with_second_names(
@@ -99,6 +93,18 @@ def write_results_folder(ready: ReadyModel, root: Path, *, dataset: str | None =
     step = step_of(spec.overlap)
     options = "-f 0" if step == USUAL_STEP else f"-f 0 -step_size {step:g}"
     return ResultsFolder(folder, options, tuple(_notes(ready)))
+
+
+def results_folder(ready: ReadyModel, root: Path, *, dataset: str | None = None) -> Path:
+    """The folder that `write_results_folder` makes, once it is known that it can; errors as there."""
+    spec = _expressible(ready)
+    dataset = dataset or f"Dataset{NUMBER}_{re.sub(r'[^A-Za-z0-9_-]', '_', ready.model.header.job.task.name)}"
+    if not DATASET.fullmatch(dataset):
+        raise ConfigError("dataset-name", f"nnU-Net has no data set {dataset!r}: name it as Dataset004_Hippocampus")
+    folder = root / dataset / f"{TRAINER}__{PLANS}__{CONFIGURATIONS[spec.dims]}"
+    if folder.exists():
+        raise ConfigError("output-exists", f"{folder} already exists: name another folder or data set")
+    return folder
 
 
 def _expressible(ready: ReadyModel) -> PatchSpec:
