@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from fedshift.cli import main
 from fedshift.schema.job import read_job
 from fedshift.schema.task import WeightsSpec
-from fedshift.tasks import networks, nnunet_networks, pretrained
+from fedshift.tasks import networks, nnunet_checkpoint, nnunet_networks, pretrained
 from fedshift.tasks.nnunet_checkpoint import Described, check_fits
 from fedshift.tasks.starting import starting_network
 
@@ -107,12 +108,17 @@ def options_of(found: Described) -> nn.Module:
     )
 
 
+def options(**changes: Any) -> dict[str, Any]:
+    """Of the network that `ARGUMENTS` describe, as a job has them."""
+    words = {key: value for key, value in ARGUMENTS.items() if key not in ("conv_op", "norm_op", "nonlin")}
+    return words | changes
+
+
 def save(path: Path, *, channels: Mapping[str, str] = DATASET["channel_names"], **changes: Any) -> Path:
     """A checkpoint as nnU-Net's trainer saves it, of a network with random weights."""
     torch.manual_seed(0)
-    options = {key: value for key, value in ARGUMENTS.items() if key not in ("conv_op", "norm_op", "nonlin")}
     net = networks.build(
-        "nnunet.PlainConvUNet", options, in_channels=len(channels), n_classes=3, seed=5, spatial_dims=3
+        "nnunet.PlainConvUNet", options(), in_channels=len(channels), n_classes=3, seed=5, spatial_dims=3
     )
     described = {**DATASET, "channel_names": channels}
     given = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": described}
@@ -211,8 +217,8 @@ def other_layer(plans: dict[str, Any]) -> None:
     plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]["norm_op"] = "os.system"
 
 
-def turned_axes(plans: dict[str, Any]) -> None:
-    plans["transpose_forward"] = [2, 0, 1]
+def no_axes(plans: dict[str, Any]) -> None:
+    plans["transpose_forward"] = [2, 0, 0]
 
 
 def no_patch(plans: dict[str, Any]) -> None:
@@ -226,7 +232,7 @@ def no_patch(plans: dict[str, Any]) -> None:
         (cascade, "network-unlisted", "3d_lowres"),
         (other_layer, "network-unlisted", "norm_op"),
         (no_patch, "plans-form", "patch_size"),
-        (turned_axes, "weights-unfit", "axial slices"),
+        (no_axes, "plans-form", "transpose_forward"),
     ],
 )
 def test_plans_that_are_refused(
@@ -416,21 +422,111 @@ def test_scans_that_lay_otherwise_in_their_files_are_refused_or_warned_of(
 def even(plans: dict[str, Any]) -> dict[str, Any]:
     """Make the plans' network treat all axes alike; returns its weights as `save` takes them."""
     arguments = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
-    arguments |= {"kernel_sizes": [[3, 3, 3]] * 3, "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]]}
-    options = {key: value for key, value in arguments.items() if key not in ("conv_op", "norm_op", "nonlin")}
-    net = networks.build("nnunet.PlainConvUNet", options, in_channels=1, n_classes=3, seed=5, spatial_dims=3)
+    changed = {"kernel_sizes": [[3, 3, 3]] * 3, "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]]}
+    arguments |= changed
+    net = networks.build("nnunet.PlainConvUNet", options(**changed), in_channels=1, n_classes=3, seed=5, spatial_dims=3)
     return {"network_weights": nnunet_networks.with_second_names(net, net.state_dict())}
 
 
-def test_axes_that_plans_turn_are_warned_of(
+def turned(forward: Sequence[int], **changes: Any) -> dict[str, Any]:
+    """``init_args`` with plans that turn the axes of files."""
+    plans = copy.deepcopy(PLANS) | {"transpose_forward": [*forward]}
+    plans["configurations"]["3d_fullres"] |= changes
+    return {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+
+
+@pytest.mark.parametrize("forward", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_network_of_turned_axes_says_the_same_of_volumes_as_they_lie(
+    forward: tuple[int, ...], tmp_path: Path
+) -> None:
+    given = turned(forward, patch_size=[8, 16, 24], spacing=[4.0, 1.0, 0.5])
+    file = save(tmp_path / "checkpoint_final.pth", init_args=given, inference_allowed_mirroring_axes=(0, 2))
+    found = pretrained.from_nnunet(file)
+    assert found is not None
+    assert [found.patch[axis] for axis in forward] == [8, 16, 24]
+    assert [found.spacing[axis] for axis in forward] == [4.0, 1.0, 0.5]
+    assert found.mirror == tuple(sorted((forward[0], forward[2])))
+    theirs = options_of(replace(found, options=options()))
+    theirs.load_state_dict(nnunet_networks.without_second_names(nnunet_checkpoint.load(file)["network_weights"]))
+    ours = options_of(found)
+    ours.load_state_dict(pretrained.take(ours, pretrained.read(file), where=file.name).arrays)
+    volume = torch.randn(1, 1, *found.patch)
+    back = [forward.index(axis) for axis in range(3)]
+    with torch.no_grad():
+        logits = theirs.eval()(volume.permute(0, 1, *(2 + axis for axis in forward)))
+        expected = logits.permute(0, 1, *(2 + axis for axis in back))
+        torch.testing.assert_close(ours.eval()(volume), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_job_may_start_from_thick_coronal_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    file = save(tmp_path / "checkpoint_final.pth", init_args=turned((1, 0, 2), spacing=[4.0, 1.0, 1.0]))
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs"), "--name", "coronal"]
+    assert main([*words, "--set", "data.patch=[16,16,16]", "data.spacing=[1,4,1]"]) == 0
+    net, _ = starting_network(read_job(next((tmp_path / "jobs" / "coronal").rglob("fedshift.yaml"))))
+    assert net.state_dict()["encoder.stages.0.0.convs.0.conv.weight"].shape[2:] == (3, 1, 3)
+    assert main([*words, "--force", "--set", "data.patch=[16,16,16]", "data.spacing=[4,1,1]"]) == 2
+
+
+def test_plans_beside_a_checkpoint_turn_no_axes(tmp_path: Path) -> None:
+    """A site reads the checkpoint alone, and would take its kernels for those of other axes."""
+    file = save(tmp_path / "checkpoint_final.pth", init_args={"configuration": "3d_fullres"})
+    for name, content in (("plans.json", turned((1, 0, 2))["plans"]), ("dataset.json", DATASET)):
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with raises("weights-unfit", naming=str(file)):
+        pretrained.from_nnunet(file)
+
+
+def test_slices_across_another_axis_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A network that treats all axes alike fits in any order, but does not say the same."""
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
-    plans = copy.deepcopy(PLANS)
-    turned_axes(plans)
-    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
-    file = save(tmp_path / "checkpoint_final.pth", init_args=given, **even(plans))
+    flat = {"kernel_sizes": [[3, 3]] * 3, "strides": [[1, 1], [2, 2], [2, 2]]}
+    arguments = {**ARGUMENTS, **flat, "norm_op": "torch.nn.modules.instancenorm.InstanceNorm2d"}
+    net = networks.build("nnunet.PlainConvUNet", options(**flat), in_channels=1, n_classes=3, seed=5, spatial_dims=2)
+    given = turned((2, 0, 1), patch_size=[16, 16], spacing=[1.0, 1.0])
+    given["plans"]["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"] = arguments
+    file = save(
+        tmp_path / "checkpoint_final.pth",
+        init_args=given,
+        network_weights=nnunet_networks.with_second_names(net, net.state_dict()),
+    )
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
-    assert main([*words, "--set", "data.patch=[16,16,16]"]) == 0
-    assert "transpose_forward [2, 0, 1]" in capsys.readouterr().out
+    assert main([*words, "--set", "data.dims=2", "data.patch=[16,16]", "data.mirror=null"]) == 0
+    assert "its slices lie across another axis" in capsys.readouterr().out
+
+
+def test_names_of_compiled_and_of_parallel_networks_are_known(tmp_path: Path) -> None:
+    plain = pretrained.read(save(tmp_path / "plain.pth"))
+    for prefix in ("_orig_mod.", "module.", "module._orig_mod."):
+        weights = {f"{prefix}{key}": value.bfloat16() for key, value in plain.items()}
+        file = save(tmp_path / "checkpoint_final.pth", network_weights=weights)
+        found = pretrained.from_nnunet(file)
+        assert found is not None
+        taken = pretrained.take(options_of(found), pretrained.read(file), where=file.name)
+        assert not taken.new and not taken.unused
+
+
+def test_an_interrupted_training_names_what_it_has_left(tmp_path: Path) -> None:
+    results = tmp_path / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    best = save(results / "fold_0" / "checkpoint_best.pth")
+    for folder in (tmp_path, results, best.parent):
+        with raises("weights-missing", naming=str(best.relative_to(folder))):
+            pretrained.file_of(folder)
+    final = save(results / "fold_all" / "checkpoint_final.pth")
+    assert pretrained.file_of(results) == final
+
+
+def test_a_trainer_with_another_network_than_its_plans_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    net = networks.build(
+        "nnunet.PlainConvUNet", options(norm_op="batch"), in_channels=1, n_classes=3, seed=5, spatial_dims=3
+    )
+    weights = nnunet_networks.with_second_names(net, net.state_dict())
+    file = save(tmp_path / "checkpoint_final.pth", trainer_name="nnUNetTrainerBN", network_weights=weights)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    assert main([*words, "--set", "data.patch=[16,16,16]"]) == 2
+    refusal = capsys.readouterr().err
+    assert str(file) in refusal and "nnUNetTrainerBN" in refusal

@@ -109,7 +109,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.federation.resolve import resolve
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
-    from fedshift.tasks.nnunet_checkpoint import alike, check_fits
+    from fedshift.tasks.nnunet_checkpoint import USUAL_TRAINER, alike, check_fits
     from fedshift.tasks.starting import network_from
 
     start = args.weights or args.init
@@ -166,7 +166,16 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
                     f"its outputs are {', '.join(nnunet.named)}: the last layer begins with them as "
                     f"{', '.join(named)}, in this order"
                 )
-    _, loaded = network_from(job, path)
+    try:
+        _, loaded = network_from(job, path)
+    except ConfigError as error:
+        if nnunet is None or nnunet.trainer == USUAL_TRAINER or error.code != "weights-unfit":
+            raise
+        raise ConfigError(
+            error.code,
+            f"{path} was trained by {nnunet.trainer}, whose network is not that of its plans: take a checkpoint of "
+            f"{USUAL_TRAINER}, or leave out --init",
+        ) from None
     kept = pretrained.keep(path, weights)
     if not quiet:
         print(f"initial weights: {loaded}; the server finds them in {kept.parent}")
@@ -203,11 +212,8 @@ def _axes_of(nnunet: Described, spacing: Sequence[float | None] | None) -> str:
     from fedshift.tasks.nnunet_checkpoint import other_axes
 
     sees = "the network sees other axes than those that it has learnt, until it has trained"
-    if nnunet.turned:
-        return (
-            f"its plans turn the axes of files (transpose_forward {list(nnunet.turned)}), and none are turned here: "
-            f"{sees}"
-        )
+    if nnunet.other_slices:
+        return f"its slices lie across another axis of files than the first: {sees}"
     if other_axes(nnunet, spacing):
         return f"its voxels are longest along another axis than the task's: {sees}"
     if nnunet.reader in REORIENTING:

@@ -175,7 +175,7 @@ class Plans:
                 "across that one alone: take a configuration in 3D",
             )
         order = order[AXES - dims :]
-        patch, spacing = _sorted(raw["patch_size"], order), _sorted(raw["spacing"], order)
+        patch, spacing = in_order(raw["patch_size"], order), in_order(raw["spacing"], order)
         known = [None] * (AXES - dims) + [float(mm) for mm in spacing]
         ranges = self.content["foreground_intensity_properties_per_channel"]
         return Configuration(
@@ -243,18 +243,25 @@ def read_plans(path: Path) -> Plans:
     return plans
 
 
-def _sorted(values: Sequence[Any], order: Sequence[int]) -> list[Any]:
+def in_order(values: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """Values of a prepared array's axes, along slices, rows and columns."""
     return [values[place] for place in sorted(range(len(order)), key=lambda place: order[place])]
 
 
+def layers_in_order(arguments: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]:
+    """A network's arguments with kernels and strides along slices, rows and columns."""
+    return {
+        key: [in_order(each, order) if isinstance(each, list | tuple) else each for each in value]
+        if key in PER_AXIS and isinstance(value, list | tuple)
+        else value
+        for key, value in arguments.items()
+    }
+
+
 def _turned(architecture: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]:
     """A network's description with kernels and strides along slices, rows and columns."""
-    arguments = dict(architecture.get("arch_kwargs") or {})
-    for key in PER_AXIS:
-        if isinstance(stages := arguments.get(key), list):
-            arguments[key] = [_sorted(each, order) if isinstance(each, list) else each for each in stages]
-    return {**architecture, "arch_kwargs": arguments} if architecture else {}
+    arguments = architecture.get("arch_kwargs") or {}
+    return {**architecture, "arch_kwargs": layers_in_order(arguments, order)} if architecture else {}
 
 
 def _broken(path: Path, why: str) -> ConfigError:

@@ -4,6 +4,9 @@ A checkpoint (``checkpoint_final.pth``) holds weights and, under ``init_args``, 
 and the configuration that it trained. Where those are missing, ``plans.json`` and ``dataset.json`` are read beside it
 or in the folder above, as a results folder has them. Plans of nnU-Net 2.0 to 2.3, which describe a network without
 naming its class, are read as nnU-Net itself reads them.
+
+nnU-Net may train on patches whose axes are not in the order of the files' (``transpose_forward``). Kernels, strides and
+all else are put back into that order, so that the network says of a volume what nnU-Net's says of the turned one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any, cast
 
 import torch
 
+from fedshift.data.nnunet_plans import AS_THEY_LIE, AXES, in_order, layers_in_order
 from fedshift.schema.codes import plain_name
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
@@ -25,6 +29,7 @@ from fedshift.tasks import nnunet_networks
 WEIGHTS, ARGUMENTS = "network_weights", "init_args"
 MIRROR = "inference_allowed_mirroring_axes"
 FINAL = "checkpoint_final.pth"
+USUAL_TRAINER = "nnUNetTrainer"
 NOT_OPTIONS = ("conv_op",)
 """What follows from the task."""
 LONGER = 1.5
@@ -37,10 +42,10 @@ class Described:
 
     ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``images``: names of the channels, in their order.
     ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
-    (voxels), ``spacing`` (mm): along the axes that nnU-Net read, in its order; ``normalisation``: a word a channel.
-    ``turned``: the axes of files in the order in which nnU-Net read them; empty if it is that of the files. ``thin``:
-    whether the network treats one axis otherwise. ``mirror``: axes of a patch along which nnU-Net mirrors in training
-    and in prediction. ``reader``: nnU-Net's, of images.
+    (voxels), ``spacing`` (mm): along the axes of files; ``normalisation``: a word a channel. ``other_slices``: whether
+    a network in 2D has learnt slices across another axis than the first of files. ``thin``: whether the network treats
+    one axis otherwise. ``mirror``: axes of a patch along which nnU-Net mirrors in training and in prediction.
+    ``reader``: nnU-Net's, of images. ``trainer``: nnU-Net's class.
     """
 
     name: str
@@ -52,10 +57,11 @@ class Described:
     patch: tuple[int, ...]
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
-    turned: tuple[int, ...] = ()
+    other_slices: bool = False
     thin: bool = False
     mirror: tuple[int, ...] = ()
     reader: str = ""
+    trainer: str = USUAL_TRAINER
 
     @property
     def channels(self) -> int:
@@ -72,15 +78,25 @@ def checkpoint_in(folder: Path) -> Path | None:
     """The checkpoint of a data set's results, of a trainer's in them, or of one of its folds; None of other folders.
 
     Raises:
-        ConfigError: it has several folds.
+        ConfigError: it has several folds, or its training was interrupted.
     """
-    if (folder / FINAL).is_file():
-        return folder / FINAL
-    inside = sorted(folder.glob(f"fold_*/{FINAL}")) or sorted(folder.glob(f"*/fold_*/{FINAL}"))
+    inside = _inside(folder, FINAL)
     if len(inside) > 1:
         folds = ", ".join(str(path.parent.relative_to(folder)) for path in inside)
         raise ConfigError("weights-missing", f"{folder} has several folds ({folds}): name the {FINAL} of one")
+    if not inside and (unfinished := _inside(folder, "checkpoint_*.pth")):
+        files = ", ".join(str(path.relative_to(folder)) for path in unfinished)
+        raise ConfigError(
+            "weights-missing",
+            f"{folder} has no {FINAL}, as its training was interrupted: train on, or name the file to start from "
+            f"({files})",
+        )
     return inside[0] if inside else None
+
+
+def _inside(folder: Path, name: str) -> list[Path]:
+    """Checkpoints of this name in a fold, in the folds of a trainer, or in those of a data set's trainers."""
+    return next((files for place in ("", "fold_*/", "*/fold_*/") if (files := sorted(folder.glob(place + name)))), [])
 
 
 def described(content: Mapping[str, Any], path: Path) -> Described:
@@ -106,7 +122,19 @@ def described(content: Mapping[str, Any], path: Path) -> Described:
         planned = _described(
             cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path
         )
-        return replace(planned, mirror=tuple(sorted(int(axis) for axis in content.get(MIRROR) or ())))
+        order = _order(cast(dict[str, Any], plans), planned.dims)
+        if order != AS_THEY_LIE[: planned.dims] and not given.get("plans"):
+            raise ConfigError(
+                "weights-unfit",
+                f"{path}: the plans beside it turn the axes of files, and a site gets the checkpoint alone: take it as "
+                "nnU-Net wrote it, with its plans inside, or leave out --init",
+            )
+        places = in_order(range(planned.dims), order)
+        return replace(
+            planned,
+            mirror=tuple(sorted(places.index(int(axis)) for axis in content.get(MIRROR) or ())),
+            trainer=str(content.get("trainer_name", USUAL_TRAINER)),
+        )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise ConfigError(
             "plans-form", f"{path}: its plans are not as nnU-Net 2 writes them ({type(error).__name__}: {error})"
@@ -152,9 +180,8 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         named = [name for name, values in kept.items() if values not in (0, [0])]
     else:
         named = sorted(kept, key=lambda name: _least(kept[name]))
-    turned, thin = _turned(plans), _is_thin(arguments)
-    if turned and thin:
-        raise _other_axes(path, f"its plans turn the axes of files (transpose_forward {list(turned)})")
+    order = _order(plans, dims)
+    arguments = layers_in_order(arguments, order)
     return Described(
         name=nnunet_networks.PREFIX + name,
         options=_options(name, arguments, dims, path),
@@ -162,11 +189,11 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         images=tuple(str(images[number]) for number in sorted(images, key=int)),
         named=tuple(named),
         regions=regions,
-        patch=tuple(int(side) for side in chosen["patch_size"]),
-        spacing=tuple(float(mm) for mm in chosen.get("spacing", ())),
+        patch=tuple(int(side) for side in in_order(chosen["patch_size"], order)),
+        spacing=tuple(float(mm) for mm in in_order(chosen["spacing"], order)) if "spacing" in chosen else (),
         normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
-        turned=turned,
-        thin=thin,
+        other_slices=dims < AXES and _forward(plans)[0] != 0,
+        thin=_is_thin(arguments),
         reader=str(plans.get("image_reader_writer", "")),
     )
 
@@ -175,24 +202,42 @@ def _least(values: Any) -> int:
     return int(min(values) if isinstance(values, list) else values)
 
 
-def _turned(plans: Mapping[str, Any]) -> tuple[int, ...]:
-    order = [int(axis) for axis in plans.get("transpose_forward") or ()]
-    return () if order == sorted(order) else tuple(order)
+def _forward(plans: Mapping[str, Any]) -> tuple[int, ...]:
+    """The axis of files that each axis of a prepared volume is."""
+    forward = tuple(int(axis) for axis in plans.get("transpose_forward") or AS_THEY_LIE)
+    if sorted(forward) != [*AS_THEY_LIE]:
+        raise ValueError(f"transpose_forward is {list(forward)}")
+    return forward
+
+
+def _order(plans: Mapping[str, Any], dims: int) -> tuple[int, ...]:
+    """The axis of files that each axis of a patch is; in 2D that of slices, of those across the first axis of files."""
+    forward = _forward(plans)
+    if dims == AXES:
+        return forward
+    return tuple(axis - 1 for axis in forward[1:]) if forward[0] == 0 else AS_THEY_LIE[:dims]
+
+
+def weights_along_files(content: Mapping[str, Any]) -> Any:
+    """The weights in a checkpoint's ``content``, with kernels along the axes of files."""
+    weights, given = content[WEIGHTS], content.get(ARGUMENTS)
+    plans = given.get("plans") if isinstance(given, dict) else None
+    if not isinstance(plans, dict) or not isinstance(weights, dict):
+        return weights
+    return {key: _along_files(value, plans) for key, value in weights.items()}
+
+
+def _along_files(value: Any, plans: Mapping[str, Any]) -> Any:
+    dims = value.ndim - 2 if isinstance(value, torch.Tensor) else 0
+    if dims not in (AXES - 1, AXES):
+        return value
+    return value.permute(0, 1, *(2 + axis for axis in in_order(range(dims), _order(plans, dims)))).contiguous()
 
 
 def _is_thin(arguments: Mapping[str, Any]) -> bool:
     """Whether a network treats one axis otherwise than others."""
     layers = [*(arguments.get("kernel_sizes") or ()), *(arguments.get("strides") or ())]
     return any(len(set(layer)) > 1 for layer in layers if isinstance(layer, list | tuple))
-
-
-def _other_axes(path: Path, why: str) -> ConfigError:
-    """A network that treats one axis otherwise, and would take another axis for it here."""
-    return ConfigError(
-        "weights-unfit",
-        f"{path}: {why}, and its network has thin layers along one axis, which would be another here: take one that "
-        "has learnt axial slices, saved as the first axis of files, or leave out --init",
-    )
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -320,8 +365,11 @@ def check_fits(
             "set data.context=1 and as many sequences, or take another checkpoint",
         )
     if found.thin and other_axes(found, spacing):
-        raise _other_axes(
-            path, f"it has learnt voxels of {_mm(found.spacing)} mm, and the task's are of {_mm(spacing)}"
+        raise ConfigError(
+            "weights-unfit",
+            f"{path}: it has learnt voxels of {_mm(found.spacing)} mm, and the task's are of {_mm(spacing)}, and its "
+            "network has thin layers along one axis, which would be another here: take one whose files lie as the "
+            "task's volumes, or leave out --init",
         )
     for what, trained_on, here in (("channels", found.images, sequences or ()), ("outputs", found.named, named)):
         if not alike(trained_on, here) and sorted(map(plain_name, trained_on)) == sorted(map(plain_name, here)):

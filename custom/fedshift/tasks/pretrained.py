@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import shutil
 import uuid
 from collections import Counter
@@ -37,8 +38,10 @@ SHOWN = 12
 COUNTER = ".num_batches_tracked"
 IN_BUNDLE = Path("models") / "model.pt"
 """Where a MONAI bundle keeps its weights."""
-WRAPPERS = ("model", "state_dict", "network_weights")
+WRAPPERS = ("model", "state_dict", nnunet_checkpoint.WEIGHTS)
 """Keys under which training programs save the network beside the optimiser."""
+AROUND = re.compile(r"^(?:module\.|_orig_mod\.)+")
+"""What data-parallel training and ``torch.compile`` put before the names of all arrays."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,13 @@ def read(path: Path) -> dict[str, Tensor]:
     content = _content(path)
     if isinstance(content, dict) and "schema" in content:
         content = content.get("weights")
+    elif nnunet_checkpoint.is_checkpoint(content):
+        content = nnunet_checkpoint.weights_along_files(content)
     elif isinstance(content, dict):
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
         raise ConfigError("weights-format", f"{path} does not hold named tensors: save the network's state_dict()")
-    return {str(key).removeprefix("module."): value.detach() for key, value in content.items()}
+    return {AROUND.sub("", str(key)): value.detach() for key, value in content.items()}
 
 
 def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
