@@ -298,6 +298,20 @@ def test_folders_that_are_named_beside_a_list(tmp_path: Path) -> None:
     assert [finding.level for finding in other.findings] == ["warning"], "whoever names another folder means it"
 
 
+def test_a_description_beside_folders_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = describe(write(tmp_path / "set"), training=pairs(cases=3))
+    read: list[Path] = []
+
+    def text(file: Path, *words: Any, **options: Any) -> str:
+        read.append(file)
+        return opened(file, *words, **options)
+
+    opened = Path.read_text
+    monkeypatch.setattr(Path, "read_text", text)
+    gather(None, images=folder / "imagesTr", masks=folder / "labelsTr")
+    assert read.count(folder / "dataset.json") == 1
+
+
 @pytest.mark.reads("list: folders of images and masks that are named, and lie beside dataset.json")
 @pytest.mark.parametrize("style", ["msd", "nnunet"])
 def test_folders_that_are_named_beside_a_description(style: str, tmp_path: Path) -> None:

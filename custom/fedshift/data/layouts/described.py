@@ -48,7 +48,7 @@ def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
     return _with_meaning(replace(table, findings=(*table.findings, *contradictions)), said)
 
 
-def pair_beside_description(images: Path, masks: Path) -> CaseTable | None:
+def pair_beside_description(images: Path, masks: Path, said: Description) -> CaseTable | None:
     """Two folders beside a ``dataset.json``, such as imagesTs and labelsTs, paired by name; None without one.
 
     What it says of labels and sequences holds for them. Its list is compared (`against_list`).
@@ -56,7 +56,6 @@ def pair_beside_description(images: Path, masks: Path) -> CaseTable | None:
     folder = images.absolute().parent
     if masks.absolute().parent != folder or not (folder / FILE).is_file():
         return None
-    said = read_description(folder)
     return _with_meaning(_pair_by_name(images, masks, said, folder / FILE), said)
 
 
@@ -325,13 +324,12 @@ def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Ite
         yield Finding("warning", "list-incomplete", folder / FILE, what, "list them too, or take them away")
 
 
-def against_list(table: CaseTable, masks: Path) -> Iterator[Finding]:
+def against_list(table: CaseTable, masks: Path, said: Description) -> Iterator[Finding]:
     """What a list beside the folders of images and masks says otherwise than their names, by which they were paired.
 
     Labels in another folder than ``masks`` are none that somebody wants who names that folder.
     """
     folder = table.folder.absolute().parent
-    said = read_description(folder)
     if not said.pairs:
         return
     listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]

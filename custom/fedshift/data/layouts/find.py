@@ -10,6 +10,7 @@ from pathlib import Path
 from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.cases_csv import is_table, read_cases
 from fedshift.data.layouts import case_folders, described, polygons, studies
+from fedshift.data.layouts.dataset_json import read_description
 from fedshift.data.layouts.described import against_list, pair_beside_description
 from fedshift.data.layouts.names import doubled, pair_beside, pair_folders
 from fedshift.data.layouts.patterns import is_pattern, pair_patterns
@@ -159,8 +160,9 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> CaseTable:
         return polygons.pair_polygons(images, [masks], name)
     if images.is_dir() and masks.is_dir() and images.resolve() != masks.resolve() and studies.has_dicom_masks(masks):
         return studies.pair_studies(images, masks, name or images.parent.name)
-    table = pair_beside_description(images, masks) or pair_folders(images, masks, name)
-    return replace(table, findings=(*table.findings, *against_list(table, masks)))
+    description = read_description(images.absolute().parent)
+    table = pair_beside_description(images, masks, description) or pair_folders(images, masks, name)
+    return replace(table, findings=(*table.findings, *against_list(table, masks, description)))
 
 
 def _with_not_read(tables: Sequence[CaseTable], others: Iterable[Path]) -> list[CaseTable]:
