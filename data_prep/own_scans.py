@@ -304,6 +304,8 @@ def _labels(
                 "folder and prepare all its cases again, or give another --out",
             )
         annotated = annotated or manifest.annotated
+        if classes is None:
+            _tell_order(target, manifest.classes, table.labels, given)
         classes = manifest.classes
     recorded = manifest.preparation.get("labels") if manifest else None
     recorded_labels = _recorded(recorded) if isinstance(recorded, dict) else None
@@ -330,6 +332,22 @@ def _labels(
                 f"other cases again, or delete the folder and prepare it again with --annotated {_listed(outlined)}",
             )
     return labels
+
+
+def _tell_order(
+    target: Path, kept: Sequence[str], described: Labels | None, given: Mapping[str, Sequence[int | str]]
+) -> None:
+    """Warn of classes that are given, or described beside the masks, in another order than the site has them."""
+    names = [*given] or ([] if described is None else [*described.classes[1:]])
+    asked = [name for name in names if name in kept]
+    if asked != [name for name in kept if name in asked]:
+        log.warning(
+            "%s keeps its order of classes, %s, and here they are named in the order %s: for that one, delete the "
+            "folder and prepare all its cases again",
+            target,
+            ", ".join(kept[1:]),
+            ", ".join(asked),
+        )
 
 
 def _recorded(values: Mapping[str, Sequence[int | str]]) -> Labels:

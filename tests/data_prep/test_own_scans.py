@@ -362,6 +362,16 @@ def test_values_that_had_another_meaning_are_warned_of(tmp_path: Path, caplog: p
     assert "4 was inner and is outer, 7 was outer and is inner" in caplog.text
 
 
+def test_a_site_that_keeps_its_order_of_classes_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = zoned(tmp_path, values=(4, 7))
+    site = two(folder, labels={"outer": [7], "inner": [4]})
+    two(folder, labels={"outer": [7], "inner": [4]})
+    assert "order" not in caplog.text
+    two(folder, labels={"inner": [4], "outer": [7]})
+    assert read_manifest(site).classes == ("background", "outer", "inner")
+    assert str(site) in caplog.text and "inner, outer" in caplog.text
+
+
 def test_later_cases_need_no_names_again(tmp_path: Path) -> None:
     site = two(zoned(tmp_path, values=(4, 7)), labels={"outer": [7], "inner": [4]})
     zoned(tmp_path / "more", values=(4, 7), cases=5)
