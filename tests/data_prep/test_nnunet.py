@@ -15,6 +15,7 @@ from scanfiles import write_described
 
 from data_prep.nnunet import plan_volumes
 from data_prep.volumes import write_volumes
+from fedshift.cli.prepared import print_site
 from fedshift.data.prepared import read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.schema.manifest import read_manifest
@@ -205,7 +206,9 @@ def test_prepared_intensities_that_no_task_takes_are_refused(raw: Path, prepared
         write_volumes(plan_volumes(raw, preprocessed=prepared.parent), tmp_path / "again")
 
 
-def test_masks_that_were_corrected_after_preprocessing_are_refused(raw: Path, prepared: Path, tmp_path: Path) -> None:
+def test_masks_that_were_corrected_after_preprocessing_are_refused(
+    raw: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_plans(prepared / "nnUNetPlans.json", spacing=(2.5, 1.0, 1.2), reader="SimpleITKIOWithReorient")
     (ours,) = write_volumes(plan_volumes(raw, site="ours"), tmp_path / "out")
     manifest = read_manifest(ours)
@@ -217,6 +220,10 @@ def test_masks_that_were_corrected_after_preprocessing_are_refused(raw: Path, pr
         np.savez(prepared / "nnUNetPlans_3d_fullres" / f"{case.id}.npz", data=images, seg=seg)
     plan = plan_volumes(raw, preprocessed=prepared.parent)
     (theirs,) = write_volumes(plan, tmp_path / "out")
+    print_site(ours)
+    assert "nnUNetPlans" not in capsys.readouterr().out
+    print_site(theirs)
+    assert "nnUNetPlans, 3d_fullres" in " ".join(capsys.readouterr().out.split())
     assert np.array_equal(open_volumes(theirs, preparation).labels(2)[1:], volumes.labels(2)[1:])
 
     mask = raw / NAME / "labelsTr" / "case_2.nii.gz"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "cases_left_out_as_damaged"
 """Key in a manifest's ``preparation``."""
+NNUNET = "nnunet"
+"""Likewise: the plans and the configuration of volumes that nnU-Net has prepared."""
 
 
 def default_root() -> Path:
@@ -77,6 +79,7 @@ def print_site(folder: Path) -> None:
         and not manifest.has_findings,
         few_names(_findings(manifest)): manifest.has_findings,
         f"{preparation.get(DEPTH)}": preparation.get(DEPTH),
+        f"volumes as nnU-Net prepared them, {', '.join(preparation.get(NNUNET, {}).values())}": NNUNET in preparation,
         f"look at {montage}": montage.is_file(),
     }
     if any(details.values()):
