@@ -42,6 +42,7 @@ optimizer: {name: adam, lr: 0.01}
 schedule: {rounds: 2, local_epochs: 4, batch_size: 2, precision: fp32}
 evaluation: {mirror: true}
 """
+VOLUMES = "patch: [8, 24, 24], spacing: [2.5, 1.2, 1.0], samples_per_case: 4, convention: nnunet"
 REGIONS = TASK + "regions: {both: [left, right], left: [left]}\n"
 ORDERED_REGIONS = REGIONS + "regions_class_order: [right, left]\n"
 PROGRAM = Path(__file__).with_name("nnunet_program.py")
@@ -113,9 +114,18 @@ def test_nnunet_predicts_the_same_regions_of_a_certain_model(scans: Path, tmp_pa
     _predicts_the_same(save_model(tmp_path / "certain.pt", made, certain), scans, tmp_path)
 
 
-def _predicts_the_same(model: Path, scans: Path, folder: Path) -> None:
+@pytest.mark.slow
+def test_nnunet_predicts_the_same_masks_of_a_model_of_slices(scans: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    flat = "dims: 2, patch: [24, 24], spacing: [null, 1.2, 1.0], samples_per_case: 24, convention: nnunet"
+    sites = {name: make_volume_site(tmp_path, name, shape=(16, 32, 32), spacing=(2.5, 1.0, 1.0)) for name in "AB"}
+    run_in_process(job(tmp_path, task=TASK.replace(VOLUMES, flat)), sites, tmp_path / "run")
+    _predicts_the_same(tmp_path / "run" / LAST, scans, tmp_path, configuration="2d")
+
+
+def _predicts_the_same(model: Path, scans: Path, folder: Path, *, configuration: str = "3d_fullres") -> None:
     assert main(["export", str(model), "--nnunet", str(folder / "results"), "--dataset", "Dataset012_Blobs"]) == 0
-    results = folder / "results" / "Dataset012_Blobs" / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    results = folder / "results" / "Dataset012_Blobs" / f"nnUNetTrainer__nnUNetPlans__{configuration}"
     run_nnunet("predict", results, scans, folder / "theirs")
     files = [str(file) for file in sorted(scans.iterdir())]
     assert main(["predict", str(model), *files, "--out", str(folder / "ours")]) == 0
@@ -185,7 +195,6 @@ def test_the_folder_is_what_nnunet_makes_itself(trained: Path, tmp_path: Path) -
 
 
 WITHOUT = "data.convention=fedshift"
-VOLUMES = "patch: [8, 24, 24], spacing: [2.5, 1.2, 1.0], samples_per_case: 4, convention: nnunet"
 
 
 @pytest.mark.parametrize(
