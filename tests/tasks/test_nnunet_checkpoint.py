@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -530,3 +531,51 @@ def test_a_trainer_with_another_network_than_its_plans_is_named(
     assert main([*words, "--set", "data.patch=[16,16,16]"]) == 2
     refusal = capsys.readouterr().err
     assert str(file) in refusal and "nnUNetTrainerBN" in refusal
+
+
+CT = {"percentile_00_5": -100.0, "percentile_99_5": 200.0, "mean": 50.0, "std": 20.0}
+CT_HERE = "data.fixed={low: -100, high: 201, mean: 50, std: 20}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "here", "wanted"),
+    [
+        ({}, [], "data.convention=nnunet"),
+        ({}, ["data.convention=nnunet"], ""),
+        ({"spacing": [2.0, 2.0, 2.0]}, ["data.convention=nnunet"], "'data.spacing=[2.0,2.0,2.0]'"),
+        ({"use_mask_for_norm": [True]}, ["data.convention=nnunet"], "data.nonzero=true"),
+        (
+            {"normalization_schemes": ["CTNormalization"]},
+            ["data.convention=nnunet"],
+            "data.normalise=fixed 'data.fixed={low: -100.0,high: 200.0,mean: 50.0,std: 20.0}'",
+        ),
+        (
+            {"normalization_schemes": ["CTNormalization"]},
+            ["data.convention=nnunet", "data.normalise=fixed", CT_HERE],
+            "",
+        ),
+        ({}, ["data.convention=nnunet", "data.normalise=fixed", CT_HERE], "data.normalise=volume data.fixed=null"),
+    ],
+)
+def test_preparation_of_images_that_the_task_does_otherwise_is_said(
+    changes: dict[str, Any],
+    here: list[str],
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With settings that make it the same, if they are given as they are printed."""
+    monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
+    given = turned((0, 1, 2), **changes)
+    given["plans"]["foreground_intensity_properties_per_channel"] = {"0": CT}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=given)
+    words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
+    options = ["data.patch=[16,16,16]", "data.spacing=[1,1,1]", *here]
+    assert main([*words, "--set", *options]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("nnU-Net prepared")]
+    assert [line.partition("--set ")[2] for line in lines] == ([wanted] if wanted else [])
+    if wanted:
+        same = {text.partition("=")[0]: text for text in [*options, *shlex.split(wanted)]}
+        assert main([*words, "--force", "--set", *same.values()]) == 0
+        assert "nnU-Net prepared" not in capsys.readouterr().out

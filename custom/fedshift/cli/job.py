@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -153,7 +155,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         )
         if not quiet:
             print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            for line in (_axes_of(nnunet, spacing), _mirroring_of(nnunet, job)):
+            for line in (_axes_of(nnunet, spacing), _preparation_of(nnunet, job), _mirroring_of(nnunet, job)):
                 if line:
                     print(line)
             if sequences and not alike(nnunet.images, sequences):
@@ -222,6 +224,44 @@ def _axes_of(nnunet: Described, spacing: Sequence[float | None] | None) -> str:
         "nnU-Net read its scans as they lie in their files, and here all are turned to RAS: if they lay otherwise, "
         "the network sees mirrored or turned ones, until it has trained"
     )
+
+
+def _preparation_of(nnunet: Described, job: JobSpec) -> str:
+    """Which settings prepare images as nnU-Net did for a checkpoint, if the task's are others."""
+    from fedshift.data.nnunet_plans import AXES, SCHEMES
+    from fedshift.tasks.nnunet_checkpoint import other_axes
+
+    data = job.task.data
+    if "patch" not in data or data.get("pictures"):
+        return ""
+    planned: dict[str, Any] = {"convention": "nnunet"}
+    if nnunet.spacing and not nnunet.other_slices and not other_axes(nnunet, data.get("spacing")):
+        planned["spacing"] = [None] * (AXES - nnunet.dims) + [*nnunet.spacing]
+    schemes = set(nnunet.normalisation)
+    if len(schemes) == 1 and (normalise := SCHEMES.get(schemes.pop())):
+        planned["normalise"] = normalise
+        if normalise == "volume":
+            planned["nonzero"] = nnunet.nonzero
+        if nnunet.fixed or normalise != "fixed":
+            planned["fixed"] = dict(nnunet.fixed) or None
+    usual = {"convention": "fedshift", "normalise": "volume", "nonzero": False}
+    wanted = [
+        shlex.quote(f"data.{key}={_in_a_line(value)}".replace(", ", ","))
+        for key, value in planned.items()
+        if not _alike(data.get(key, usual.get(key)), value)
+    ]
+    return f"nnU-Net prepared its images otherwise: for the same here, --set {' '.join(wanted)}" if wanted else ""
+
+
+def _alike(here: Any, planned: Any) -> bool:
+    """Whether a setting is the same; numbers may differ by 5 %."""
+    if isinstance(planned, dict):
+        return isinstance(here, Mapping) and all(_alike(here.get(key), value) for key, value in planned.items())
+    if isinstance(planned, list):
+        return isinstance(here, list | tuple) and len(here) == len(planned) and all(map(_alike, here, planned))
+    if isinstance(planned, float):
+        return isinstance(here, int | float) and math.isclose(here, planned, rel_tol=0.05)
+    return bool(here == planned)
 
 
 def _mirroring_of(nnunet: Described, job: JobSpec) -> str:

@@ -33,6 +33,8 @@ RESAMPLING = {
 RESAMPLE = "resample_data_or_seg_to_shape"
 """nnU-Net's default, which ``data.convention: nnunet`` does."""
 SCHEMES = {"ZScoreNormalization": "volume", "CTNormalization": "fixed", "NoNormalization": "none"}
+FIXED = {"low": "percentile_00_5", "high": "percentile_99_5", "mean": "mean", "std": "std"}
+"""Keys of ``data.fixed``, and nnU-Net's of a channel's intensities."""
 PER_AXIS = ("kernel_sizes", "strides", "pool_op_kernel_sizes", "conv_kernel_sizes")
 
 
@@ -91,8 +93,7 @@ class Configuration:
         if normalise == "volume" and self.masks[0]:
             made["nonzero"] = True
         if normalise == "fixed":
-            names = {"low": "percentile_00_5", "high": "percentile_99_5", "mean": "mean", "std": "std"}
-            made["fixed"] = {key: float(self.intensities[0][name]) for key, name in names.items()}
+            made["fixed"] = {key: float(self.intensities[0][name]) for key, name in FIXED.items()}
         return made
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from fedshift.data.nnunet_plans import AS_THEY_LIE, AXES, in_order, layers_in_order
+from fedshift.data.nnunet_plans import AS_THEY_LIE, AXES, FIXED, in_order, layers_in_order
 from fedshift.schema.codes import plain_name
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
@@ -42,7 +42,8 @@ class Described:
 
     ``name`` and ``options``: as a job has them. ``dims``: 2 or 3. ``images``: names of the channels, in their order.
     ``named``: what the logits are of, in their order, classes with the background first or ``regions``. ``patch``
-    (voxels), ``spacing`` (mm): along the axes of files; ``normalisation``: a word a channel. ``other_slices``: whether
+    (voxels), ``spacing`` (mm): along the axes of files; ``normalisation``: a word a channel; ``nonzero``: whether of
+    what is not 0; ``fixed``: the numbers of ``data.fixed``, of CT. ``other_slices``: whether
     a network in 2D has learnt slices across another axis than the first of files. ``thin``: whether the network treats
     one axis otherwise. ``mirror``: axes of a patch along which nnU-Net mirrors in training and in prediction.
     ``reader``: nnU-Net's, of images. ``trainer``: nnU-Net's class.
@@ -57,6 +58,8 @@ class Described:
     patch: tuple[int, ...]
     spacing: tuple[float, ...]
     normalisation: tuple[str, ...]
+    nonzero: bool = False
+    fixed: Mapping[str, float] = field(default_factory=dict)
     other_slices: bool = False
     thin: bool = False
     mirror: tuple[int, ...] = ()
@@ -192,10 +195,20 @@ def _described(plans: dict[str, Any], dataset: dict[str, Any], configuration: An
         patch=tuple(int(side) for side in in_order(chosen["patch_size"], order)),
         spacing=tuple(float(mm) for mm in in_order(chosen["spacing"], order)) if "spacing" in chosen else (),
         normalisation=tuple(map(str, chosen.get("normalization_schemes", ()))),
+        nonzero=any(chosen.get("use_mask_for_norm") or ()),
+        fixed=_fixed(plans, chosen),
         other_slices=dims < AXES and _forward(plans)[0] != 0,
         thin=_is_thin(arguments),
         reader=str(plans.get("image_reader_writer", "")),
     )
+
+
+def _fixed(plans: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers by which CT is normalised; none of several channels, each of which has its own."""
+    if configuration.get("normalization_schemes") != ["CTNormalization"]:
+        return {}
+    intensities = plans["foreground_intensity_properties_per_channel"]["0"]
+    return {key: float(intensities[name]) for key, name in FIXED.items()}
 
 
 def _least(values: Any) -> int:
