@@ -27,6 +27,7 @@ else:
 SIZES = (1.2, 0.8, 3.0)
 VALUES = np.arange(5 * 6 * 7, dtype=np.int16).reshape(5, 6, 7)  # x, y, z
 TURN = np.array([[0.8, -0.6, 0], [0.6, 0.8, 0], [0, 0, 1.0]])
+IN_FILE = VALUES.tobytes(order="F")
 AFFINE = np.eye(4)
 AFFINE[:3, :3], AFFINE[:3, 3] = TURN * SIZES, (-20, 30, 40)
 
@@ -75,6 +76,16 @@ def _encoded(folder: Path, encoding: str, voxels: bytes, *, beside: bool = False
         (folder / "a.raw").write_bytes(voxels)
         header, voxels = header[:-1] + b"data file: a.raw\n", b""
     path.write_bytes(header + voxels)
+    return path
+
+
+def _skipping(folder: Path, encoding: str, data: bytes, *fields: str) -> Path:
+    """Voxels in a file of their own, of which the header skips what lies before them."""
+    (folder / "a.raw").write_bytes(data)
+    path = _replaced(
+        nrrd(folder / "a.nrrd", *fields, "data file: a.raw"), b"encoding: raw", b"encoding: " + encoding.encode()
+    )
+    path.write_bytes(path.read_bytes()[: -VALUES.nbytes - 1])
     return path
 
 
@@ -208,6 +219,20 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ),
         pytest.param(lambda f: _encoded(f, "text", _text(VALUES.astype(float))), nrrd, {}, id="NRRD in text"),
         pytest.param(lambda f: _encoded(f, "txt", _text(VALUES), beside=True), nrrd, {}, id="in text beside it"),
+        pytest.param(
+            lambda f: _skipping(f, "raw", b"1\n2\n34" + IN_FILE, "line skip: 2", "byteskip: 2"), nrrd, {},
+            marks=pytest.mark.reads("file: NRRD whose voxels begin after lines or bytes (line skip, byte skip)"),
+        ),
+        pytest.param(lambda f: _skipping(f, "raw", b"1\n2" + IN_FILE, "byte skip: -1"), nrrd, {}, id="at the end"),
+        pytest.param(lambda f: nrrd(f / "a.nrrd", "line skip: 0", "byte skip: -1"), nrrd, {}, id="all at the end"),
+        pytest.param(
+            lambda f: _skipping(f, "gzip", b"1\n" + gzip.compress(b"23" + IN_FILE), "line skip: 1", "byte skip: 2"),
+            nrrd, {}, id="bytes within gzip",
+        ),
+        pytest.param(
+            lambda f: _skipping(f, "text", b"1\n2 " + _text(VALUES), "line skip: 1", "byte skip: 2"), nrrd, {},
+            id="lines of text",
+        ),
         pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
             {"format": "MetaImage", "units": "lengths in um, converted to mm"},
@@ -347,6 +372,19 @@ REFUSED = [
         lambda f: _encoded(f, "gzip", gzip.compress(bytes(500)), beside=True), r"has 500 bytes of voxels", id="gzip",
     ),
     pytest.param(lambda f: _encoded(f, "gzip", gzip.compress(bytes(420))[:-9]), r"end too early", id="cut gzip"),
+    pytest.param(lambda f: _skipping(f, "raw", bytes(424), "byte skip: 2"), r"has 422 bytes of voxels", id="long"),
+    pytest.param(lambda f: _skipping(f, "raw", b"1\n" + bytes(419), "line skip: 1"), r"1 of 420 bytes", id="skip, cut"),
+    pytest.param(
+        lambda f: _skipping(f, "gzip", gzip.compress(bytes(430)), "byte skip: 2"), r"has 428 bytes", id="skip in gzip",
+    ),
+    pytest.param(lambda f: _skipping(f, "raw", bytes(419), "byte skip: -1"), r"1 of 420 bytes", id="end, cut"),
+    pytest.param(
+        lambda f: _skipping(f, "raw", bytes(424), "byte skip: -3"), r"skips -3 bytes in its header",
+        marks=pytest.mark.reads("file: NRRD with another byte skip below 0"),
+    ),
+    pytest.param(
+        lambda f: _skipping(f, "gzip", gzip.compress(bytes(430)), "byte skip: -1"), r"skips -1 bytes", id="end of gzip",
+    ),
     pytest.param(lambda f: _encoded(f, "raw", bytes(400)), r"20 of 420 bytes are missing", id="cut NRRD"),
     pytest.param(lambda f: nrrd(f / "a.nrrd", "data file: b.raw"), r"data file b.raw is missing", id="no voxels"),
     pytest.param(

@@ -23,6 +23,7 @@ from fedshift.data.volume_file import (
     described,
     in_mm,
     refuse_other_numbers,
+    whole,
     zlib_length,
 )
 from fedshift.schema.reading import Reading
@@ -77,7 +78,7 @@ class MetaImageFile(VolumeFile):
             pass
         if _is_true(header.get("CompressedData", "")):
             try:
-                length = zlib_length(data, gzip=False, start=start, most=_whole(header.get("CompressedDataSize")))
+                length = zlib_length(data, gzip=False, start=start, most=whole(header.get("CompressedDataSize")))
             except BROKEN as error:
                 return f"its compressed data are damaged, {error}"
             if length < 0:
@@ -88,7 +89,7 @@ class MetaImageFile(VolumeFile):
             if data == self.path:
                 return f"{needed - there} of {needed} bytes are missing"
             return f"its data file {where} has {there} of {needed} bytes"
-        if 0 < needed < there and not _whole(header.get("HeaderSize")):
+        if 0 < needed < there and not whole(header.get("HeaderSize")):
             what = f"has {there} bytes of voxels, and {needed} by the type and number of its voxels in its header"
             raise ScanError("header-data", self.path, what, "correct ElementType, DimSize or HeaderSize in its header")
         return None
@@ -114,11 +115,11 @@ class MetaImageFile(VolumeFile):
             return f"says {header[odd]!r} for {odd}, which is neither True nor False"
         if len({_is_true(header[key]) for key in _BYTE_ORDERS if key in header}) > 1:
             return f"says {' and '.join(_BYTE_ORDERS)} differently"
-        where, slices = header.get("ElementDataFile", ""), _whole(header.get("DimSize", "").rpartition(" ")[2])
+        where, slices = header.get("ElementDataFile", ""), whole(header.get("DimSize", "").rpartition(" ")[2])
         is_packed, local = _is_true(header.get("CompressedData", "")), where.upper() == "LOCAL"
-        if local and _whole(header.get("HeaderSize")) > 0:
+        if local and whole(header.get("HeaderSize")) > 0:
             return "has its voxels below its header, and a HeaderSize, which ITK counts from the header's beginning"
-        if local and is_packed and not _whole(header.get("CompressedDataSize")):
+        if local and is_packed and not whole(header.get("CompressedDataSize")):
             return "has compressed voxels below its header, and does not say how many bytes (CompressedDataSize)"
         if not _is_list(where):
             return None
@@ -137,7 +138,7 @@ class MetaImageFile(VolumeFile):
                 return None
             first, last, step, *_ = map(int, numbers)
             return len(range(first, last + 1, step)) if step else None
-        if kind.upper() != "LIST" or (numbers and [str(_whole(numbers[0]) + 1)] != [dimensions]):
+        if kind.upper() != "LIST" or (numbers and [str(whole(numbers[0]) + 1)] != [dimensions]):
             return None
         lines = self.path.read_bytes()[self._fields[1] :]
         return lines.count(b"\n") if lines.endswith(b"\n") else None  # ITK leaves out a last name without an end
@@ -209,7 +210,7 @@ def _unclear(said: Mapping[str, str], direction: str | None) -> Iterator[Unclear
 
 def _geometry_fault(header: Mapping[str, str]) -> tuple[str, str] | None:
     """The code of an error, and what a header says of sizes and places that ITK takes for something else."""
-    dimensions = _whole(header.get("NDims"))
+    dimensions = whole(header.get("NDims"))
     if not header or not dimensions:
         return None  # `damage`, or ITK, says what is wrong with it
     if not any(name in header for name in _SIZES):
@@ -241,14 +242,6 @@ def _numbers(text: str) -> list[float]:
             break
         numbers.append(number)
     return numbers
-
-
-def _whole(text: str | None) -> int:
-    """A whole number, 0 where there is none."""
-    try:
-        return int(text or 0)
-    except ValueError:
-        return 0
 
 
 def _is_true(text: str) -> bool:

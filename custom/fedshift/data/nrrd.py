@@ -24,6 +24,7 @@ from fedshift.data.volume_file import (
     described,
     in_mm,
     refuse_other_numbers,
+    whole,
     zlib_length,
 )
 from fedshift.schema.reading import Reading
@@ -55,6 +56,8 @@ BITS = {
     "32 bits, floating point": ("float",),
     "64 bits, floating point": ("double",),
 }
+AT_THE_END = -1
+"""Bytes to skip that say that the voxels are the last bytes of the file."""
 TEXT, PACKED = ("txt", "text", "ascii"), ("gz", "gzip")
 """Encodings that are read, besides ``raw``."""
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -91,6 +94,9 @@ class NrrdFile(VolumeFile):
         if self._encoding not in ("raw", *TEXT, *PACKED):
             what = f"has voxels in an encoding that is not read ({self._encoding})"
             raise ScanError("header-data", self.path, what, "save it with the encoding gzip, as with unu save -e gzip")
+        if self._skip < (AT_THE_END if self._encoding == "raw" else 0):
+            what = f"skips {self._skip} bytes in its header (byte skip), which the format does not have"
+            raise ScanError("header-data", self.path, what, "open it in 3D Slicer, and save it in one file")
 
     def header(self) -> FileHeader:
         said = self._said
@@ -118,21 +124,22 @@ class NrrdFile(VolumeFile):
         )
 
     def damage(self) -> str | None:
-        """By the length of the voxels, which for text `read` compares; where a part is skipped ITK says it."""
+        """By the length of the voxels, which for text `read` compares."""
         data, start = self._data
         if not data.is_file():
             return f"its data file {self._said['data file']} is missing"
-        needed, there = _bytes(self._said), data.stat().st_size - start
-        skipped = any(self._said.get(name, "0") != "0" for name in ("byte skip", "line skip"))
-        if not needed or skipped or self._encoding in TEXT:
+        needed = _bytes(self._said)
+        if not needed or self._encoding in TEXT:
             return None
         try:
-            if self._encoding in PACKED:
-                there = zlib_length(data, gzip=True, start=start)
+            there = (
+                zlib_length(data, gzip=True, start=start) if self._encoding in PACKED else data.stat().st_size - start
+            )
         except BROKEN as error:
             return f"its compressed data are damaged, {error}"
         if there < 0:
             return "its compressed data end too early"
+        there = min(there, needed) if self._skip == AT_THE_END else there - self._skip
         if there > needed:
             what = f"has {there} bytes of voxels, and {needed} by their type and sizes in its header"
             raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
@@ -142,14 +149,27 @@ class NrrdFile(VolumeFile):
         image = super().read()
         if self._encoding in TEXT:
             data, start = self._data
-            refuse_other_numbers(self.path, data.read_bytes()[start:], image)
+            refuse_other_numbers(self.path, data.read_bytes()[start + self._skip :], image)
         return image
 
     @property
     def _data(self) -> tuple[Path, int]:
-        """The file with the voxels, and where they begin in it."""
+        """The file with the voxels, and where they begin in it, after the lines that are skipped."""
         where = self._said.get("data file")
-        return (self.path.parent / where, 0) if where else (self.path, self._fields[1])
+        data, start = (self.path.parent / where, 0) if where else (self.path, self._fields[1])
+        lines = whole(self._said.get("line skip"))
+        if not lines or not data.is_file():
+            return data, start
+        with data.open("rb") as file:
+            file.seek(start)
+            for _ in range(lines):
+                file.readline()
+            return data, file.tell()
+
+    @property
+    def _skip(self) -> int:
+        """How many bytes are skipped after that, where voxels are compressed once they are not."""
+        return whole(self._said.get("byte skip"))
 
 
 def _type(said: Mapping[str, str]) -> str | None:

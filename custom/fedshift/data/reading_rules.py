@@ -157,6 +157,9 @@ NRRD with intensities that stand for others (old min, old max) | refused | ITK d
 NRRD with fields and spaces in one word | read | as those in two, or with hyphens
 NRRD with the ends of its axes in place of sizes | refused | ITK would take 1 mm
 NRRD in raw, gzip or text | read | its voxels may be in one other file
+NRRD whose voxels begin after lines or bytes (line skip, byte skip) | read | what follows is compared in length; a
+    byte skip of -1 says that voxels are the last bytes of the file, which then may be longer
+NRRD with another byte skip below 0 | refused | the format does not have it
 NRRD with more bytes of voxels than its header says | refused | ITK would take the first ones
 NRRD of whole numbers with other numbers in its text | refused | ITK would cut off fractions and the upper bits
 NRRD in another encoding, such as bzip2 | refused | by its name

@@ -238,6 +238,14 @@ def refuse_other_numbers(path: Path, text: bytes, image: sitk.Image) -> None:
         raise ScanError("header-data", path, what, "correct the type or the sizes in its header")
 
 
+def whole(text: str | None) -> int:
+    """A whole number, 0 where there is none."""
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
 def scaled(image: sitk.Image, factors: Sequence[float]) -> sitk.Image:
     """An image whose world's axes x, y and z are stretched by ``factors``; its voxels stay.
 
