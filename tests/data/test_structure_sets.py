@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from errors import raises
 
 from data_prep.own_scans import prepare_own
 from fedshift.cli import main
+from fedshift.data.case_check import read_case
+from fedshift.data.cases import CaseFiles
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.named_masks import read_mask
 from fedshift.data.prepared import read_labels
@@ -257,6 +260,28 @@ def test_points_and_open_contours_are_refused(kind: str, series: Path, scan: Sca
     path = structures(tmp_path / "rs.dcm", series, [circle(9.0)], kind)
     with raises("contours-not-closed", naming="'prostate'"):
         read_mask(path, scan, wanted())
+
+
+@pytest.mark.reads("DICOM mask: a structure of a set in several frames of reference, of another than its image's")
+def test_a_structure_of_another_frame_of_reference_is_not_drawn(series: Path, tmp_path: Path) -> None:
+    path = structures(tmp_path / "rs.dcm", series, [circle(z) for z in (9.0, 12.0)])
+    made = pydicom.dcmread(path)
+    frame = copy.deepcopy(made.ReferencedFrameOfReferenceSequence[0])
+    rois = [made.StructureSetROISequence[0], copy.deepcopy(made.StructureSetROISequence[0])]
+    rois[1].ROINumber, rois[1].ROIName = 2, "couch"
+    rois[1].ReferencedFrameOfReferenceUID = frame.FrameOfReferenceUID = "1.2.3"
+    made.StructureSetROISequence = rois
+    made.ReferencedFrameOfReferenceSequence.insert(0, frame)
+    made.save_as(path)
+    case = CaseFiles("c", (series,), path, labels=wanted())
+    read, findings = read_case(case)
+    assert read is not None and read.mask is not None and read.mask.voxels.any()
+    assert not [finding for finding in findings if finding.code == "mask-of-other-image"]
+    rois[0].ReferencedFrameOfReferenceUID, rois[1].ReferencedFrameOfReferenceUID = "1.2.3", made.FrameOfReferenceUID
+    made.save_as(path)
+    read, findings = read_case(case)
+    assert read is None and [finding.code for finding in findings] == ["mask-of-other-image"]
+    assert "'prostate'" in str(findings[0])
 
 
 def test_the_commands_interpolate_when_they_are_asked(

@@ -12,7 +12,7 @@ import numpy as np
 from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.named_masks import names_structures, read_mask, wrong_image
+from fedshift.data.named_masks import frame_of, names_structures, read_mask, wrong_image
 from fedshift.data.picture_files import is_picture
 from fedshift.data.picture_scan import as_voxels, read_picture_mask
 from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
@@ -25,7 +25,7 @@ from fedshift.data.scans import (
     read_volumes,
     slice_scan,
 )
-from fedshift.data.series import is_dicom
+from fedshift.data.series import first_file, is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
@@ -168,8 +168,12 @@ def _few_whole_numbers(image: np.ndarray) -> int:
 
 
 def _read_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
-    mask, remarks = read_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
-    other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
+    both = is_dicom(case.image) and is_dicom_mask(case.mask)
+    frame = frame_of(first_file(case.image)) if both else ""
+    mask, remarks = read_mask(
+        case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted, frame=frame
+    )
+    other = wrong_image(case.mask, case.image) if both else None
     if other is not None and other.elsewhere and mask.reading.resampled is not None:
         what = f"{other.what}, and does not lie on its voxels either"
         raise ScanError("mask-of-other-image", case.mask, what, "name the image that it was drawn on")

@@ -63,12 +63,14 @@ def read_mask(
     interpolate: bool = False,
     direction: tuple[float, ...] | None = None,
     sets: bool = False,
+    frame: str = "",
 ) -> tuple[Scan, list[Remark]]:
     """Read a mask that names its structures on the grid of its image.
 
     ``labels``: what is wanted, see `fedshift.data.structures.paint`; so for ``sets``, of DICOM only. ``interpolate``:
     fill slices between two contours of a structure set, see `fedshift.data.contours`. ``direction``: of 3D Slicer's
-    segmentations, see `fedshift.data.slicer_masks.read_slicer_mask`.
+    segmentations, see `fedshift.data.slicer_masks.read_slicer_mask`. ``frame``: the image's frame of reference, where
+    that is known (`frame_of`).
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
@@ -85,7 +87,7 @@ def read_mask(
         try:
             content = _open(path)
             if content.SOPClassUID == STRUCTURE_SET:
-                structures = structure_sets.regions(content, image, path, interpolate=interpolate)
+                structures = structure_sets.regions(content, image, path, interpolate=interpolate, frame=frame)
                 record = structure_sets.reading_of(content)
             else:
                 structures = segmentations.segments(content, image, path)
@@ -104,14 +106,14 @@ def read_mask(
 
 @dataclass(frozen=True)
 class References:
-    """What a mask says of its image: UIDs of the series, of single images, and of the frame of reference ("" for none).
+    """What a mask says of its image: UIDs of the series, of single images, and of frames of reference.
 
     Images are looked up only where it names no series.
     """
 
     series: tuple[str, ...]
     images: tuple[str, ...]
-    frame: str
+    frames: tuple[str, ...]
 
 
 class OtherImage(NamedTuple):
@@ -129,7 +131,7 @@ def references(path: Path) -> References:
             others = content.get("ReferencedFrameOfReferenceSequence", [])
             frames = (str(item.get("FrameOfReferenceUID") or "") for item in [content, *others])
             images = tuple(dict.fromkeys(_images(content)))
-            return References(tuple(dict.fromkeys(series)), images, next(filter(None, frames), ""))
+            return References(tuple(dict.fromkeys(series)), images, tuple(dict.fromkeys(filter(None, frames))))
         except UNREADABLE:
             raise ScanError("mask-unreadable", path, "does not say of which image it is", AGAIN) from None
 
@@ -139,7 +141,7 @@ def wrong_image(path: Path, image: Path) -> OtherImage | None:
     said = references(path)
     file = first_file(image)
     first, frame = identify(file), frame_of(file)
-    elsewhere = bool(said.frame and frame and said.frame != frame)
+    elsewhere = bool(said.frames and frame and frame not in said.frames)
     if said.series and first is not None and first.series not in said.series:
         return OtherImage("refers to another series than that of its image", elsewhere)
     if said.images and not said.series:

@@ -92,6 +92,8 @@ a SEG of fractions | converted | a half or more of the largest value is inside; 
     whole
 a SEG or structure set that reaches beyond its image | warned of | cut off, and how many ml
 a SEG or structure set wholly beside its image | refused | name the image that it was drawn on
+a structure of a set in several frames of reference, of another than its image's | refused | its places say nothing of
+    the image's
 a SEG of slides, in tiles | refused | it has no place in a scan
 a SEG whose frames lack their place | refused | export it again
 a deflated SEG or structure set | read | up to 4 GiB

@@ -38,11 +38,17 @@ def reading_of(content: Any) -> Reading:
     return Reading(format="RT Structure Set", transfer_syntax=syntax_name(content))
 
 
-def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list[Structure]:
+def regions(content: Any, image: Scan, path: Path, *, interpolate: bool, frame: str = "") -> list[Structure]:
     """The regions of interest of a structure set, to be drawn on the grid of an image.
 
-    ``interpolate``: fill slices between two contours, see `fedshift.data.contours`.
+    ``interpolate``: fill slices between two contours, see `fedshift.data.contours`. ``frame``: the image's frame of
+    reference; each region says its own (PS3.3, C.8.8.5), and in another one coordinates say nothing of the image.
     """
+    frames = {
+        int(roi.ROINumber): str(roi.get("ReferencedFrameOfReferenceUID") or "")
+        for roi in content.StructureSetROISequence
+    }
+    several = len(set(filter(None, frames.values()))) > 1
     contours = {
         int(item.ReferencedROINumber): item.get("ContourSequence", []) for item in content.get("ROIContourSequence", [])
     }
@@ -55,6 +61,9 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list
         number, name = int(roi.ROINumber), one_line(roi.get("ROIName", ""))
 
         def draw_it(number: int = number, name: str = name) -> Drawing:
+            if several and frames[number] != frame:
+                what = f"has structures in several frames of reference, and {name!r} not in that of its image"
+                raise ScanError("mask-of-other-image", path, what, "export it on the slices of this image")
             return _drawn(contours.get(number) or [], image, path, name, interpolate=interpolate)
 
         code, meaning = code_of(observed.get(number))

@@ -113,9 +113,10 @@ class _Scans:
         by_image = {path for uid in said.images if (path := self._images.get(uid)) is not None}
         if by_image and (not named or by_image <= set(named)):
             return sorted(by_image), " by the images that it names"
-        if named or said.series or said.images or not said.frame:
+        if named or said.series or said.images or not said.frames:
             return named, ""
-        return self._frames.get(said.frame, []), " by its frame of reference alone"
+        by_frame = [path for frame in said.frames for path in self._frames.get(frame, [])]
+        return by_frame, " by its frame of reference alone"
 
     @property
     def _images(self) -> Mapping[str, Path]:
