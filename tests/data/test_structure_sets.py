@@ -237,6 +237,28 @@ def test_several_contours_of_a_slice(
     assert np.count_nonzero(mask.voxels) == pixels
 
 
+@pytest.mark.reads("DICOM mask: contours of one structure in several items")
+def test_contours_of_a_structure_in_two_items_are_its_own(series: Path, scan: Scan, tmp_path: Path) -> None:
+    path = structures(tmp_path / "rs.dcm", series, [square(9, 4.5, 14.5)])
+    made = pydicom.dcmread(path)
+    more = pydicom.dcmread(structures(tmp_path / "more.dcm", series, [square(12, 4.5, 14.5)]))
+    made.ROIContourSequence.append(more.ROIContourSequence[0])
+    made.save_as(path)
+    assert slices(read_mask(path, scan, wanted())[0]) == [3, 4]
+
+
+@pytest.mark.reads("DICOM mask: two structures of one number")
+def test_structures_of_one_number_are_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
+    path = structures(tmp_path / "rs.dcm", series, [circle(9.0)])
+    made = pydicom.dcmread(path)
+    second = copy.deepcopy(made.StructureSetROISequence[0])
+    second.ROIName = "lesion"
+    made.StructureSetROISequence.append(second)
+    made.save_as(path)
+    with raises("structure-twice", naming="rs.dcm"):
+        read_mask(path, scan, wanted())
+
+
 @pytest.mark.reads("DICOM mask: contours across the image's slices, in planes of its voxels")
 def test_contours_in_sagittal_planes(series: Path, scan: Scan, tmp_path: Path) -> None:
     contours = [np.array([[x, 4.5, 13.5], [x, 14.5, 13.5], [x, 14.5, 43.5], [x, 4.5, 43.5]]) for x in range(6, 11)]

@@ -79,6 +79,7 @@ two structures of one class | refused | keep one, or say which with --label
 two classes in one voxel | refused | give each voxel one class; regions of a task and structures that are no class may
     overlap
 a mask of another series than its image | warned of | by the UIDs of series, images and frame of reference
+two structures of one number | refused | nothing says whose contours are which
 images named, and no series | read | the series that has these images
 a frame of reference named, and neither series nor images | read | the series that has it, if it is the only one
 a SEG on its image's slices | read | binary, fractions, label map: voxel for voxel
@@ -102,6 +103,7 @@ a SEG in a compression without decoder | refused | the compression is named
 closed contours on the image's slices | read | filled by the voxels' centres
 holes, by contours within contours or by keyholes | read | a contour wholly within another is a hole, one in that an
     island
+contours of one structure in several items | read | as one structure's
 contours of a slice that overlap or repeat each other | read | united; a copy counts once
 contours that say XOR | read | what lies in an even number of them is outside
 slices without a contour within a structure | warned of | by structure and slice; --interpolate fills them by the

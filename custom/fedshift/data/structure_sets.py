@@ -49,9 +49,12 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool, frame: 
         for roi in content.StructureSetROISequence
     }
     several = len(set(filter(None, frames.values()))) > 1
-    contours = {
-        int(item.ReferencedROINumber): item.get("ContourSequence", []) for item in content.get("ROIContourSequence", [])
-    }
+    numbers = [int(roi.ROINumber) for roi in content.StructureSetROISequence]
+    if twice := [number for number in frames if numbers.count(number) > 1]:
+        raise ScanError("structure-twice", path, f"has several structures with the number {twice[0]}", AGAIN)
+    contours: dict[int, list[Any]] = {}
+    for item in content.get("ROIContourSequence", []):
+        contours.setdefault(int(item.ReferencedROINumber), []).extend(item.get("ContourSequence") or [])
     observed = {
         int(item.ReferencedROINumber): item.get("RTROIIdentificationCodeSequence")
         for item in content.get("RTROIObservationsSequence", [])
@@ -64,7 +67,7 @@ def regions(content: Any, image: Scan, path: Path, *, interpolate: bool, frame: 
             if several and frames[number] != frame:
                 what = f"has structures in several frames of reference, and {name!r} not in that of its image"
                 raise ScanError("mask-of-other-image", path, what, "export it on the slices of this image")
-            return _drawn(contours.get(number) or [], image, path, name, interpolate=interpolate)
+            return _drawn(contours.get(number, []), image, path, name, interpolate=interpolate)
 
         code, meaning = code_of(observed.get(number))
         structures.append(Structure(name, code, meaning, draw_it))
