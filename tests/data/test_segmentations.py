@@ -19,7 +19,7 @@ from fedshift.data.case_check import read_case
 from fedshift.data.cases import CaseFiles
 from fedshift.data.dicom import identify, is_dicom_mask
 from fedshift.data.labels import Labels, settle_labels
-from fedshift.data.named_masks import read_mask
+from fedshift.data.named_masks import read_mask, structures_in
 from fedshift.data.scans import Scan, read_scan
 from fedshift.data.structures import Remark
 
@@ -227,6 +227,42 @@ def test_segments_may_overlap_unless_both_are_classes(series: Path, scan: Scan, 
     assert slices(read_mask(path, scan, wanted("lesion"))[0]) == [3, 4]
     with raises("mask-overlap", naming="'lesion'"):
         read_mask(path, scan, wanted("prostate", "lesion"))
+
+
+@pytest.mark.reads("DICOM mask: a label map whose background is another number than 0")
+@pytest.mark.parametrize(
+    ("numbers", "names", "padding", "structures"),
+    [
+        ((0, 1), ("prostate", "lesion"), 7, ("prostate", "lesion")),
+        ((0, 1, 7), ("prostate", "lesion", "rest"), 7, ("prostate", "lesion")),
+        ((0, 1, 7), ("prostate", "lesion", "bone"), None, ("prostate", "lesion", "bone")),
+        ((1, 0, 7), ("prostate", "Background", "bone"), None, ("prostate", "bone")),
+        ((1, 0, 7), ("prostate", "air", "bone"), 0, ("prostate", "bone")),
+    ],
+)
+def test_the_background_of_a_label_map_is_what_it_says(
+    numbers: tuple[int, ...],
+    names: tuple[str, ...],
+    padding: int | None,
+    structures: tuple[str, ...],
+    series: Path,
+    scan: Scan,
+    tmp_path: Path,
+) -> None:
+    def renumber(made: pydicom.Dataset) -> None:
+        for segment, number in zip(made.SegmentSequence, numbers, strict=True):
+            segment.SegmentNumber = number
+        if padding is not None:
+            made.add_new("PixelPaddingValue", "US", padding)
+
+    pixels = np.where(FILLED > 0, numbers[0], 7)
+    path = write_frames(
+        tmp_path / "s.dcm", series, at(6, 9, pixels=pixels), spacing=(1, 1), thickness=3, kind="LABELMAP", names=names,
+        change=renumber,
+    )  # fmt: skip
+    mask, _ = read_mask(path, scan, wanted())
+    assert slices(mask) == [2, 3] and np.count_nonzero(mask.voxels) == 40
+    assert structures_in(path) == structures
 
 
 @pytest.mark.reads("DICOM mask: a deflated SEG or structure set")

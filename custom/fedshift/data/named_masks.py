@@ -49,7 +49,8 @@ def structures_in(path: Path) -> tuple[str, ...]:
         try:
             content = _open(path, pixels=False)
             segments, rois = content.get("SegmentSequence", []), content.get("StructureSetROISequence", [])
-            labels = [segment.get("SegmentLabel", "") for segment in segments if segment.get("SegmentNumber") != 0]
+            shown = [segment for segment in segments if not segmentations.is_background(segment, content)]
+            labels = [segment.get("SegmentLabel", "") for segment in shown]
             return tuple(one_line(name) for name in (*labels, *(roi.get("ROIName", "") for roi in rois)))
         except UNREADABLE:
             raise ScanError("mask-unreadable", path, "cannot be read as a DICOM mask", AGAIN) from None

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedshift.data.dicom_objects import UNREADABLE
+from fedshift.data.labels import BACKGROUND
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.slabs import Slab, beyond, draw, is_on_grid, matrix_of
 from fedshift.data.structures import CodeKey, Drawing, Remark, Structure, modern
+from fedshift.schema.codes import plain_name
 from fedshift.schema.names import one_line
 from fedshift.schema.reading import Reading
 
@@ -50,8 +52,8 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
     structures: list[Structure] = []
     for segment in content.SegmentSequence:
         number, name = int(segment.SegmentNumber), one_line(segment.get("SegmentLabel", ""))
-        if labelled and not number:
-            continue  # the background
+        if is_background(segment, content):
+            continue
 
         def draw_it(number: int = number, name: str = name) -> Drawing:
             slabs, fractions = [], False
@@ -65,6 +67,19 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
         code, meaning = code_of(segment.get("SegmentedPropertyTypeCodeSequence"))
         structures.append(Structure(name, code, meaning, draw_it))
     return structures
+
+
+def is_background(segment: Any, content: Any) -> bool:
+    """Whether a segment of a label map is what lies outside of the others (PS3.3, C.8.20.2.3.3).
+
+    That is what the pixel padding value says, and where there is none a segment of 0 that is called so.
+    """
+    if not content.SOPClassUID.endswith(LABELMAP):
+        return False
+    number, outside = int(segment.SegmentNumber), content.get("PixelPaddingValue")
+    if outside is not None:
+        return number == int(outside)
+    return number == 0 and plain_name(one_line(segment.get("SegmentLabel", ""))) in ("", BACKGROUND)
 
 
 def _half(content: Any) -> float:
