@@ -208,10 +208,11 @@ def test_several_units_are_refused(form: str, tmp_path: Path) -> None:
         read_scan(path)
 
 
-@pytest.mark.reads("DICOM image: pixel padding in CT")
+@pytest.mark.reads("DICOM image: pixel padding, also of floating point")
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("modality", ["CT", "MR", "PT"])
 @pytest.mark.parametrize("signed", [True, False])
-def test_padding_of_ct_gets_the_lowest_intensity_of_the_image(signed: bool, form: str, tmp_path: Path) -> None:
+def test_padding_gets_the_lowest_intensity_of_the_image(signed: bool, modality: str, form: str, tmp_path: Path) -> None:
     stored = numbers(100, 4000)
     outside = np.zeros(SHAPE, bool)
     outside[:, :2] = outside[:, :, -1] = True
@@ -219,12 +220,34 @@ def test_padding_of_ct_gets_the_lowest_intensity_of_the_image(signed: bool, form
     header = {"PixelRepresentation": int(signed), "PixelPaddingValue": padding}
     kind = np.int16 if signed else np.uint16
     rescale = [{"RescaleSlope": 1, "RescaleIntercept": -1024, "RescaleType": "HU"}] * SHAPE[0]
-    said: dict[str, Any] = {"header": header, "rescale": rescale, "modality": "CT"}
+    said: dict[str, Any] = {"header": header, "rescale": rescale, "modality": modality}
     path = write_forms(tmp_path, np.where(outside, padding, stored).astype(kind), **said)[form]
     right = np.where(outside, stored[~outside].min(), stored) - 1024
     np.testing.assert_array_equal(read(path), right)
     (remark,) = read_scan(path).reading.remarks
     assert "lowest intensity" in remark
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("modality", "header", "intercept", "right"),
+    [
+        ("MR", {}, 0, 0),
+        ("PT", {}, 0, 0),
+        ("MR", {}, -50, 50),
+        ("CT", {}, -1024, -924),
+        ("MR", {"PhotometricInterpretation": "MONOCHROME1"}, 0, 4095 - 3999),
+    ],
+)
+def test_padding_of_0_stays_where_that_is_the_background(
+    modality: str, header: dict[str, Any], intercept: float, right: float, form: str, tmp_path: Path
+) -> None:
+    stored = np.where(np.arange(SHAPE[2]) < 2, 0, numbers(100, 4000)).astype(np.uint16)
+    stored[..., 2:4] = 100, 3999
+    rescale = [{"RescaleSlope": 1, "RescaleIntercept": intercept}] * SHAPE[0]
+    bits = {"BitsStored": 12, "HighBit": 11, "PixelPaddingValue": 0}
+    path = write_forms(tmp_path, stored, modality=modality, header={**bits, **header}, rescale=rescale)[form]
+    assert set(read(path)[..., :2].ravel().tolist()) == {right}
 
 
 @pytest.mark.reads("DICOM image: in colour or with a palette")
@@ -259,3 +282,15 @@ def test_a_parametric_map_has_its_real_world_values(kind: str, tmp_path: Path) -
     path = write_enhanced(tmp_path / "map.dcm", stored, groups=mapped, change=as_map)
     np.testing.assert_allclose(read(path), stored.astype(float) * 0.5 + 7, rtol=0, atol=1e-9)
     assert read_scan(path).reading.units == "ms"
+    if kind != "u2":
+        outside = stored < 50
+        padding = {"f4": "FloatPixelPaddingValue", "f8": "DoubleFloatPixelPaddingValue"}[kind]
+
+        def padded(made: Any) -> None:
+            as_map(made)
+            setattr(made, padding, -9999.1)
+
+        path = write_enhanced(
+            tmp_path / "padded.dcm", np.where(outside, -9999.1, stored).astype(kind), groups=mapped, change=padded
+        )
+        assert read(path).min() == stored[~outside].min() * 0.5 + 7

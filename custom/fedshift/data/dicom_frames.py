@@ -44,8 +44,8 @@ UNMIXED = (
 CLASSIC = (
     *("SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
     *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "RescaleType", "ModalityLUTSequence", "Units"),
-    *("PresentationLUTShape", "PixelPaddingValue", "PixelPaddingRangeLimit", "RealWorldValueMappingSequence"),
-    "LossyImageCompression",
+    *("PresentationLUTShape", "RealWorldValueMappingSequence", "LossyImageCompression"),
+    *(f"{kind}PixelPadding{end}" for kind in ("", "Float", "DoubleFloat") for end in ("Value", "RangeLimit")),
 )
 ENHANCED = (
     *("Rows", "Columns", "NumberOfFrames", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),

@@ -143,8 +143,8 @@ class Values:
     turned: bool = False
     """Whether the lowest stored value is white, and is made the highest."""
     units: str = ""
-    padding: tuple[int, int] | None = None
-    """The stored values, from and to, of pixels that are no part of a CT image (PS3.3, C.7.5.1.1.2)."""
+    padding: tuple[float, float] | None = None
+    """The stored values, from and to, of pixels that are no part of the image (PS3.3, C.7.5.1.1.2)."""
     remarks: tuple[str, ...] = ()
 
 
@@ -219,6 +219,10 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
             remarks.append("is CT and has no rescale slope: its stored values are taken for Hounsfield units")
         elif units != "HU":
             remarks.append(f"is CT in {units or 'values without a unit'} and not in Hounsfield units")
+    turned = inverted and not units and not floats
+    padding = _padding(header, stored=stored, signed=signed)
+    if padding == (0, 0) and of_class not in CT_IMAGES and not (intercept or table or turned):
+        padding = None  # 0 already, as the air of MRI and PET
     return Values(
         photometric=photometric if photometric == "MONOCHROME1" or not inverted else f"{photometric}, INVERSE",
         bits_allocated=allocated,
@@ -229,9 +233,9 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         intercept=intercept,
         table=table,
         scaled=scaled or table is not None,
-        turned=inverted and not units and not floats,
+        turned=turned,
         units=units,
-        padding=_padding(header, stored=stored, signed=signed) if of_class in CT_IMAGES else None,
+        padding=padding,
         remarks=tuple(remarks),
     )
 
@@ -288,16 +292,22 @@ def _units(header: Any, source: Any, world: Sequence[Any]) -> str:
     return "" if named.upper() in NO_UNIT else named
 
 
-def _padding(header: Any, *, stored: int, signed: bool) -> tuple[int, int] | None:
-    first = header.get("PixelPaddingValue")
+def _padding(header: Any, *, stored: int, signed: bool) -> tuple[float, float] | None:
+    for kind in ("FloatPixelPadding", "DoubleFloatPixelPadding"):
+        if isinstance(first := header.get(f"{kind}Value"), float):
+            last = header.get(f"{kind}RangeLimit")
+            return _in_order(first, last if isinstance(last, float) else first)
+    first, last = header.get("PixelPaddingValue"), header.get("PixelPaddingRangeLimit")
     if not isinstance(first, int):
         return None
-    last = header.get("PixelPaddingRangeLimit")
     sign = 1 << (stored - 1)
 
     def whole(number: int) -> int:  # which may be written as an unsigned number of a signed one
         masked = number & ((1 << stored) - 1)
         return (masked ^ sign) - sign if signed else masked
 
-    ends = whole(first), whole(last if isinstance(last, int) else first)
-    return min(ends), max(ends)
+    return _in_order(whole(first), whole(last if isinstance(last, int) else first))
+
+
+def _in_order(first: float, last: float) -> tuple[float, float]:
+    return min(first, last), max(first, last)
