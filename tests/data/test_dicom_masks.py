@@ -100,6 +100,22 @@ def test_a_second_mask_of_a_patient_is_an_error(sequences: dict[str, str], tmp_p
     )
 
 
+@pytest.mark.reads("DICOM image: scans of one sequence in several units, such as PET in BQML and in counts")
+def test_cases_in_several_units_are_warned_of(tmp_path: Path) -> None:
+    for number, unit in enumerate(("BQML", "BQML", "CNTS")):
+        image, mask = volume(number)
+
+        def as_pet(made: pydicom.Dataset, _: int, unit: str = unit) -> None:
+            made.SOPClassUID, made.Modality, made.Units = "1.2.840.10008.5.1.4.1.1.128", "PT", unit
+            made.RescaleSlope, made.RescaleIntercept = "2", "0"
+
+        series = write_slices(tmp_path / f"P{number}" / "pet", image, seed=f"{number}", change=as_pet)
+        draw_segmentation(tmp_path / f"P{number}" / "seg.dcm", series, {"prostate": drawn(mask)})
+    (finding,) = check(tmp_path, labels={"prostate": ("prostate",)})
+    assert (finding.level, finding.code) == ("warning", "units-differ")
+    assert "BQML in P0, P1" in finding.message and "CNTS in P2" in finding.message
+
+
 def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """… also where the scan is of the inside of the body, without air."""
     image, mask = volume()

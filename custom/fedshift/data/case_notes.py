@@ -12,7 +12,7 @@ import numpy as np
 from fedshift.data.case_check import Decoded
 from fedshift.data.cases import CaseFiles
 from fedshift.data.scan_file import Finding
-from fedshift.data.series import is_ct
+from fedshift.data.series import is_ct, is_dicom
 from fedshift.runtime.regions import IGNORED
 from fedshift.schema.manifest import is_dummy_geometry
 from fedshift.schema.names import few_names
@@ -39,11 +39,17 @@ class Notes:
     at_corners: int = 0
     """Masks of pictures in which all four corners are of a structure, as where black and white are exchanged."""
 
+    units: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """Number of a sequence -> units of its intensities in DICOM, "" for none -> ids of the cases that have them."""
+
     def add(self, case: CaseFiles, decoded: Decoded) -> None:
         is_dummy = is_dummy_geometry(decoded.image.spacing, decoded.image.direction)
         self.dummies += is_dummy and not decoded.image.is_picture
         self.ct += is_ct(case.image)
         self.lowest.append(min(float(image.voxels.min()) for image in decoded.images))
+        for number, (path, image) in enumerate(zip(case.images, decoded.images, strict=True)):
+            if is_dicom(path):
+                self.units.setdefault(number, {}).setdefault(image.reading.units or "", []).append(case.id)
         values = np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist()
         self.empty += [case.id] if values == [0] else []
         if decoded.image.is_picture:
@@ -105,6 +111,13 @@ class Notes:
                 "and volumes in mm would mean nothing; if they have not, add --true-spacing to predict and evaluate"
             )
             yield Finding("warning", "spacing-unsaid", images, what, remedy)
+        for number, units in self.units.items():
+            if len(units) > 1:
+                named = f" of {sequences[number]}" if len(sequences) > 1 else ""
+                shown = "; ".join(f"{unit or 'none'} in {few_names(ids)}" for unit, ids in units.items())
+                what = f"has scans{named} in several units ({shown}), whose intensities are no one scale"
+                remedy = "export all in one unit, or keep the cases of one of them"
+                yield Finding("warning", "units-differ", images, what, remedy)
         yield from self._looks_like_ct(images, sequences)
 
     def _looks_like_ct(self, folder: Path, sequences: Sequence[str]) -> Iterator[Finding]:

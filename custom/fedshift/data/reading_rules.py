@@ -49,6 +49,7 @@ in colour or with a palette | refused | by the name of its photometric interpret
 CT in another unit than Hounsfield's, or without a rescale slope | warned of | its values are taken as they are; the
     record has the unit
 slices in several units | refused | they are no one scale
+scans of one sequence in several units, such as PET in BQML and in counts | warned of | with their cases
 pixel padding, also of floating point | converted | pixels outside the image get the lowest intensity of those inside,
     with a warning; of others than CT an intensity of 0 stays
 JPEG lossless, JPEG-LS, JPEG 2000, run lengths (RLE) | read | the same values as uncompressed
