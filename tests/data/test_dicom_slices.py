@@ -10,7 +10,7 @@ import pytest
 from dicompictures import write_dicom
 from errors import raises
 from PIL import Image
-from pydicom.uid import SecondaryCaptureImageStorage
+from pydicom.uid import SecondaryCaptureImageStorage, UltrasoundImageStorage
 from segmentpictures import disc
 
 from data_prep.own_scans import prepare_own
@@ -35,7 +35,7 @@ def write_radiographs(folder: Path, **tags: Any) -> Path:
 
 @pytest.mark.reads("picture to segment: radiographs, ultrasound and secondary captures in DICOM")
 def test_radiographs_with_masks_are_pictures_of_sixteen_bits(tmp_path: Path) -> None:
-    source = write_radiographs(tmp_path / "raw", PixelSpacing=[0.4, 0.2])
+    source = write_radiographs(tmp_path / "raw", PixelSpacing=[0.4, 0.2], PixelSpacingCalibrationType="GEOMETRY")
     assert check(source, classes=CLASSES, wanted=()) == []
     site = prepare_own(None, None, "A", tmp_path, dataset="d", source=source, classes=CLASSES, wanted=())
     manifest = read_manifest(site)
@@ -76,7 +76,11 @@ def test_colours_are_refused_where_grey_is_asked_for(tmp_path: Path) -> None:
             {"ImagerPixelSpacing": [0.2, 0.2], "PixelSpacing": [0.2, 0.2], "PixelSpacingCalibrationType": "FIDUCIAL"},
             (0.2, 0.2),
         ),
-        ({"PixelSpacing": [0.3, 0.2]}, (0.2, 0.3)),
+        ({"NominalScannedPixelSpacing": [0.2, 0.2], "PixelSpacing": [0.2, 0.2]}, (1.0, 1.0)),
+        ({"NominalScannedPixelSpacing": [0.2, 0.2], "PixelSpacing": [0.16, 0.16]}, (0.16, 0.16)),
+        ({"PixelSpacing": [0.3, 0.2]}, (1.0, 1.0)),
+        ({"PixelSpacing": [0.3, 0.2], "PixelSpacingCalibrationType": "GEOMETRY"}, (0.2, 0.3)),
+        ({"PixelSpacing": [0.3, 0.2], "SOPClassUID": UltrasoundImageStorage}, (0.2, 0.3)),
         ({"PixelSpacing": [0, 0.2]}, (1.0, 1.0)),
     ],
 )

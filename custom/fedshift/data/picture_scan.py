@@ -157,22 +157,27 @@ def _pixel_spacing(path: Path) -> tuple[tuple[float, float] | None, str | None]:
     """The distances of a DICOM image's pixels in the patient, in mm, and what is to be said of them.
 
     Of a radiograph, Pixel Spacing is that in the patient if it was calibrated, or differs from what Imager Pixel
-    Spacing says of the detector (PS3.3, 10.7.1.3); the detector's alone is not used, as its shadow is larger.
+    Spacing says of the detector or Nominal Scanned Pixel Spacing of a film; without these nobody can tell (PS3.3,
+    10.7.1.1). Distances at the detector are not used, as a shadow is larger than what throws it.
     """
-    names = ("PixelSpacing", "ImagerPixelSpacing", "PixelSpacingCalibrationType", "SOPClassUID")
-    spacing, detector, calibrated, sop_class = _of_header(path, *names)
+    names = (
+        *("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"),
+        *("PixelSpacingCalibrationType", "SOPClassUID"),
+    )
+    spacing, detector, film, calibrated, sop_class = _of_header(path, *names)
     if spacing is None:
         alone = "distances at the detector (Imager Pixel Spacing) are not those in the patient, and are not used"
         return None, alone if detector is not None else None
     try:
         rows, columns = (float(length) for length in spacing)
-        same = detector is not None and [float(length) for length in detector] == [rows, columns]
+        others = [[float(length) for length in other] for other in (detector, film) if other is not None]
     except (TypeError, ValueError):
         return None, "its Pixel Spacing is no pair of numbers, and is not used"
     if not (SMALLEST < rows < LARGEST and SMALLEST < columns < LARGEST):
         return None, "its Pixel Spacing is none that an image has, and is not used"
-    if sop_class in RADIOGRAPHS and same and not calibrated:
-        return None, "its Pixel Spacing is the detector's, not that in the patient, and is not used"
+    if sop_class in RADIOGRAPHS and not calibrated and (not others or [rows, columns] in others):
+        whose = "is the detector's" if others else "may be the detector's"
+        return None, f"its Pixel Spacing {whose}, not that in the patient, and is not used"
     return (columns, rows), f"pixels of {columns:g} x {rows:g} mm, by Pixel Spacing"
 
 

@@ -283,7 +283,8 @@ colours where grey is asked for | refused | name them in data.sequences, or save
 palettes, CMYK, transparency, 1 bit | converted | as for pictures that are classified
 several pages, files cut short | refused | by name
 radiographs, ultrasound and secondary captures in DICOM | read | as a viewer shows them
-Pixel Spacing of DICOM | read | as the size of a pixel in the patient, unless it is that of the detector
+Pixel Spacing of DICOM | read | as the size of a pixel in the patient, unless it is that of the detector or a film, or a
+    radiograph does not say so
 several frames in DICOM | refused | export the one that is meant
 a mask of another size | refused | with both sizes
 a mask that was not turned with its picture by an EXIF tag | refused | or warned of where the size does not tell
