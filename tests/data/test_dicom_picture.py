@@ -11,6 +11,7 @@ from errors import raises
 from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_windowing
+from pydicom.uid import DigitalMammographyXRayImageStorageForProcessing
 
 from fedshift.data.decode import cached_picture, picture_sha256, read_picture
 from fedshift.data.depth import WHITE, DeepPicture, Depth
@@ -163,3 +164,15 @@ def test_several_frames_and_none_are_refused(ramp: np.ndarray, tmp_path: Path) -
     cut.write_bytes(cut.read_bytes()[:-500])
     with raises("file-damaged", naming="c.dcm"):
         read_picture(cut)
+
+
+@pytest.mark.reads("picture: raw radiographs (for processing), of DX, mammography and within the mouth")
+@pytest.mark.parametrize(
+    "tags",
+    [{"SOPClassUID": DigitalMammographyXRayImageStorageForProcessing}, {"PresentationIntentType": "FOR PROCESSING"}],
+)
+def test_raw_radiographs_are_refused(tags: dict[str, str], ramp: np.ndarray, tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a.dcm", ramp, PresentationIntentType="FOR PRESENTATION")
+    read_picture(tmp_path / "a.dcm")
+    with raises("picture-form", naming="raw.dcm"):
+        read_picture(write_dicom(tmp_path / "raw.dcm", ramp, **tags))

@@ -43,6 +43,8 @@ RADIOGRAPHS = frozenset(
     f"{STORAGE}{ending}" for ending in ("1", "1.1", "1.1.1", "1.2", "1.2.1", "1.3", "1.3.1", "12.1", "12.2")
 )
 """Those by projection, in which distances at the detector are not those in the patient."""
+FOR_PROCESSING = frozenset(f"{STORAGE}{ending}" for ending in ("1.1.1", "1.2.1", "1.3.1"))
+"""Radiographs as the detector gives them, which no viewer shows before they are processed."""
 NO_SCANS = tuple(f"{STORAGE}{part}" for part in ("66", "67", "88.", "9.", "11.", "104.", "481.", "4.2", "68."))
 """Beginnings: segmentations and raw data, reports, waveforms, presentation states, documents, plans, spectra."""
 UNREADABLE = (

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedshift.data.depth import DICOM, WHITE, DeepPicture
 from fedshift.data.dicom import DicomFault
-from fedshift.data.dicom_objects import NO_SCANS, UNREADABLE, quiet
+from fedshift.data.dicom_objects import FOR_PROCESSING, NO_SCANS, UNREADABLE, quiet
 from fedshift.data.dicom_pixels import (
     GREY,
     PIXELS,
@@ -48,6 +48,7 @@ def read_dicom_picture(path: Path) -> Image.Image | DeepPicture:
         with quiet():
             header = pydicom.dcmread(path)
             _require_one_frame(header)
+            _refuse_raw(header)
             photometric = str(header.get("PhotometricInterpretation", "")).strip()
             return _grey(path, header) if photometric in GREY else _colour(path, header, photometric)
     except DicomFault as fault:
@@ -62,6 +63,13 @@ def _require_one_frame(header: Any) -> None:
     frames = int(header.get("NumberOfFrames", 1) or 1)
     if frames != 1:
         raise DicomFault("several-frames", f"has {frames} frames, and a picture has one")
+
+
+def _refuse_raw(header: Any) -> None:
+    """Refuse what a detector gives, whose values are no shades of grey (PS3.3, C.8.11.1 and PS3.4, B.5.1.1)."""
+    intent = str(header.get("PresentationIntentType", "") or "").strip()
+    if header.get("SOPClassUID") in FOR_PROCESSING or intent == "FOR PROCESSING":
+        raise DicomFault("picture-form", "is a raw radiograph for processing, and not the one for presentation")
 
 
 def _grey(path: Path, header: Any) -> DeepPicture:

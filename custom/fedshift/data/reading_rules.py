@@ -262,6 +262,8 @@ grey DICOM that is MONOCHROME1 or has an inverse presentation LUT | converted | 
 DICOM in colour, also YBR and palettes, of 8 bits | converted | to RGB
 DICOM in colour or with colours burnt in, for a task of grey pictures | refused | export it in grey
 DICOM of several frames, or without pixels | refused | by name
+raw radiographs (for processing), of DX, mammography and within the mouth | refused | no viewer shows their values;
+    export the one for presentation
 grey TIFF of 16 bits in which 0 is white | converted | turned, within the same range
 grey of 16 or 32 bits, signed or not, with values from 0 to 65535 | read | as grey of 16 bits
 values below 0 or above 65535 | refused | save it as a picture of 8 bits, or as a grey one of 16 bits
