@@ -277,3 +277,11 @@ def test_a_copy_of_a_slice_is_left_out(tmp_path: Path) -> None:
     folder = write_classic(tmp_path / "copies", frames())
     shutil.copy(folder / "IM0002.dcm", folder / "IM0002 copy.dcm")
     np.testing.assert_array_equal(in_file(read_scan(folder).voxels), frames())
+
+
+@pytest.mark.reads("DICOM image: slices in several frames of reference")
+def test_places_that_cannot_be_compared_are_warned_of(tmp_path: Path) -> None:
+    marks = [{"FrameOfReferenceUID": f"1.2.{3 + k // 4}"} for k in range(SHAPE[0])]
+    (remark,) = read_scan(write_classic(tmp_path / "two", frames(), marks=marks)).reading.remarks
+    assert "2 frames of reference" in remark
+    assert not read_scan(write_classic(tmp_path / "one", frames())).reading.remarks

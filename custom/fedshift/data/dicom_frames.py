@@ -44,7 +44,7 @@ UNMIXED = (
 CLASSIC = (
     *("SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
     *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "RescaleType", "ModalityLUTSequence", "Units"),
-    *("PresentationLUTShape", "RealWorldValueMappingSequence", "LossyImageCompression"),
+    *("FrameOfReferenceUID", "PresentationLUTShape", "RealWorldValueMappingSequence", "LossyImageCompression"),
     *(f"{kind}PixelPadding{end}" for kind in ("", "Float", "DoubleFloat") for end in ("Value", "RangeLimit")),
 )
 ENHANCED = (
@@ -77,6 +77,8 @@ class Frame:
     content: bytes
     """A digest of a classic slice's pixels and position."""
     is_classic: bool
+    reference: str
+    """The UID of the frame of reference that its place is in; "" if it does not say it."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def _classic(path: Path) -> Frame:
         instance=slice_.instance,
         content=slice_.content,
         is_classic=True,
+        reference=_reference(header),
     )
 
 
@@ -170,9 +173,14 @@ def _enhanced(path: Path) -> tuple[list[Frame], Part | None]:
                 instance=f"{header.SOPInstanceUID} {number}".encode(),
                 content=b"",
                 is_classic=False,
+                reference=_reference(header),
             )
         )
     return frames, _part(header)
+
+
+def _reference(header: Any) -> str:
+    return str(header.get("FrameOfReferenceUID") or "")
 
 
 def _values(header: Any, transform: Any | None, world: Sequence[Any]) -> Values:

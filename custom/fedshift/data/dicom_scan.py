@@ -193,6 +193,8 @@ def _reading(stack: Stack, box: Box, filled: str | None) -> Reading:
     remarks = list(dict.fromkeys(remark for values in every for remark in values.remarks))
     if filled:
         remarks.append(filled)
+    if (references := len({frame.reference for frame in frames} - {""})) > 1:
+        remarks.append(f"has slices in {references} frames of reference, whose places nobody can compare")
     return Reading(
         format="DICOM series" if frames[0].is_classic else "enhanced DICOM image",
         transfer_syntax=" and ".join(sorted({frame.syntax for frame in frames})),

@@ -71,6 +71,7 @@ one enhanced image in several files (a concatenation, or instances with a part e
 a concatenation of which a part is missing | refused | says which parts are there
 enhanced images of one series at the same places | read | each is a scan of its own
 slices of several acquisitions that lie one after the other | read | as one volume
+slices in several frames of reference | warned of | their places are taken as they are
 copies of a slice | read | once; two that differ under one UID are refused
 """),
     "DICOM mask": _rules("""
