@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dicomforms import item
 from dicompictures import write_dicom
 from errors import raises
 from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_windowing
-from pydicom.uid import DigitalMammographyXRayImageStorageForProcessing
+from pydicom.uid import DigitalMammographyXRayImageStorageForProcessing, EnhancedXAImageStorage
 
 from fedshift.data.decode import cached_picture, picture_sha256, read_picture
 from fedshift.data.depth import WHITE, DeepPicture, Depth
@@ -176,3 +177,16 @@ def test_raw_radiographs_are_refused(tags: dict[str, str], ramp: np.ndarray, tmp
     read_picture(tmp_path / "a.dcm")
     with raises("picture-form", naming="raw.dcm"):
         read_picture(write_dicom(tmp_path / "raw.dcm", ramp, **tags))
+
+
+@pytest.mark.reads("picture: enhanced DICOM of one frame")
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_window_of_an_enhanced_image_is_that_of_its_frame(shared: bool, ramp: np.ndarray, tmp_path: Path) -> None:
+    rescale = {"RescaleSlope": 2, "RescaleIntercept": -100, "RescaleType": "US"}
+    window = {"WindowCenter": 1000, "WindowWidth": 600}
+    classic = write_dicom(tmp_path / "classic.dcm", ramp, **rescale, **window)
+    group = item(PixelValueTransformationSequence=[item(**rescale)], FrameVOILUTSequence=[item(**window)])
+    groups = {"Shared" if shared else "PerFrame": [group], "PerFrame" if shared else "Shared": [item()]}
+    said = {f"{name}FunctionalGroupsSequence": items for name, items in groups.items()}
+    enhanced = write_dicom(tmp_path / "e.dcm", ramp, SOPClassUID=EnhancedXAImageStorage, NumberOfFrames=1, **said)
+    np.testing.assert_array_equal(deep(enhanced).values, deep(classic).values)

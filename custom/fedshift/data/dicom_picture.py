@@ -49,6 +49,7 @@ def read_dicom_picture(path: Path) -> Image.Image | DeepPicture:
             header = pydicom.dcmread(path)
             _require_one_frame(header)
             _refuse_raw(header)
+            _take_from_frame(header)
             photometric = str(header.get("PhotometricInterpretation", "")).strip()
             return _grey(path, header) if photometric in GREY else _colour(path, header, photometric)
     except DicomFault as fault:
@@ -70,6 +71,15 @@ def _refuse_raw(header: Any) -> None:
     intent = str(header.get("PresentationIntentType", "") or "").strip()
     if header.get("SOPClassUID") in FOR_PROCESSING or intent == "FOR PROCESSING":
         raise DicomFault("picture-form", "is a raw radiograph for processing, and not the one for presentation")
+
+
+def _take_from_frame(header: Any) -> None:
+    """Take what an enhanced image says of its one frame as a classic image says it of itself (PS3.3, C.7.6.16)."""
+    for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for group in header.get(name) or []:
+            for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for item in group.get(transform) or []:
+                    header.update(item)
 
 
 def _grey(path: Path, header: Any) -> DeepPicture:

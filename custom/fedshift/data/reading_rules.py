@@ -263,6 +263,7 @@ grey DICOM that is MONOCHROME1 or has an inverse presentation LUT | converted | 
 DICOM in colour, also YBR and palettes, of 8 bits | converted | to RGB
 DICOM in colour or with colours burnt in, for a task of grey pictures | refused | export it in grey
 DICOM of several frames, or without pixels | refused | by name
+enhanced DICOM of one frame | read | with the rescale slope and window of its frame
 raw radiographs (for processing), of DX, mammography and within the mouth | refused | no viewer shows their values;
     export the one for presentation
 grey TIFF of 16 bits in which 0 is white | converted | turned, within the same range
