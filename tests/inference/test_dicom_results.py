@@ -256,6 +256,31 @@ def test_the_same_images_model_and_mask_give_the_same_uids_and_any_other_gives_o
     assert len(set(objects.values())) == 3
 
 
+@pytest.mark.parametrize(
+    ("characters", "patient"),
+    [("ISO_IR 100", "Müller^Änne"), (["", "ISO 2022 IR 87"], "Yamada^Tarou=山田^太郎=やまだ^たろう")],
+)
+def test_names_are_written_whatever_the_characters_of_the_source(
+    characters: str | list[str], patient: str, tmp_path: Path
+) -> None:
+    def name(made: pydicom.Dataset, number: int) -> None:
+        made.SpecificCharacterSet, made.PatientName = characters, patient
+
+    path = write_slices(tmp_path / "s", volume()[0], change=name)
+    names = ("Drüse", "Čapí")
+    codes = dict(zip(names, origin().codes.values(), strict=True))
+    scan = read_scan(path)
+    about = {"source": open_source(path), "origin": origin(codes=codes), "classes": names}
+    seg = write_segmentation(uneven(scan), scan, tmp_path / "seg.dcm", **about)
+    write_structure_set(uneven(scan), scan, tmp_path / "rt.dcm", **about)
+    write_report(tmp_path / "sr.dcm", segmentation=seg, volumes=dict.fromkeys(names, 1.0), **about)
+    made = [pydicom.dcmread(tmp_path / f"{kind}.dcm") for kind in ("seg", "rt", "sr")]
+    assert [each.PatientName for each in made] == [patient] * 3
+    assert [segment.SegmentLabel for segment in made[0].SegmentSequence] == list(names)
+    assert [roi.ROIName for roi in made[1].StructureSetROISequence] == list(names)
+    assert set(names) <= {one.value for one in made[2].iterall() if one.keyword == "TextValue"}
+
+
 def test_a_source_that_no_result_can_refer_to_is_refused_without_a_value_of_its_tags(tmp_path: Path) -> None:
     def spoil(made: pydicom.Dataset, number: int) -> None:
         made.PatientSex, made.PatientName = "secret", "Müller^Jörg^secret"

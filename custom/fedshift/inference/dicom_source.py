@@ -32,6 +32,8 @@ SERIES_NUMBER = 9000
 """Added to the source's series number: results stand behind the scanner's series."""
 POSITION, PLANE_POSITION = 0x00200032, 0x00209113
 """The attribute by which frames are ordered, and its functional group."""
+UTF_8 = "ISO_IR 192"
+"""The character set of results (PS3.3, C.12.1.1.2)."""
 EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
@@ -248,7 +250,9 @@ def open_picture(path: Path) -> Source:
 
 
 def _complete(dataset: Any, path: Path) -> None:
-    """Add what the standard requires and may be empty; refuse an object without UIDs."""
+    """Add what the standard requires and may be empty, with text in UTF-8; refuse an object without UIDs."""
+    dataset.decode()  # by the source's own character set, in which results may have names that it cannot write
+    dataset.SpecificCharacterSet = UTF_8
     for name in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID"):
         if not dataset.get(name):
             said = f"{path} has an object without {name}: export the series again, or leave DICOM out"
