@@ -153,6 +153,7 @@ def prepare_own(
     if manifest is not None and manifest.ignore and not meant.ignored:
         meant = replace(meant, ignored=frozenset({IGNORED}))
     splits = _splits(known, given)
+    _refuse_divided(known, given, target)
     plan = SitePlan(
         site=site,
         cases=tuple(replace(case, split=splits.get(case.id)) for case in cases.values()),
@@ -258,6 +259,26 @@ def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, 
             )
         splits[case.id] = case.split
     return splits
+
+
+def _refuse_divided(known: Mapping[str, Case], given: Sequence[CaseFiles], target: Path) -> None:
+    """Refuse a subject that is said of known cases in several splits: they keep these, and scores would be too good."""
+    for case in given:
+        subject = case.subject or subject_of(case.id)
+        if case.id not in known or subject == subject_of(known[case.id]):
+            continue
+        of_subject = {
+            other.id: known[other.id].split
+            for other in given
+            if other.id in known and (other.subject or subject_of(other.id)) == subject
+        }
+        if len(set(of_subject.values())) > 1:
+            shown = ", ".join(f"{name} ({split})" for name, split in of_subject.items())
+            raise DataError(
+                "subject-divided",
+                f"{target} was prepared without the subject {subject}, whose cases are in several splits there, as "
+                f"{shown}: delete the folder and prepare it again, since models trained on it have seen test cases",
+            )
 
 
 def _names(

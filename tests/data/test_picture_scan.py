@@ -21,7 +21,7 @@ from fedshift.data.picture_scan import as_picture, read_picture_mask
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.scans import read_scan, read_volumes
 from fedshift.runtime.grids import radiological
-from fedshift.schema.manifest import read_manifest
+from fedshift.schema.manifest import FILE_NAME, read_manifest
 
 CLASSES = ("background", "disc")
 COLOURS = ("red", "green", "blue")
@@ -476,6 +476,21 @@ def test_patterns_of_subjects_that_do_not_fit_are_refused(tmp_path: Path, patter
     source = write_eyes(tmp_path / "raw")
     with raises(code):
         prepare_own(None, None, "A", tmp_path, dataset="d", source=source, classes=CLASSES, subject=pattern)
+
+
+def test_a_subject_said_of_a_prepared_site_that_divides_it_is_refused(tmp_path: Path) -> None:
+    """As where the warning about both eyes is followed: known cases keep their splits."""
+    source = write_eyes(tmp_path / "raw")
+    site = prepare_own(None, None, "A", tmp_path, dataset="d", source=source, classes=CLASSES)
+    before = (site / FILE_NAME).read_bytes()
+    with raises("subject-divided", naming=str(site)):
+        prepare_own(None, None, "A", tmp_path, dataset="d", source=source, classes=CLASSES, subject="Image_*[LR]")
+    assert (site / FILE_NAME).read_bytes() == before
+
+    prepare_own(None, None, "A", tmp_path, dataset="d", source=source, classes=CLASSES, subject="*")
+    prepare_own(None, None, "B", tmp_path, dataset="d", source=source, classes=CLASSES, subject="*[LR]")
+    prepare_own(None, None, "B", tmp_path, dataset="d", source=source, classes=CLASSES, subject="Image_*[LR]")
+    assert check(tmp_path / "d" / "B") == [], "subjects of other names, as before together"
 
 
 def test_pictures_of_both_sides_without_a_subject_are_warned_of(
