@@ -8,8 +8,10 @@ n is three or more), and the others are for training.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from data_prep.pictures import Dealing, Hashed, Source
 from fedshift.data.splits import subject_groups
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
+
+log = logging.getLogger(__name__)
 
 TEST = "test/"
 """Prefix of the ids of an official test part."""
@@ -156,6 +160,17 @@ def deal_by_subject(site: str, pictures: Hashed, *, fixed: Mapping[str, Split] |
             taken[split] += given is None
             split_of |= {picture.id: split for picture, _ in group}
     return split_of
+
+
+def warn_of_moved(site: Path, former: Mapping[str, Split], dealt: Mapping[str, Split]) -> None:
+    """Warn of cases that are in another split than before, as where a table now says whose they are."""
+    moved = [f"{case} ({split}, now {dealt[case]})" for case, split in former.items() if dealt[case] != split]
+    if moved:
+        log.warning(
+            "%s has %d image(s) in other splits than before, such as %s: do not test models that were trained before "
+            "on it; to divide all its images anew by 60/20/20, delete the folder and prepare it again",
+            *(site, len(moved), moved[0]),
+        )
 
 
 def deal_official_by_subject(

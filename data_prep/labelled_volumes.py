@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.dealing import BY_SUBJECT, deal_by_subject
+from data_prep.dealing import BY_SUBJECT, deal_by_subject, warn_of_moved
 from data_prep.pictures import Hashed, Source
 from data_prep.replace_folder import replace_folder
 from fedshift.data.case_check import readings_of
@@ -180,7 +180,7 @@ def write_labelled(
             more = [f"… and {len(errors) - SHOWN} others"] if len(errors) > SHOWN else []
             title = f"site {target.name} was not prepared, {len(errors)} error(s) in its volumes:"
             raise DataError("scans-damaged", "\n  ".join([title, *errors[:SHOWN], *more]))
-        cases = _dealt(cases, sources, former or {})
+        cases = _dealt(cases, sources, former or {}, target)
         said = {
             "source": source,
             "orientation": ORIENTATION,
@@ -238,7 +238,9 @@ def _case(source: VolumeSource, scans: Sequence[Scan], sha: str, offset: int, se
     )
 
 
-def _dealt(cases: Sequence[Case], sources: Sequence[VolumeSource], former: Mapping[str, Split]) -> list[Case]:
+def _dealt(
+    cases: Sequence[Case], sources: Sequence[VolumeSource], former: Mapping[str, Split], target: Path
+) -> list[Case]:
     given = {source.id: source.split for source in sources if source.split is not None}
     kept = {case.id: former[case.sha256_image] for case in cases if case.sha256_image in former}
     entries: Hashed = [
@@ -246,6 +248,7 @@ def _dealt(cases: Sequence[Case], sources: Sequence[VolumeSource], former: Mappi
         for case in cases
     ]
     split_of = deal_by_subject("", entries, fixed=kept | given)
+    warn_of_moved(target, kept, split_of)
     return [case.model_copy(update={"split": split_of[case.id]}) for case in cases]
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.dealing import BY_SUBJECT, deal_by_subject
+from data_prep.dealing import BY_SUBJECT, deal_by_subject, warn_of_moved
 from data_prep.labelled_volumes import VolumeSource, write_labelled
 from data_prep.own_scans import LICENCE
 from data_prep.pictures import Dealing, Hashed, PictureSet, Plan, Source, write_pictures
@@ -122,7 +122,9 @@ def prepare_labelled(
 
     def deal(site: str, pictures: Hashed) -> Mapping[str, Split]:
         kept = {picture.id: former[sha] for picture, sha in pictures if sha in former}
-        return deal_by_subject(site, pictures, fixed=kept | given)
+        dealt = deal_by_subject(site, pictures, fixed=kept | given)
+        warn_of_moved(target, kept, dealt)
+        return dealt
 
     about = PictureSet(
         dataset=dataset,

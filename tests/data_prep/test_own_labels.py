@@ -63,6 +63,25 @@ def test_prepared_again_pictures_keep_their_splits(tmp_path: Path) -> None:
     assert np.unique(list(after.values()), return_counts=True)[1].tolist() == [12, 36, 12]
 
 
+def test_pictures_that_a_later_table_moves_to_another_split_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the first table did not say whose they are: models trained before have seen what is now tested on."""
+    options = {"dataset": "chest", "sizes": (16,), "classes": ("effusion", "mass"), "findings": True}
+    table = write_table(tmp_path / "raw", n=40)
+    said = table.read_text(encoding="utf-8")
+    table.write_text(said.replace("subject,", "room,"), encoding="utf-8")
+    site = prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
+    before = {picture.id: picture.split for picture in read_manifest(site).pictures}
+    prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
+    assert "splits" not in caplog.text
+    table.write_text(said, encoding="utf-8")
+    prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
+    moved = [picture.id for picture in read_manifest(site).pictures if picture.split != before[picture.id]]
+    (warning,) = [record.getMessage() for record in caplog.records if str(site) in record.getMessage()]
+    assert moved and f"has {len(moved)} image(s)" in warning and moved[0] in warning
+
+
 def test_subjects_that_have_a_picture_each_are_dealt_as_contents_are() -> None:
     pictures = [(Source(f"{k}", "ab"[k % 2], lambda: None), f"{(7 * k) % 31:02d}") for k in range(31)]  # type: ignore[arg-type,return-value]
     assert deal_by_subject("", pictures) == deal_by_content("", pictures)
