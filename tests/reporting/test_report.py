@@ -89,7 +89,7 @@ def test_the_report_says_what_was_run_and_what_came_out(run: Path, page: Page) -
         assert results.data[site].manifest_sha256[:12] in page.sections["data"]
     assert f"torch {results.versions['torch']}" in page.facts["Versions"] and "seed 4" in page.text
     assert page.facts["Sites computed on"] == f"{processor()}, fp32, 1 thread: BIDMC, HK, UCL"
-    assert "BIDS sessions" in page.passages["split_rules"]
+    assert "--subject" in page.passages["split_rules"]
 
 
 def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -> None:

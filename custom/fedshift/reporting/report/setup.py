@@ -13,7 +13,7 @@ from fedshift.schema.results import DataRecord, MachineRecord, Results
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _RULES = {
-    "case": "by case; BIDS sessions of one subject stay together, but nothing else tells two scans of one patient",
+    "case": "by case; scans of one subject stay together where BIDS names, a table or --subject say whose they are",
     split_rule("all"): "by case; what was prepared for testing was trained on, so nothing was tested here",
     "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
 }
