@@ -138,6 +138,15 @@ def test_a_site_gets_its_own_outlines_and_a_new_hospital_is_told_that_it_is_not_
     refused(*asked, ALPHA, "--site", "HK", "--force", code="not-covered", naming="--site-state")
 
 
+@pytest.mark.parametrize("site", [(), ("--site", "HK")])
+def test_a_model_whose_sites_sent_no_curve_says_so(site: tuple[str, ...], tmp_path: Path, refused: Refused) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    write_scan(tmp_path / "scan.nii.gz", 1)
+    add_guarantee(model, Guarantee(alpha=ALPHA))
+    asked = ("predict", model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--guarantee", ALPHA, *site)
+    refused(*asked, code="no-guarantee", naming=("model.pt", "no site", "fedshift evaluate"))
+
+
 def test_one_of_two_outlines_may_be_covered_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = brightness_model(tmp_path / "model.pt")
     write_scan(tmp_path / "scan.nii.gz", 1)

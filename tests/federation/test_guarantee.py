@@ -19,6 +19,9 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec
+from fedshift.reporting.report.guarantee import of_run
+from fedshift.reporting.report.runs import Run, read
+from fedshift.reporting.report.section import Table
 from fedshift.runtime.grids import resized, restore
 from fedshift.runtime.segmentation import as_volume
 from fedshift.schema.guarantee import LEVELS, Curve, Guarantee, RiskCurves
@@ -93,6 +96,19 @@ def test_a_policy_keeps_the_curves_at_the_site(
     run(blob_job(tmp_path, ASKED, "schedule.rounds=1", "schedule.local_steps=2"), blobs, tmp_path / "run", A=policy)
     assert promised(tmp_path / "run").sites.keys() == {"B"}
     assert any("site A" in line and why in line for line in caplog.messages)
+
+
+def test_a_run_whose_sites_all_keep_their_curves_warns_and_its_report_says_so(
+    blobs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = Policy(min_cases=6)
+    run(blob_job(tmp_path, ASKED, "schedule.rounds=1", "schedule.local_steps=2"), blobs, tmp_path / "run", A=few, B=few)
+    (warning,) = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    assert "evaluation.guarantee=" in warning
+    record = read(tmp_path / "run")
+    assert isinstance(record, Run)
+    section = of_run(record)
+    assert section is not None and not any(isinstance(block, Table) for block in section.blocks)
 
 
 @pytest.mark.parametrize("policy", [{"weights": {"epsilon": 8.0, "clip": 1.0}}, {"statistics": {"multiplier": 1.0}}])

@@ -110,11 +110,17 @@ def promised(model: Model, choice: Choice, alpha: float) -> Promised:
         ConfigError: it promises nothing, or not this, or nothing to these patients.
     """
     guarantee, path = model.header.guarantee, model.path
-    if guarantee is None:
+    if guarantee is None or guarantee.is_empty:
+        train = (
+            f"train with --set evaluation.guarantee={alpha:g}"
+            if guarantee is None
+            else "no site sent a risk curve, for too few validation cases or by its policy (min_cases, survey_cases): "
+            "train it with more"
+        )
         raise ConfigError(
             "no-guarantee",
-            f"{path} promises nothing: train with --set evaluation.guarantee={alpha:g}, or calibrate it on labelled "
-            f"cases with 'fedshift evaluate --guarantee {alpha:g} --calibrated FILE'",
+            f"{path} promises nothing: {train}, or calibrate it on labelled cases with "
+            f"'fedshift evaluate --guarantee {alpha:g} --calibrated FILE'",
         )
     if guarantee.alpha != alpha:
         raise ConfigError(

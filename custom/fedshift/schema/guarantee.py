@@ -110,3 +110,8 @@ class Guarantee(Strict):
     left_out: dict[Name, dict[ClassName, Promise]] = {}
     own: dict[ClassName, Promise] = {}
     statistics: Line = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no site has sent a curve: each has too few validation cases, or a policy that keeps it."""
+        return not (self.sites or self.newcomer or self.own)

@@ -347,6 +347,13 @@ class Coordinator:
         self.record.set_final(last_round=self.rounds, own_models=self.own_models)
         for name, round_ in ((BEST, self.best_round), (LAST, self.rounds)):
             self.files.add_reported(name, round_, own_models=self.own_models)
+        final = self.results.final
+        if final is not None and final.guarantee is not None and final.guarantee.is_empty:
+            log.warning(
+                "evaluation.guarantee=%g: the model promises nothing, for no site sent a risk curve: each has too few "
+                "validation cases, or a policy that keeps it",
+                final.guarantee.alpha,
+            )
         self._save_state(self.rounds)
         self.files.write_results()
         self._on_progress(self)

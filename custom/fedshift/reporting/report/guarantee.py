@@ -43,7 +43,10 @@ def _alone(sites: Mapping[str, dict[str, Promise]], site: str) -> dict[str, dict
 
 
 def section(guarantee: Guarantee) -> Section:
-    """A row for each site and structure or class."""
+    """A row for each site and structure or class; a sentence if no site has sent a curve."""
+    if guarantee.is_empty:
+        nothing = finding("caution", "guarantee_nothing", percent=f"{100 * guarantee.alpha:g}")
+        return Section("guarantee", "What is guaranteed", paragraph("guarantee_about"), [Findings([nothing])])
     rows = list(_rows(guarantee))
     classes = not any(promise.inner for _, _, promise in rows)
     sides = ("In the set",) if classes else ("Outer outline", "Inner outline")
