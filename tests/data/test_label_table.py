@@ -56,6 +56,7 @@ def test_one_label_each_by_id_with_splits(tmp_path: Path) -> None:
     [
         ("id,effusion\np9,1\n", True, "file-missing", "line 2: p9"),
         ("file,effusion\nq/p0.png,1\n", True, "file-missing", "q/p0.png"),
+        ("file,effusion\nq/P0.JPG,1\n", True, "file-missing", "/p0.png"),
         ("id,effusion\np0,1\np1,2\n", True, "table-cell", "line 3, column Effusion: '2'"),
         ("id,label\np0,Efusion\n", False, "table-cell", "did you mean 'Effusion'"),
         ("id,label\np0,\n", False, "cell-missing", "line 2, column label"),

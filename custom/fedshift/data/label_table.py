@@ -303,7 +303,9 @@ class _Reader:
             self._fault("error", "cell-missing", what, "name the file, or remove the row")
         elif not (file.exists() or is_broken_link(file) or is_series(file)):
             what = f"line {line}, column {column}: {named} is not in {self.base}"
-            self._fault("error", "file-missing", what, "correct the path, or remove the row", str(named))
+            alike = self._files_of.get(as_compared(_stem(file)), [])
+            mend = f"write {alike[0]}" if len(alike) == 1 else "correct the path"
+            self._fault("error", "file-missing", what, f"{mend}, or remove the row", str(named))
         return file
 
     def _by_id(self, line: int, cell_of: Mapping[str, str]) -> Path:
