@@ -34,6 +34,7 @@ def prepare_labelled(
     *,
     dataset: str,
     images: Path | None = None,
+    subject: str | None = None,
     classes: Sequence[str] | None = None,
     findings: bool | None = None,
     volumes: bool | None = None,
@@ -54,11 +55,12 @@ def prepare_labelled(
     keep their splits, and new ones of their subjects join them; what the table no longer lists is gone.
 
     Args:
-        table: the table of labels.
+        table: the table of labels, or a folder with one for each class.
         site: the site's name in the federation; of a table with a column ``site`` its rows.
         root: root folder of the prepared data.
         dataset: the data set the site takes part in.
         images: the folder that the table's files are in; by default the table's.
+        subject: whose an image in a folder of a class is (`fedshift.data.class_folders.class_rows`).
         classes: of the task; None for those of the table.
         findings: whether the task takes findings; None goes by the table.
         volumes: whether they are volumes, and not pictures; None goes by the first file.
@@ -80,7 +82,7 @@ def prepare_labelled(
         if fault := site_fault(name):
             raise DataError("site-name", f"{what} name {name!r} {fault[0]}: {fault[1]}")
     rows_of = "" if every_site else site
-    read = read_labels(table, images=images, site=rows_of, classes=classes, findings=findings)
+    read = read_labels(table, images=images, site=rows_of, classes=classes, findings=findings, subject=subject)
     refuse_faults(read, site)
     target = root / dataset / site
     former = _former_splits(target)

@@ -145,3 +145,64 @@ def test_both_eyes_of_a_person_without_a_subject_are_warned_of(tmp_path: Path) -
     assert said.code == "subject-unsaid" and "2 pair(s)" in said.message and "column 'subject'" in said.remedy
     named = table(tmp_path, "file,label,subject\n" + "".join(f"{row},a,{row[:2]}\n" for row in rows))
     assert [fault.code for fault in named.faults] == ["image-unlabelled"]
+
+
+def class_folders(root: Path, *names: str) -> Path:
+    for k, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write_picture(root / name, k)
+    return root
+
+
+def test_a_folder_for_each_class_is_a_table(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "x", "effusion/P1_a.png", "effusion/P1_b.png", "no_finding/.hidden/c.png")
+    class_folders(folder, "No_Finding/deeper/P2_a.PNG")
+    read = read_labels(folder, classes=CLASSES, findings=False)
+    assert [(row.id, row.label) for row in read.rows] == [
+        ("No_Finding/deeper/P2_a.PNG", "No Finding"),
+        ("effusion/P1_a.png", "Effusion"),
+        ("effusion/P1_b.png", "Effusion"),
+    ]
+    assert [fault.code for fault in read.faults] == ["subject-missing"], "nothing says whose the pictures are"
+    of_people = read_labels(folder, subject="(?:.*/)?(P[0-9])_.")
+    assert [row.subject for row in of_people.rows] == ["P2", "P1", "P1"] and not of_people.faults
+    assert of_people.classes == ("No_Finding", "effusion")
+    with raises("subject-unmatched", naming="P2_a.PNG"):
+        read_labels(folder, subject="P*_?")
+
+
+def test_folders_of_splits_have_the_folders_of_classes(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "x", "train/a/P1_0.png", "Valid/b/P1_1.png", "test/a/P2_0.png")
+    read = read_labels(folder, subject="*_?")
+    assert [(row.label, row.split) for row in read.rows] == [("b", "val"), ("a", "test"), ("a", "train")]
+    assert [fault.code for fault in read.errors] == ["subject-divided"]
+    classes = read_labels(folder, classes=("train", "Valid", "test"), findings=False)
+    assert [row.label for row in classes.rows] == ["Valid", "test", "train"], "classes may be called so"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "code", "naming"),
+    [
+        (("effusion/a.png", "b.png"), {}, "layout-unknown", "b.png"),
+        (("train/a/a.png", "test/b.png"), {}, "layout-unknown", "test/b.png"),
+        (("efusion/a.png",), {"classes": CLASSES, "findings": False}, "layout-unknown", "Effusion"),
+        (("effusion/a.png",), {"classes": CLASSES, "findings": True}, "layout-unknown", "several findings"),
+        (("effusion/a.txt",), {}, "no-cases", "no image"),
+        (("effusion/a.png",), {"images": Path("elsewhere")}, "no-effect", "--images"),
+    ],
+)
+def test_folders_that_say_no_class_of_each_image_are_refused(
+    names: tuple[str, ...], options: dict[str, object], code: str, naming: str, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_bytes(b"")
+    with raises(code, naming=naming):
+        read_labels(tmp_path / "x", **options)  # type: ignore[arg-type]
+
+
+def test_a_picture_in_the_folders_of_two_classes_is_warned_of(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "x", "a/0.png", "b/1.png")
+    (folder / "b" / "1.png").write_bytes((folder / "a" / "0.png").read_bytes())
+    found = check_table(folder, folder, subject="*")
+    assert [fault.code for fault in found] == ["labels-differ"] and "a/0.png" in found[0].message

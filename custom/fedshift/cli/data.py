@@ -62,7 +62,12 @@ def add_arguments(parser: Any) -> None:
     look = commands.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
-    look.add_argument("--table", type=Path, metavar="FILE", help="the labels (.csv) of pictures or volumes to classify")
+    look.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="the labels (.csv) of pictures or volumes to classify, or the folder of their classes' folders",
+    )
     look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the classes")
     look.add_argument(
         "--explain",
@@ -70,7 +75,7 @@ def add_arguments(parser: Any) -> None:
         help="how a scan, series or mask is read, and why not if it is not; DIR may be a file, --masks its mask",
     )
     own_scans.add_meaning(look)
-    add_shared(look, "--trust-voxels", "--interpolate", "--empty")
+    add_shared(look, "--subject", "--trust-voxels", "--interpolate", "--empty")
     look.set_defaults(func=_check)
     formats = commands.add_parser("formats", help="what is read, converted, warned of and refused, by format")
     formats.set_defaults(func=_formats)
@@ -210,6 +215,7 @@ def _check(args: argparse.Namespace) -> int:
             regions=task.regions,
             ignore=task.ignore,
             wanted=task.sequences,
+            subject=args.subject,
             trust_voxels=args.trust_voxels,
             interpolate=args.interpolate,
             empty=args.empty or task.empty,
@@ -218,7 +224,10 @@ def _check(args: argparse.Namespace) -> int:
             **own_scans.meaning(args),
         )
     if task.kind == "classification" and any(finding.code == "layout-unknown" for finding in findings):
-        console.print("to check pictures or volumes to classify, name the table of their labels with --table")
+        console.print(
+            "to check pictures or volumes to classify, name the table of their labels with --table, or there the "
+            "folder that has one for each class"
+        )
     return _print_checked(args.dir, findings, counts)
 
 
@@ -234,6 +243,7 @@ def _check_table(args: argparse.Namespace, task: own_scans.NamedTask, counts: Co
         return check_table(
             args.table,
             args.dir,
+            subject=args.subject,
             classes=task.classes,
             findings=task.findings,
             volumes=task.volumes,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 CASES, SUMMARY = "scores.csv", LabelledImages.FILE_NAME
 OF_MASKS = {
     "masks": "--masks",
-    "subject": "--subject",
     "source": "--source",
     "label": "--label",
     "sequence": "--sequence",
@@ -62,6 +61,7 @@ def run(args: argparse.Namespace, model: Model) -> int:
             model,
             args.table,
             images=args.images,
+            subject=args.subject,
             choice=choice(args),
             device=args.device,
             bits=args.bits,

@@ -43,7 +43,11 @@ def refuse_options(args: argparse.Namespace, options: dict[str, str], what: str)
 def refuse_table(args: argparse.Namespace, task: NamedTask) -> None:
     """Refuse a table for a task of masks, or a task of labels without a table (`ConfigError`)."""
     if task.kind == "classification" and args.table is None:
-        raise ConfigError("table-missing", f"the task of {task.dataset} classifies: name the table of labels, --table")
+        raise ConfigError(
+            "table-missing",
+            f"the task of {task.dataset} classifies: name the table of labels, or a folder with one for each class, "
+            "with --table",
+        )
     if task.kind not in (None, "classification") and args.table is not None:
         message = f"--table is for tasks that classify, and that of {task.dataset} has masks"
         raise ConfigError("no-effect", f"{message}: give these with --masks or --source")
@@ -57,8 +61,6 @@ def run(args: argparse.Namespace, dataset: str, task: NamedTask) -> int:
     from data_prep.own_scans import LICENCE
 
     refuse_options(args, OF_SCANS, "with --table")
-    if args.subject is not None:
-        raise ConfigError("no-effect", "--subject has no effect with --table: write a column 'subject' in the table")
     if task.volumes is not None:
         options, what = (OF_PICTURES, "volumes") if task.volumes else (OF_VOLUMES, "pictures")
         refuse_options(args, options, f"on {what}, which the task takes")
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace, dataset: str, task: NamedTask) -> int:
             args.out or default_root(),
             dataset=dataset,
             images=args.images,
+            subject=args.subject,
             classes=task.classes,
             findings=task.findings,
             volumes=task.volumes,

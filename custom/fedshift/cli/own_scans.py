@@ -44,7 +44,8 @@ these, to be read and edited.
 
 Pictures to classify have a table of labels in place of masks: --table labels.csv --images DIR. A row is a picture, with
 its file (or its id, the file's name without suffix), and its label, or a column for each finding with 1, 0, or nothing
-or -1 where it is unknown; and, where wanted, subject, split and site.
+or -1 where it is unknown; and, where wanted, subject, split and site. A folder for each class stands for such a table:
+--table DIR, with --subject to say whose the pictures are.
 """
 
 
@@ -80,7 +81,10 @@ def add_parser(kinds: Any) -> None:
         "--write-cases", type=Path, metavar="FILE", help="only write the table of the cases that are found, and stop"
     )
     parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="the labels (.csv) of pictures or volumes to classify, see above"
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="the labels (.csv) of pictures or volumes to classify, see above; or a folder with one for each class",
     )
     parser.add_argument("--site", metavar="NAME", help="the site's name in the federation")
     parser.add_argument("--dataset", metavar="NAME", help="the data set that the site takes part in (or give --task)")

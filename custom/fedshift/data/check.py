@@ -37,6 +37,7 @@ def check(
     sequences: Mapping[str, str] = MappingProxyType({}),
     wanted: Sequence[str] | None = None,
     volume: int | None = None,
+    subject: str | None = None,
     trust_voxels: bool = False,
     interpolate: bool = False,
     regions: Regions | None = None,
@@ -50,15 +51,15 @@ def check(
     ``path`` is a folder of scans in any known layout, a table of cases, a prepared site, or a folder with several;
     with ``masks`` in a folder of their own it holds the images, and both may be patterns. ``labels`` maps classes to
     values of the masks or names of structures. ``dataset``, ``classes`` (the background first), ``codes``,
-    ``regions``, ``ignore`` and ``wanted`` (sequences; None if no task is named) are the task's. ``empty``: masks may
-    be, see `fedshift.schema.codes`. ``counts`` is filled in. For the others see `fedshift.data.layouts.find.gather` and
-    `fedshift.data.cases.CaseFiles`.
+    ``regions``, ``ignore`` and ``wanted`` (sequences; None if no task is named) are the task's. ``subject``: whose a
+    case is (`fedshift.data.cases.subject_pattern`). ``empty``: masks may be, see `fedshift.schema.codes`. ``counts`` is
+    filled in. For the others see `fedshift.data.layouts.find.gather` and `fedshift.data.cases.CaseFiles`.
 
     Returns:
         Errors and warnings in the order found; preparation refuses what is an error here.
 
     Raises:
-        ConfigError: labels or sequences that do not fit the table.
+        ConfigError: labels, sequences or subjects that do not fit the table.
         DataError: ``path`` does not exist, or may not be looked at.
     """
     with reading(path):
@@ -85,6 +86,7 @@ def check(
     except DataError as error:
         what, _, remedy = str(error).partition(": ")
         return [Finding("error", error.code, path, what, remedy)]
+    tables = [table.with_subjects(subject) for table in tables] if subject else tables
     tables = [
         with_colours(table, wanted).with_options(trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty)
         for table in tables

@@ -21,6 +21,7 @@ def check_table(
     table: Path,
     images: Path,
     *,
+    subject: str | None = None,
     classes: Sequence[str] | None = None,
     findings: bool | None = None,
     volumes: bool | None = None,
@@ -32,8 +33,9 @@ def check_table(
     """Read a table of labels and every image that it names.
 
     Args:
-        table: the table.
+        table: the table, or a folder with one for each class.
         images: the folder that its paths and ids are of.
+        subject: whose an image in a folder of a class is.
         classes: of the task; None for those of the table.
         findings: whether the task takes findings; None goes by the table.
         volumes: whether they are volumes; None goes by the first file.
@@ -46,7 +48,7 @@ def check_table(
         Errors and warnings in the order found.
     """
     try:
-        read = read_labels(table, images=images, classes=classes, findings=findings)
+        read = read_labels(table, images=images, classes=classes, findings=findings, subject=subject)
     except DataError as error:
         what, _, remedy = str(error).removeprefix(str(table)).strip().partition(": ")
         return [Finding("error", error.code, table, what, remedy)]
@@ -75,9 +77,7 @@ def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] 
             yield Finding("warning", "scan-empty", file, what, "look whether it is the right picture", row.id)
         other = first.setdefault(picture_sha256(picture), row)
         if other is not row and (other.label, other.findings) != (row.label, row.findings):
-            what = (
-                f"line {row.line}: {row.id} is the same picture as {other.id} in line {other.line}, with other labels"
-            )
+            what = f"{row.beginning}{row.id} is the same picture as {other.id}{other.place}, with other labels"
             yield Finding("warning", "labels-differ", table.path, what, "look which are right", row.id)
 
 

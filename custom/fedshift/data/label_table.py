@@ -9,6 +9,8 @@ A row is a picture or a volume. Columns:
 - where wanted, ``subject``, whose it is, ``split`` (train, val or test), ``site``, and ``stratum NAME``
   (`fedshift.data.strata`).
 
+In place of the table there may be a folder for each class (`fedshift.data.class_folders`).
+
 Other columns are not used, and upper and lower case are the same. A finding without a column is unknown at the site.
 """
 
@@ -25,16 +27,16 @@ from pathlib import Path
 
 from fedshift.data.cases import sides_of
 from fedshift.data.cases_csv import SPLITS, read_lines
-from fedshift.data.scan_file import Finding, as_compared, is_broken_link, same_form, suffix_of
+from fedshift.data.class_folders import class_rows, images_in, stem
+from fedshift.data.scan_file import Finding, as_compared, is_broken_link, same_form
 from fedshift.data.series import folder_and_uid, is_series
 from fedshift.data.strata import REMEDY, STRATUM, check_column, is_stratum, refuse_many, strata_of
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.files import path_of
 from fedshift.schema.manifest import Split
 from fedshift.schema.names import few_names
 from fedshift.schema.strict import nearest
 
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".dcm")
 FILE, ID, LABEL, SUBJECT, SPLIT, SITE = "file", "id", "label", "subject", "split", "site"
 ALIASES = {"image": FILE, "path": FILE, "filename": FILE, "case": ID, "patient": SUBJECT, "patient_id": SUBJECT}
 """Other names of columns, which hospitals' exports have; a finding of the same name goes before."""
@@ -65,7 +67,10 @@ ALIKE = 0.8
 
 @dataclass(frozen=True)
 class Labelled:
-    """A row: ``files`` (one for each sequence), and the label or the findings that are known."""
+    """A row: ``files`` (one for each sequence), and the label or the findings that are known.
+
+    ``line``: of the table; 0 if there are folders of classes in its place.
+    """
 
     id: str
     files: tuple[Path, ...]
@@ -75,6 +80,16 @@ class Labelled:
     subject: str = ""
     split: Split | None = None
     strata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def beginning(self) -> str:
+        """How a sentence on the row begins."""
+        return f"line {self.line}: " if self.line else ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, at the end of a sentence."""
+        return f" in line {self.line}" if self.line else ""
 
 
 @dataclass(frozen=True)
@@ -108,21 +123,52 @@ def read_labels(
     site: str = "",
     classes: Sequence[str] | None = None,
     findings: bool | None = None,
+    subject: str | None = None,
 ) -> LabelTable:
     """Read a table of labels.
 
     Args:
-        path: the table.
+        path: the table, or a folder with one for each class.
         images: the folder that paths and ids are of; by default the table's.
         site: whose rows are read, where the table has a column ``site``.
         classes: of the task; None takes those of the table.
         findings: whether the task takes findings, and not one label each; None goes by the table's columns.
+        subject: whose an image in a folder of a class is, see `fedshift.data.class_folders.class_rows`.
 
     Raises:
-        DataError: no such file, no column of files or of labels, or a column that is there twice.
+        DataError: no such file, no column of files or of labels, or a column that is there twice; or as `class_rows`.
+        ConfigError: as `class_rows`, or options that only tables or only folders have.
     """
+    if path.is_dir():
+        return _of_folders(path, images=images, classes=classes, findings=findings, subject=subject)
+    if subject is not None:
+        raise ConfigError("no-effect", "--subject has no effect with --table: write a column 'subject' in the table")
     header, lines = read_lines(path)
     return _Reader(path, images, header, classes, findings).table(lines, site)
+
+
+def _of_folders(
+    folder: Path,
+    *,
+    images: Path | None,
+    classes: Sequence[str] | None,
+    findings: bool | None,
+    subject: str | None,
+) -> LabelTable:
+    if images not in (None, folder):
+        raise ConfigError("no-effect", f"--images has no effect with the folders of classes in {folder}: leave it out")
+    if findings:
+        raise DataError(
+            "layout-unknown",
+            f"{folder} has folders, which say one class of each image, and the task takes several findings: write a "
+            "table of labels (.csv)",
+        )
+    header, rows = class_rows(folder, classes=classes, subject=subject)
+    reader = _Reader(folder, folder, header, classes, wants_findings=False)
+    if subject is None:
+        what = "has folders of classes, and nothing says whose the images are: each is taken for a person of its own"
+        reader.fault("warning", "subject-missing", what, "say it with --subject, or in a table (.csv)")
+    return reader.table([(0, cells) for cells in rows], site="")
 
 
 @dataclass
@@ -187,7 +233,7 @@ class _Reader:
             if close:
                 meant = next(each for each in lacking if _compared(each) == close[0])
                 what = f"has a column {name!r}, which is no class; did you mean {meant!r}?"
-                self._fault("error", "column-unknown", what, "rename it")
+                self.fault("error", "column-unknown", what, "rename it")
         return {name: self.columns.index(name) for name in named}
 
     def table(self, lines: Sequence[tuple[int, list[str]]], site: str) -> LabelTable:
@@ -200,7 +246,7 @@ class _Reader:
             if any(cell.strip() for cell in cells[len(self.columns) :]):
                 what = f"line {number} has {len(cells)} cells, and there are {len(self.columns)} columns"
                 remedy = "put cells that hold the separator into quotes, or give each column a name"
-                self._fault("error", "table-cell", what, remedy, f"line {number}")
+                self.fault("error", "table-cell", what, remedy, f"line {number}")
                 continue
             of_site = cell_of.get(SITE, "")
             sites.add(of_site)
@@ -209,10 +255,10 @@ class _Reader:
             row = self._row(number, cell_of)
             if (same := by_files.setdefault(row.files, number)) != number and as_compared(row.id) not in first:
                 what = f"line {number}: {row.id} is the same file as in line {same}"
-                self._fault("error", "case-twice", what, "remove one of the two", row.id)
+                self.fault("error", "case-twice", what, "remove one of the two", row.id)
             if (other := first.setdefault(as_compared(row.id), number)) != number:
                 what = f"line {number}: {row.id} is in line {other} too"
-                self._fault("error", "case-twice", what, "remove one of the two", row.id)
+                self.fault("error", "case-twice", what, "remove one of the two", row.id)
             if row.label or row.findings:
                 rows.append(row)
             elif self.wants_findings:
@@ -223,14 +269,14 @@ class _Reader:
             raise DataError("table-empty", f"{self.path} has no row with a label below its columns: write them there")
         if unlabelled:
             what = f"has {unlabelled} row(s) of which no finding is known"
-            self._fault("warning", "label-missing", what, "they are left out")
+            self.fault("warning", "label-missing", what, "they are left out")
         classes = tuple(self.given or (self.of_finding or sorted({row.label for row in rows})))
         without = tuple(name for name in classes if self.wants_findings and name not in self.of_finding)
         if without:
             what = f"has no column {few_names(without)}"
-            self._fault("warning", "finding-unknown", what, "it is unknown of all pictures of this site")
+            self.fault("warning", "finding-unknown", what, "it is unknown of all pictures of this site")
         if SITE in self.columns and "" in sites and sites - {""}:
-            self._fault("error", "cell-missing", f"has rows without a {SITE}, beside others with one", "write it there")
+            self.fault("error", "cell-missing", f"has rows without a {SITE}, beside others with one", "write it there")
         self._one_split_each(rows)
         refuse_many(self.path, [row.strata for row in rows])
         self._spelled_alike(rows)
@@ -255,10 +301,10 @@ class _Reader:
         split, subject = cell_of.get(SPLIT, "").lower(), cell_of.get(SUBJECT, "")
         if split and split not in SPLITS:
             what = f"line {line}, column {SPLIT}: {split!r} is no split"
-            self._fault("error", "table-cell", what, "write train, val or test, or leave it empty", case)
+            self.fault("error", "table-cell", what, "write train, val or test, or leave it empty", case)
         strata, faults = strata_of(cell_of)
         for column, what in faults:
-            self._fault("error", "table-cell", f"line {line}, column {column}: {what}", REMEDY, case)
+            self.fault("error", "table-cell", f"line {line}, column {column}: {what}", REMEDY, case)
         return Labelled(
             case,
             files,
@@ -275,12 +321,12 @@ class _Reader:
             if not text or text.lower() in MISSING:
                 said = f"{text!r} says that there is none" if text else "the cell is empty"
                 what = f"line {line}, column {LABEL}: {said}"
-                self._fault("error", "cell-missing", what, "write the class, or remove the row", case)
+                self.fault("error", "cell-missing", what, "write the class, or remove the row", case)
             return self.spelling.setdefault(_compared(text), text)
         known = {_compared(name): name for name in self.given}
         if _compared(text) not in known:
             what = f"line {line}, column {LABEL}: {text!r} is no class{nearest(text, self.given)}"
-            self._fault("error", "table-cell", what, "correct it", case)
+            self.fault("error", "table-cell", what, "correct it", case)
         return known.get(_compared(text), "")
 
     def _known(self, line: int, cell_of: Mapping[str, str], case: str) -> Iterator[tuple[str, bool]]:
@@ -288,7 +334,7 @@ class _Reader:
             text = cell_of.get(name, "").lower()
             if text not in VALUES:
                 what = f"line {line}, column {name}: {cell_of[name]!r} says nothing of a finding"
-                self._fault("error", "table-cell", what, "write 1, 0, or nothing or -1 where it is unknown", case)
+                self.fault("error", "table-cell", what, "write 1, 0, or nothing or -1 where it is unknown", case)
                 continue
             self.uncertain += text in UNCERTAIN
             value = VALUES[text]
@@ -300,31 +346,31 @@ class _Reader:
         file = Path(os.path.normpath(self.base / named))
         if not cell_of.get(column):
             what = f"line {line}, column {column}: the cell is empty"
-            self._fault("error", "cell-missing", what, "name the file, or remove the row")
+            self.fault("error", "cell-missing", what, "name the file, or remove the row")
         elif not (file.exists() or is_broken_link(file) or is_series(file)):
             what = f"line {line}, column {column}: {named} is not in {self.base}"
-            alike = self._files_of.get(as_compared(_stem(file)), [])
+            alike = self._files_of.get(as_compared(stem(file)), [])
             mend = f"write {alike[0]}" if len(alike) == 1 else "correct the path"
-            self._fault("error", "file-missing", what, f"{mend}, or remove the row", str(named))
+            self.fault("error", "file-missing", what, f"{mend}, or remove the row", str(named))
         return file
 
     def _by_id(self, line: int, cell_of: Mapping[str, str]) -> Path:
         case = same_form(cell_of.get(ID, ""))
         there = self._files_of.get(as_compared(case), [])
         if not case:
-            self._fault("error", "cell-missing", f"line {line}, column {ID}: the cell is empty", "remove the row")
+            self.fault("error", "cell-missing", f"line {line}, column {ID}: the cell is empty", "remove the row")
         elif len(there) != 1:
             what = f"is the name of {len(there)} files" if there else "is the name of no image"
             remedy = f"name files in a column {FILE!r}" if there else "correct it, or remove the row"
             what = f"line {line}: {case} {what} in {self.base}"
-            self._fault("error", "file-missing", what, remedy, case)
+            self.fault("error", "file-missing", what, remedy, case)
         return there[0] if there else self.base / case
 
     @cached_property
     def _files_of(self) -> dict[str, list[Path]]:
         files: dict[str, list[Path]] = {}
-        for file in _images_in(self.base):
-            files.setdefault(as_compared(_stem(file)), []).append(file)
+        for file in images_in(self.base):
+            files.setdefault(as_compared(stem(file)), []).append(file)
         return files
 
     def _one_split_each(self, rows: Sequence[Labelled]) -> None:
@@ -333,19 +379,17 @@ class _Reader:
             if row.subject and row.split is not None:
                 other = first.setdefault(row.subject, row)
                 if other.split != row.split:
-                    what = (
-                        f"line {row.line}: {row.subject} is in {row.split}, and in {other.split} in line {other.line}"
-                    )
-                    self._fault("error", "subject-divided", what, "keep all of a person in one split", row.id)
+                    what = f"{row.beginning}{row.subject} is in {row.split}, and in {other.split}{other.place}"
+                    self.fault("error", "subject-divided", what, "keep all of a person in one split", row.id)
 
     def _spelled_alike(self, rows: Sequence[Labelled]) -> None:
         """Warn of subjects and images that may be of one person, and of rows without one beside others."""
         without = [row for row in rows if not row.subject]
-        ids = [str(Path(row.id).with_name(_stem(Path(row.id)))) for row in without if row.id]
+        ids = [str(Path(row.id).with_name(stem(Path(row.id)))) for row in without if row.id]
         self.faults += sides_of(ids, self.path, f"write whose they are in a column {SUBJECT!r}")
         if without and len(without) < len(rows):
             what = f"has {len(without)} row(s) without a {SUBJECT}, as line {without[0].line}, beside others with one"
-            self._fault("warning", "subject-missing", what, "each is taken for a person of its own: write whose it is")
+            self.fault("warning", "subject-missing", what, "each is taken for a person of its own: write whose it is")
         spelled: dict[str, dict[str, None]] = {}
         for row in rows:
             if row.subject:
@@ -354,7 +398,7 @@ class _Reader:
         alike = [list(those) for those in spelled.values() if len(those) > 1]
         if alike:
             what = f"has {len(alike)} subject(s) in several spellings, as {few_names(alike[0])}, taken for other people"
-            self._fault("warning", "subject-spelling", what, "write each in one way, if it is one person")
+            self.fault("warning", "subject-spelling", what, "write each in one way, if it is one person")
 
     def _without_row(self, rows: Sequence[Labelled]) -> Iterator[Finding]:
         """Warn of images in the folder that was named, of which the table says nothing."""
@@ -362,27 +406,15 @@ class _Reader:
             return
         named = {file for row in rows for file in row.files}
         named |= {folder_and_uid(file)[0] for file in named}
-        others = [file for file in _images_in(self.images) if file not in named and not named & {*file.parents}]
+        others = [file for file in images_in(self.images) if file not in named and not named & {*file.parents}]
         if others:
             shown = few_names([str(file.relative_to(self.images)) for file in others])
             what = f"has no row with a label of {len(others)} image(s) in {self.images}: {shown}"
             yield Finding("warning", "image-unlabelled", self.path, what, "they are not used")
 
-    def _fault(self, level: str, code: str, what: str, remedy: str, case: str = "") -> None:
+    def fault(self, level: str, code: str, what: str, remedy: str, case: str = "") -> None:
         self.faults.append(Finding("error" if level == "error" else "warning", code, self.path, what, remedy, case))
 
 
 def _compared(name: str) -> str:
     return as_compared(name).replace("_", " ")
-
-
-def _stem(file: Path) -> str:
-    suffix = suffix_of(file) or file.suffix
-    return file.name[: len(file.name) - len(suffix)]
-
-
-def _images_in(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not hidden and (file.name.lower().endswith(PICTURES) or suffix_of(file)) and file.is_file():
-            yield file

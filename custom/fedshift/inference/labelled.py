@@ -55,6 +55,7 @@ def score(
     *,
     images: Path | None,
     choice: Choice,
+    subject: str | None = None,
     device: str = "auto",
     bits: int | None = None,
     volume: int | None = None,
@@ -68,6 +69,7 @@ def score(
         table: see `fedshift.data.label_table`; the rows of all sites.
         images: the folder that the table's files are in; by default the table's.
         choice: whose statistics, and whose thresholds of findings.
+        subject: whose an image in a folder of a class is.
         device: a torch device name, or ``auto``.
         bits: that grey pictures of 16 bits use.
         volume: which one is taken of files with several volumes, from 1.
@@ -92,6 +94,7 @@ def score(
             Path(root),
             dataset=job.task.dataset,
             images=images,
+            subject=subject,
             classes=job.task.classes,
             findings=task.findings,
             volumes=model.classifies_volumes,
