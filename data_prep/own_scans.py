@@ -263,17 +263,17 @@ def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, 
 
 def _refuse_divided(known: Mapping[str, Case], given: Sequence[CaseFiles], target: Path) -> None:
     """Refuse a subject that is said of known cases in several splits: they keep these, and scores would be too good."""
+    subjects: dict[str, dict[str, Split]] = {}
+    newly_said = set()
     for case in given:
-        subject = case.subject or subject_of(case.id)
-        if case.id not in known or subject == subject_of(known[case.id]):
-            continue
-        of_subject = {
-            other.id: known[other.id].split
-            for other in given
-            if other.id in known and (other.subject or subject_of(other.id)) == subject
-        }
-        if len(set(of_subject.values())) > 1:
-            shown = ", ".join(f"{name} ({split})" for name, split in of_subject.items())
+        if case.id in known:
+            subject = case.subject or subject_of(case.id)
+            subjects.setdefault(subject, {})[case.id] = known[case.id].split
+            if subject != subject_of(known[case.id]):
+                newly_said.add(subject)
+    for subject, split_of in subjects.items():
+        if subject in newly_said and len(set(split_of.values())) > 1:
+            shown = ", ".join(f"{name} ({split})" for name, split in split_of.items())
             raise DataError(
                 "subject-divided",
                 f"{target} was prepared without the subject {subject}, whose cases are in several splits there, as "
