@@ -166,6 +166,10 @@ def test_a_folder_for_each_class_is_a_table(tmp_path: Path) -> None:
     assert [fault.code for fault in read.faults] == ["subject-missing"], "nothing says whose the pictures are"
     of_people = read_labels(folder, subject="(?:.*/)?(P[0-9])_.")
     assert [row.subject for row in of_people.rows] == ["P2", "P1", "P1"] and not of_people.faults
+    write_picture(folder / "effusion" / "__P3_a.png", 3)
+    write_picture(folder / "__MACOSX" / "effusion" / "P1_a.png", 4)
+    assert "effusion/__P3_a.png" in [row.id for row in read_labels(folder).rows]
+    assert len(read_labels(folder).rows) == 4, "what macOS adds to an archive is no class"
     assert of_people.classes == ("No_Finding", "effusion")
     with raises("subject-unmatched", naming="P2_a.PNG"):
         read_labels(folder, subject="P*_?")

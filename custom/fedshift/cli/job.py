@@ -248,17 +248,17 @@ def _preparation_of(nnunet: Described, job: JobSpec) -> str:
     wanted = [
         shlex.quote(f"data.{key}={_in_a_line(value)}".replace(", ", ","))
         for key, value in planned.items()
-        if not _alike(data.get(key, usual.get(key)), value)
+        if not _same(data.get(key, usual.get(key)), value)
     ]
     return f"nnU-Net prepared its images otherwise: for the same here, --set {' '.join(wanted)}" if wanted else ""
 
 
-def _alike(here: Any, planned: Any) -> bool:
+def _same(here: Any, planned: Any) -> bool:
     """Whether a setting is the same; numbers may differ by 5 %."""
     if isinstance(planned, dict):
-        return isinstance(here, Mapping) and all(_alike(here.get(key), value) for key, value in planned.items())
+        return isinstance(here, Mapping) and all(_same(here.get(key), value) for key, value in planned.items())
     if isinstance(planned, list):
-        return isinstance(here, list | tuple) and len(here) == len(planned) and all(map(_alike, here, planned))
+        return isinstance(here, list | tuple) and len(here) == len(planned) and all(map(_same, here, planned))
     if isinstance(planned, float):
         return isinstance(here, int | float) and math.isclose(here, planned, rel_tol=0.05)
     return bool(here == planned)

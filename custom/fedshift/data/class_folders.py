@@ -13,6 +13,8 @@ from fedshift.schema.names import few_names
 from fedshift.schema.strict import nearest
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".dcm")
+MACOS = "__MACOSX"
+"""The folder that macOS adds to an archive."""
 SPLITS: dict[str, Split] = {
     **{"train": "train", "training": "train"},
     **{"val": "val", "valid": "val", "validation": "val"},
@@ -24,7 +26,7 @@ SPLITS: dict[str, Split] = {
 def images_in(folder: Path) -> Iterator[Path]:
     """Pictures and volumes in a folder and below it, in the order of their names; none that are hidden."""
     for file in sorted(folder.rglob("*")):
-        hidden = any(part.startswith((".", "__")) for part in file.relative_to(folder).parts)
+        hidden = any(part.startswith(".") or part == MACOS for part in file.relative_to(folder).parts)
         if not hidden and (file.name.lower().endswith(PICTURES) or suffix_of(file)) and file.is_file():
             yield file
 

@@ -320,8 +320,12 @@ class _Reader:
         if self.given is None or not text:
             if not text or text.lower() in MISSING:
                 said = f"{text!r} says that there is none" if text else "the cell is empty"
-                what = f"line {line}, column {LABEL}: {said}"
-                self.fault("error", "cell-missing", what, "write the class, or remove the row", case)
+                what = (
+                    f"line {line}, column {LABEL}: {said}" if line else f"has a folder {text!r}, which names no class"
+                )
+                self.fault(
+                    "error", "cell-missing", what, f"write the class, or remove the {'row' if line else 'folder'}", case
+                )
             return self.spelling.setdefault(_compared(text), text)
         known = {_compared(name): name for name in self.given}
         if _compared(text) not in known:
