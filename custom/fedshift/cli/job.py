@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
-import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
-
 from fedshift.cli import job_evaluate
+from fedshift.cli.nnunet_start import as_planned, hints, in_a_line, network_of_plans
 from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec, read_job
@@ -22,7 +19,6 @@ from fedshift.schema.results import FILE_NAME, TRAINED_BEFORE
 from fedshift.schema.settings import Setting, settings
 
 if TYPE_CHECKING:
-    from fedshift.tasks.nnunet_checkpoint import Described
     from fedshift.tasks.stages import StagedNetwork
 
 WIDTH = 100
@@ -128,7 +124,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         options=[
             *args.options,
             *(["evaluation.local=true"] if getattr(args, "with_local", False) else []),
-            *([] if nnunet is None else _network_of_plans(nnunet, args.options)),
+            *([] if nnunet is None else network_of_plans(nnunet, args.options)),
         ],
         seed=args.seed,
         weights=weights,
@@ -154,10 +150,9 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
             path=path,
         )
         if not quiet:
-            print(f"nnU-Net's plans: {_as_planned(nnunet)}; images here are as the task's data says")
-            for line in (_axes_of(nnunet, spacing), _preparation_of(nnunet, job), _mirroring_of(nnunet, job)):
-                if line:
-                    print(line)
+            print(f"nnU-Net's plans: {as_planned(nnunet)}; images here are as the task's data says")
+            for line in hints(nnunet, job, spacing):
+                print(line)
             if sequences and not alike(nnunet.images, sequences):
                 print(
                     f"its channels are {', '.join(nnunet.images)}: the network takes {', '.join(sequences)} for them, "
@@ -188,99 +183,6 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         if not_new:
             print(f"held out: {', '.join(not_new)} {TRAINED_BEFORE}, so scores there are not those of a new site")
     return job
-
-
-def _network_of_plans(nnunet: Described, options: Sequence[str]) -> list[str]:
-    """Options that set a job's network to that of a checkpoint's plans."""
-    other = next((text for text in options if text.partition("=")[0].partition(".")[0].strip() == "network"), None)
-    if other is not None:
-        raise ConfigError(
-            "options-clash", f"the network is that of the checkpoint's plans: leave out {other}, or --init"
-        )
-    return [f"network.name={nnunet.name}", f"network.options={_in_a_line(nnunet.options)}"]
-
-
-def _as_planned(nnunet: Described) -> str:
-    """How nnU-Net prepared what a checkpoint trained on, for people to compare."""
-    parts = [f"patch {' x '.join(map(str, nnunet.patch))}"]
-    if nnunet.spacing:
-        parts.append(f"spacing {' x '.join(f'{mm:g}' for mm in nnunet.spacing)} mm")
-    return ", ".join([*parts, *dict.fromkeys(nnunet.normalisation)])
-
-
-def _axes_of(nnunet: Described, spacing: Sequence[float | None] | None) -> str:
-    """Why the network of a checkpoint may have learnt scans that lay otherwise; empty if they lay as all do here."""
-    from fedshift.data.nnunet_plans import REORIENTING
-    from fedshift.tasks.nnunet_checkpoint import other_axes
-
-    sees = "the network sees other axes than those that it has learnt, until it has trained"
-    if nnunet.other_slices:
-        return f"its slices lie across another axis of files than the first: {sees}"
-    if other_axes(nnunet, spacing):
-        return f"its voxels are longest along another axis than the task's: {sees}"
-    if nnunet.reader in REORIENTING:
-        return ""
-    return (
-        "nnU-Net read its scans as they lie in their files, and here all are turned to RAS: if they lay otherwise, "
-        "the network sees mirrored or turned ones, until it has trained"
-    )
-
-
-def _preparation_of(nnunet: Described, job: JobSpec) -> str:
-    """Which settings prepare images as nnU-Net did for a checkpoint, if the task's are others."""
-    from fedshift.data.nnunet_plans import AXES, SCHEMES
-    from fedshift.tasks.nnunet_checkpoint import other_axes
-
-    data = job.task.data
-    if "patch" not in data or data.get("pictures"):
-        return ""
-    planned: dict[str, Any] = {"convention": "nnunet"}
-    if nnunet.spacing and not nnunet.other_slices and not other_axes(nnunet, data.get("spacing")):
-        planned["spacing"] = [None] * (AXES - nnunet.dims) + [*nnunet.spacing]
-    schemes = set(nnunet.normalisation)
-    if len(schemes) == 1 and (normalise := SCHEMES.get(schemes.pop())):
-        planned["normalise"] = normalise
-        if normalise == "volume":
-            planned["nonzero"] = nnunet.nonzero
-        if nnunet.fixed or normalise != "fixed":
-            planned["fixed"] = dict(nnunet.fixed) or None
-    usual = {"convention": "fedshift", "normalise": "volume", "nonzero": False}
-    wanted = [
-        shlex.quote(f"data.{key}={_in_a_line(value)}".replace(", ", ","))
-        for key, value in planned.items()
-        if not _same(data.get(key, usual.get(key)), value)
-    ]
-    return f"nnU-Net prepared its images otherwise: for the same here, --set {' '.join(wanted)}" if wanted else ""
-
-
-def _same(here: Any, planned: Any) -> bool:
-    """Whether a setting is the same; numbers may differ by 5 %."""
-    if isinstance(planned, dict):
-        return isinstance(here, Mapping) and all(_same(here.get(key), value) for key, value in planned.items())
-    if isinstance(planned, list):
-        return isinstance(here, list | tuple) and len(here) == len(planned) and all(map(_same, here, planned))
-    if isinstance(planned, float):
-        return isinstance(here, int | float) and math.isclose(here, planned, rel_tol=0.05)
-    return bool(here == planned)
-
-
-def _mirroring_of(nnunet: Described, job: JobSpec) -> str:
-    """Which settings mirror patches as nnU-Net did in training and in prediction, if the task's are others."""
-    data, learnt = job.task.data, list(nnunet.mirror)
-    if "patch" not in data:
-        return ""
-    mirror = data.get("mirror")
-    here = set(range(nnunet.dims) if mirror is None else mirror)
-    mirrored = job.evaluation.mirror
-    used = bool(learnt) or mirrored or data.get("augmentation", "none") != "none"
-    wanted = [
-        *([f"data.mirror={learnt}".replace(" ", "")] if used and here - {*learnt} else []),
-        *([f"evaluation.mirror={str(not mirrored).lower()}"] if mirrored != bool(here & {*learnt}) else []),
-    ]
-    if not wanted:
-        return ""
-    along = f"the axes {', '.join(map(str, learnt))} of patches" if learnt else "no axis of patches"
-    return f"nnU-Net mirrored {along} in training and in prediction: for the same here, --set {' '.join(wanted)}"
 
 
 def _choose(args: argparse.Namespace) -> None:
@@ -379,10 +281,10 @@ def _lines(values: Mapping[str, Any], known: Mapping[str, Setting], path: str = 
     for key, value in values.items():
         yield from _comment(known.get(f"{path}{key}"), indent)
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{_in_a_line(key)}:"
+            yield f"{indent}{in_a_line(key)}:"
             yield from _lines(value, known, f"{path}{key}.")
         else:
-            yield f"{indent}{_in_a_line(key)}: {_in_a_line(value)}"
+            yield f"{indent}{in_a_line(key)}: {in_a_line(value)}"
     for setting in known.values():
         parent, _, key = setting.key.rpartition(".")
         if path and f"{parent}." == path and key not in values and setting.default is not None:
@@ -395,8 +297,3 @@ def _comment(setting: Setting | None, indent: str) -> Iterator[str]:
         default = "required" if setting.default is None else f"default {setting.default}"
         text = f"{setting.meaning} {setting.type[:1].upper()}{setting.type[1:]}; {default}.".strip()
         yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-
-
-def _in_a_line(value: Any) -> str:
-    """A value as YAML without line breaks, which PyYAML writes inside of a list only."""
-    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1]
