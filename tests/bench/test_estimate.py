@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import make_image_site, small_image_job
+from conftest import make_image_site
 
+from fedshift.federation.run_time import Trial
 from fedshift.schema.errors import QuorumError
-from fedshift.schema.job import JobSpec
 from fedshift_bench import estimate
 from fedshift_bench.cells import Cell, make_cells
 from fedshift_bench.estimate import FILE_NAME, Estimator, measure_start
@@ -61,12 +60,6 @@ def test_what_a_cell_took_is_learned_for_any_number_of_rounds(cells: list[Cell],
     assert other.seconds == pytest.approx(50) and not other.is_learned  # the nearest that is known
 
 
-def test_activations_are_those_that_the_backward_pass_keeps() -> None:
-    small = estimate.measure_step(small_image_job("fedavg"), "cpu")
-    large = estimate.measure_step(small_image_job("fedavg", "network.options.width=8"), "cpu")
-    assert large.activations > 1.5 * small.activations and large.network > small.network
-
-
 def test_sites_whose_data_are_lacking_are_taken_to_be_as_the_spec_says(
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +87,7 @@ def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
-    trial = estimate.Trial(round=3.0, rest=5.0)
+    trial = Trial(round=3.0, rest=5.0)
     monkeypatch.setattr(estimate, "run_trial", lambda job, data, **options: (tried.append(job), trial)[1])
     few, many, *_ = [Estimator(tmp_path / "cells", device="cpu")(cell) for cell in cells]
     assert len(tried) == 1, "once for the network on its data"
@@ -102,12 +95,6 @@ def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_
     assert (schedule.rounds, schedule.local_steps) == (1, 1)
     per_round = (many.seconds - few.seconds) / 18
     assert per_round >= 3.0 and few.seconds == pytest.approx(START + 5.0 + 2 * per_round)
-
-
-def test_a_trial_is_a_run_of_one_round(cells: list[Cell]) -> None:
-    cell = cells[1]
-    trial = estimate.run_trial(estimate.one_round_of(cell.plan.job), cell.data, device="cpu", is_pooled=False)
-    assert trial.round > 0 and 0 < trial.rest < 60
 
 
 def test_a_cell_that_diverges_is_estimated_from_its_steps(
@@ -131,27 +118,3 @@ def test_time_is_told_as_a_range_which_narrows_with_what_was_learned(cells: list
     (low, high), (lower, higher) = total_seconds([unknown], 1), total_seconds([known], 1)
     assert low < 100 < high and lower < 100 < higher and higher - lower < high - low
     assert total_seconds([unknown, known], 1) == (low + lower, high + higher)
-
-
-def seconds(job: JobSpec, counts: Mapping[str, Samples], step: estimate.Step, trial: estimate.Trial | None) -> float:
-    """A job's rounds, of these images."""
-    return estimate.seconds_of(job, "federation", counts, step, trial)[0]
-
-
-@pytest.mark.parametrize("trial", [None, estimate.Trial(round=1.0, rest=1.0)])
-def test_models_of_single_sites_take_as_long_again_to_train(trial: estimate.Trial | None) -> None:
-    plain, local = (
-        small_image_job("fedavg", "schedule.rounds=10", *options) for options in ((), ("evaluation.local=true",))
-    )
-    counts = {site: Samples(train=1000, val=10, test=10) for site in "ABC"}
-    step = estimate.Step(train=1.0, evaluate=0.001, activations=1, network=1)
-    once, twice = (seconds(job, counts, step, trial) for job in (plain, local))
-    assert twice == pytest.approx(2 * once, rel=0.01)
-
-
-def test_rounds_that_end_by_the_clock_take_no_longer() -> None:
-    counts = {site: Samples(train=100) for site in "ABC"}
-    step = estimate.Step(train=1.0, evaluate=0.001, activations=1, network=1)
-    made = [small_image_job("fedavg", "schedule.local_steps=100", *more) for more in ((), ("schedule.minutes=1",))]
-    plain, clock = (seconds(job, counts, step, None) for job in made)
-    assert plain - clock == pytest.approx(2 * 3 * (100 * 8 - 60), rel=0.1), "two rounds of three sites"

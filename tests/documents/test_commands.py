@@ -89,6 +89,7 @@ RUN: dict[str, list[str]] = {
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
     r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*--protocol .*": SMALL_JOB,
+    r"fedshift job \S+ prostate\b.*--budget .*": [word for word in SMALL_RECIPE if word != "schedule.rounds=2"],
     r"fedshift job \S+ prostate\b.*": SMALL_RECIPE,
     r"fedshift job \S+ (our_prostate|clinics)\.yaml": SMALL_RECIPE[2:],
     r"fedshift (job|leave-one-out) \S+ shapes\b.*": SMALL_SHAPES,

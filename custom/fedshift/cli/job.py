@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedshift.cli import job_evaluate
+from fedshift.cli import job_budget, job_evaluate
 from fedshift.cli.nnunet_start import as_planned, hints, in_a_line, network_of_plans
 from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError
@@ -42,6 +42,7 @@ def add_arguments(job: Any) -> None:
         "folder in place of METHODS and TASK",
     )
     job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
+    job_budget.add_option(job)
     job.add_argument(
         "--with-local",
         action="store_true",
@@ -221,6 +222,8 @@ def write(args: argparse.Namespace) -> int:
         return 0
     if args.practical:
         _choose(args)
+    if args.budget is not None:
+        job_budget.set_rounds(args, resolve_job(args, quiet=True))
     job = resolve_job(args, quiet=args.show)
     if args.show:
         print(commented(job), end="")

@@ -22,6 +22,7 @@ NOT = {
     "practical": "--practical",
     "show": "--show",
     "with_local": "--with-local",
+    "budget": "--budget",
 }
 """Options that such a job does not have."""
 OF_EVERY_RUN, OF_SIMULATOR = ("best_global_model", "last_global_model"), ("simulate_job", "server")

@@ -122,7 +122,7 @@ def _in_one_process(job: JobSpec, args: argparse.Namespace, start: Callable[...,
     folder.mkdir(parents=True, exist_ok=True)
     device = own_device()
     if not args.ignore_memory:
-        _check_memory(job, data)
+        check_memory(job, data)
     if args.force:
         with lock_run(folder):
             discard_aside(folder)
@@ -203,7 +203,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former)
 
 
-def _check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
+def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
     """Check that a run in this process will fit into memory; print a note if it will be tight."""
     from fedshift.federation.footprint import measure
     from fedshift.federation.memory import choose_workers, needs_in_process
