@@ -176,14 +176,14 @@ def require_dicom(paths: Sequence[Mapping[str, Path]]) -> None:
         raise ConfigError("no-effect", f"{message}: leave out --to, or name DICOM images and --format seg")
 
 
-def stored(done: Segmented, archive: Archive | None) -> Segmented:
+def stored(segmented: Segmented, archive: Archive | None) -> Segmented:
     """A case after its DICOM results are in a PACS; with an error, and without results, if it does not take them.
 
     Raises:
         DataError: it cannot be reached, or the credentials are wrong, as they would be for all other cases.
     """
-    error = None if done.error is not None else store_results(done.image, done.written, archive)
-    return done if error is None else replace(done, written={}, error=error)
+    error = None if segmented.error is not None else store_results(segmented.image, segmented.written, archive)
+    return segmented if error is None else replace(segmented, written={}, error=error)
 
 
 def store_results(image: Path, written: Mapping[str, Path], archive: Archive | None) -> str | None:
@@ -206,6 +206,6 @@ def store_results(image: Path, written: Mapping[str, Path], archive: Archive | N
         if error.code in FATAL:
             raise
         return f"{image}: {error}"
-    there = f", {counted.there} were there already" if counted.there else ""
-    print(f"  stored in {archive.address}: {counted.new}{there}")
+    present = f", {counted.present} were there already" if counted.present else ""
+    print(f"  stored in {archive.address}: {counted.new}{present}")
     return None

@@ -32,7 +32,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Taken:
+class StoreOutcome:
     """What a PACS says of objects that were sent to it: the UIDs of those that it has taken, and why not of others."""
 
     stored: set[str] = field(default_factory=set)
@@ -56,13 +56,13 @@ class Carrier(Protocol):
     def instances(self, study: str, series: str) -> Sequence[Any]:
         """The files of a series, with their UIDs and SOP classes."""
 
-    def has(self, made: Any) -> bool:
+    def has(self, result: Any) -> bool:
         """Whether an object of this UID is in its study, which itself need not be there."""
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
         """All files of a series, as they are stored; ``classes``: their SOP classes, as far as they are known."""
 
-    def store(self, study: str, objects: Sequence[Any]) -> Taken:
+    def store(self, study: str, objects: Sequence[Any]) -> StoreOutcome:
         """Send objects of a study."""
 
 
@@ -98,14 +98,14 @@ class Archive:
         self._require_study(answers, study)
         return {str(each.SOPInstanceUID): str(each.get("SOPClassUID", "") or "") for each in answers}
 
-    def has(self, made: Any) -> bool:
+    def has(self, result: Any) -> bool:
         """Whether an object of this UID is in its study, which itself need not be there."""
-        with self._asking(f"did not say whether study {made.StudyInstanceUID} has a result already"):
-            return self._carrier.has(made)
+        with self._asking(f"did not say whether study {result.StudyInstanceUID} has a result already"):
+            return self._carrier.has(result)
 
     def images(self, study: str, series: str, expected: Mapping[str, str]) -> Iterator[Any]:
         """All files of a series, one after the other; of these UIDs and SOP classes, each once, or an error."""
-        left, what = dict(expected), f"did not give study {study}"
+        missing, what = dict(expected), f"did not give study {study}"
         classes = {sop_class for sop_class in expected.values() if sop_class}
         with closing(self._carrier.images(study, series, classes)) as answer:
             while True:
@@ -119,27 +119,27 @@ class Archive:
                     )
                 if (of_study, of_series) != (study, series):
                     raise self._otherwise(study, "an image of another study or series")
-                if uid not in left:
+                if uid not in missing:
                     raise self._otherwise(study, "an image twice, or one that it had not named")
-                if left.pop(uid) not in ("", sop_class):
+                if missing.pop(uid) not in ("", sop_class):
                     raise self._otherwise(study, "an image of another SOP class than it had said")
                 yield image
-        if left:
-            raise self._otherwise(study, f"{len(expected) - len(left)} of the {len(expected)} images of a series")
+        if missing:
+            raise self._otherwise(study, f"{len(expected) - len(missing)} of the {len(expected)} images of a series")
 
     def store(self, study: str, objects: Sequence[Any]) -> None:
         """Store objects of a study; all of them are there afterwards, or it is an error."""
         what = f"did not take the results of study {study}"
         with self._asking(what):
-            taken = self._carrier.store(study, objects)
-        if taken.failed:
-            reasons = ", ".join(sorted(set(taken.failed.values())))
+            outcome = self._carrier.store(study, objects)
+        if outcome.failed:
+            reasons = ", ".join(sorted(set(outcome.failed.values())))
             raise DataError(
                 REFUSED,
-                f"{self.address} {what}: {len(taken.failed)} of {len(objects)} failed (reason {reasons}): see its log, "
-                "and whether it takes such objects",
+                f"{self.address} {what}: {len(outcome.failed)} of {len(objects)} failed (reason {reasons}): see its "
+                "log, and whether it takes such objects",
             )
-        if not all(str(made.SOPInstanceUID) in taken.stored or self.has(made) for made in objects):
+        if not all(str(result.SOPInstanceUID) in outcome.stored or self.has(result) for result in objects):
             raise DataError(
                 REFUSED, f"{self.address} {what}: it does not have them afterwards: see its log, and repeat this"
             )
@@ -165,8 +165,8 @@ class Archive:
         except NoAnswer as error:
             raise DataError(error.code, f"{self.address} {what}: {error}") from None
         except UNREADABLE:
-            said = "its answer is not as DICOM has it: ask whoever runs the PACS"
-            raise DataError(ANSWER, f"{self.address} {what}: {said}") from None
+            reason = "its answer is not as DICOM has it: ask whoever runs the PACS"
+            raise DataError(ANSWER, f"{self.address} {what}: {reason}") from None
 
 
 def _each_once(answers: Sequence[Any], key: str) -> list[Any]:

@@ -35,7 +35,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Credentials
     Raises:
         ConfigError: a user without a password, or both kinds.
     """
-    return _made({name: value for name in NAMES if (value := environment.get(name))}, "the environment")
+    return _credentials({name: value for name in NAMES if (value := environment.get(name))}, "the environment")
 
 
 def from_file(path: Path) -> Credentials:
@@ -75,10 +75,10 @@ def from_file(path: Path) -> Credentials:
         values[name] = value
     if not values:
         raise ConfigError("credentials-form", f"{path} holds no credentials: write lines such as {USER}=name")
-    return _made(values, str(path))
+    return _credentials(values, str(path))
 
 
-def _made(values: Mapping[str, str], where: str) -> Credentials:
+def _credentials(values: Mapping[str, str], where: str) -> Credentials:
     if TOKEN in values and len(values) > 1:
         raise ConfigError("credentials-form", f"{where} has {TOKEN} and a user or password: leave one of the two")
     if len(values.keys() & {USER, PASSWORD}) == 1:

@@ -45,7 +45,7 @@ class FoundStudy:
     """A study as it was found."""
 
     uid: str
-    said: Any
+    answer: Any
     """What the PACS says of it."""
     scans: list[Any]
     masks: list[Any] = field(default_factory=list)
@@ -100,23 +100,23 @@ def fetch(
 
 
 def find(
-    archive: Archive, query: Query, *, masks: Masks = "none", skip: Callable[[Any], bool] = lambda said: False
+    archive: Archive, query: Query, *, masks: Masks = "none", skip: Callable[[Any], bool] = lambda answer: False
 ) -> Iterator[FoundStudy]:
     """The studies with series that fulfil a query, by what the PACS says of them.
 
     ``skip``: whether a study, by what the PACS says of it, is not to be looked into.
     """
-    for said in archive.studies(query):
-        if skip(said):
+    for answer in archive.studies(query):
+        if skip(answer):
             continue
-        uid = str(said.StudyInstanceUID)
+        uid = str(answer.StudyInstanceUID)
         scans = [each for each in archive.series(uid, query.series) if str(each.get("Modality", "")) not in NO_IMAGES]
         if query.sequences:  # the others of the study are no sequence of a case
             scans = [each for each in scans if _sequence_of(query, each) is not None] or scans
         if scans:
             kinds = () if masks == "none" else MASKS
             drawn = [each for kind in kinds for each in archive.series(uid, {"Modality": kind})]
-            yield FoundStudy(uid, said, scans, drawn)
+            yield FoundStudy(uid, answer, scans, drawn)
 
 
 def _lacks(study: FoundStudy, query: Query, masks: Masks) -> str | None:
@@ -124,22 +124,22 @@ def _lacks(study: FoundStudy, query: Query, masks: Masks) -> str | None:
     if masks == "required" and not study.masks:
         return "it has no DICOM SEG and no RT Structure Set"
     if query.sequences:
-        counts = Counter(_sequence_of(query, said) for said in study.scans)
+        counts = Counter(_sequence_of(query, series) for series in study.scans)
         for name, text in query.sequences.items():
             if counts[name] != 1:
                 return f"it has {counts[name] or 'no'} series for {name} ({text}), of which it must have one"
     return None
 
 
-def _sequence_of(query: Query, said: Any) -> str | None:
-    return query.sequence_of(str(said.get("SeriesDescription", "") or ""))
+def _sequence_of(query: Query, series: Any) -> str | None:
+    return query.sequence_of(str(series.get("SeriesDescription", "") or ""))
 
 
 def _former(folder: Path, archive: Archive) -> FetchRecord | None:
     former = read_record(folder) if folder.exists() else None
     if former is not None and former.pacs != archive.address:
-        said = f"{folder} holds what was fetched from {former.pacs}, not {archive.address}"
-        raise ConfigError("folder-taken", f"{said}: fetch into another folder")
+        fault = f"{folder} holds what was fetched from {former.pacs}, not {archive.address}"
+        raise ConfigError("folder-taken", f"{fault}: fetch into another folder")
     if former is None and folder.exists() and any(not each.name.startswith(".") for each in folder.iterdir()):
         raise ConfigError("folder-taken", f"{folder} holds something else than {FILE} tells of: name a new folder")
     return former
@@ -154,9 +154,9 @@ def _remove_unfinished(folder: Path) -> None:
 class _Work:
     """A call: what it has fetched so far, written to the record after each series."""
 
-    def __init__(self, archive: Archive, query: Query, folder: Path, there: Mapping[str, FetchedSeries]) -> None:
+    def __init__(self, archive: Archive, query: Query, folder: Path, former: Mapping[str, FetchedSeries]) -> None:
         self._archive, self._query, self._folder = archive, query, folder
-        self._there = dict(there)
+        self._by_uid = dict(former)
         self.of_this_call: list[FetchedSeries] = []
         self.left_out: list[NotFetched] = []
         self.failed: list[NotFetched] = []
@@ -166,26 +166,26 @@ class _Work:
         return FetchRecord(
             pacs=self._archive.address,
             query={**self._query.study, **self._query.series},
-            fetched=tuple(self._there.values()),
+            fetched=tuple(self._by_uid.values()),
             left_out=tuple(self.left_out),
             failed=tuple(self.failed),
         )
 
     def study(self, study: FoundStudy) -> None:
         """Fetch a study's images, then its masks, of which those of other images are left out."""
-        scans = [each for said in study.scans if (each := self._series(study, said)) is not None]
+        scans = [each for series in study.scans if (each := self._series(study, series)) is not None]
         if scans:
-            for said in study.masks:
-                self._series(study, said, scans=scans)
+            for series in study.masks:
+                self._series(study, series, scans=scans)
         write_record(self.record, self._folder)
 
     def _series(
-        self, study: FoundStudy, said: Any, *, scans: Sequence[FetchedSeries] | None = None
+        self, study: FoundStudy, series: Any, *, scans: Sequence[FetchedSeries] | None = None
     ) -> FetchedSeries | None:
         """Fetch a series: of images, or of masks of ``scans``."""
-        uid = str(said.SeriesInstanceUID)
+        uid = str(series.SeriesInstanceUID)
         try:
-            done = self._fetched(study, said, uid, scans)
+            fetched = self._fetched(study, series, uid, scans)
         except _LeftOut as reason:
             self.left_out.append(NotFetched(study=study.uid, series=uid, reason=str(reason)))
             return None
@@ -194,19 +194,21 @@ class _Work:
                 raise
             self.failed.append(NotFetched(study=study.uid, series=uid, reason=str(error)))
             return None
-        self._there[uid] = done
-        self.of_this_call.append(done)
+        self._by_uid[uid] = fetched
+        self.of_this_call.append(fetched)
         write_record(self.record, self._folder)
-        return done
+        return fetched
 
-    def _fetched(self, study: FoundStudy, said: Any, uid: str, scans: Sequence[FetchedSeries] | None) -> FetchedSeries:
+    def _fetched(
+        self, study: FoundStudy, series: Any, uid: str, scans: Sequence[FetchedSeries] | None
+    ) -> FetchedSeries:
         expected = self._archive.instances(study.uid, uid)
         if not expected:
             raise _LeftOut("the PACS names no image of it")
         if scans is None and all(sop_class.startswith(NO_SCANS) for sop_class in expected.values()):
             raise _LeftOut("it holds no images that are scans")
         digest = hashlib.sha256("\n".join(sorted(expected)).encode()).hexdigest()
-        former = self._there.get(uid)
+        former = self._by_uid.get(uid)
         if former is not None and former.files_sha256 == digest and self._is_whole(former):
             return former
         images = self._archive.images(study.uid, uid, expected)
@@ -249,15 +251,15 @@ class _Work:
 
     def _folder_name(self, case: str, uid: str, image: Any) -> str:
         """By the description; a second series of this name in a study has a part of its UID's digest too."""
-        former = self._there.get(uid)
+        former = self._by_uid.get(uid)
         if former is not None:
             return former.folder.partition("/")[2]
         if (sequence := _sequence_of(self._query, image)) is not None:
             return sequence
         text = str(image.get("SeriesDescription", "") or image.get("Modality", ""))
         name = re.sub(r"[^\w+-]+", "_", text).strip("_")[:MOST_OF_A_NAME] or "series"
-        taken = {each.folder for each in self._there.values()}
-        return name if f"{case}/{name}" not in taken else f"{name}_{_digest(uid, length=6)}"
+        occupied = {each.folder for each in self._by_uid.values()}
+        return name if f"{case}/{name}" not in occupied else f"{name}_{_digest(uid, length=6)}"
 
 
 def case_name(image: Any) -> str:
@@ -289,10 +291,10 @@ def _write(image: Any, path: Path, study: str) -> None:
         except OSError:
             raise
         except Exception:  # pydicom's errors are of many kinds
-            said = None
+            identity = None
         else:
-            said = identify(path)
-    if said is None or said.instance != str(image.SOPInstanceUID):
+            identity = identify(path)
+    if identity is None or identity.instance != str(image.SOPInstanceUID):
         raise DataError(
             "pacs-answer", f"an image of study {study} that the PACS gave cannot be written as a file: export it there"
         )
@@ -312,7 +314,10 @@ def _require_masks_of(staging: Path, scans: Sequence[FetchedSeries], folder: Pat
             continue
         if meant.images and not images:
             images = {
-                said.instance for each in scans for path in (folder / each.folder).iterdir() if (said := identify(path))
+                identity.instance
+                for each in scans
+                for path in (folder / each.folder).iterdir()
+                if (identity := identify(path))
             }
         if not images & set(meant.images):
             raise _LeftOut("it is of images that were not asked for")

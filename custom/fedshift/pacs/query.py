@@ -121,15 +121,15 @@ def _is_range(value: str) -> bool:
     return (match[1] or "0") <= (match[3] or "9")
 
 
-def contradicted(wanted: Mapping[str, str], said: Any) -> str | None:
+def contradicted(wanted: Mapping[str, str], dataset: Any) -> str | None:
     """The first key that what a PACS says of a study or series does not fulfil; None if it fulfils all that it names.
 
     Args:
         wanted: keys and values of a query.
-        said: a pydicom data set: an answer to a search, which may lack keys, or an image.
+        dataset: a pydicom data set: an answer to a search, which may lack keys, or an image.
     """
     for key, value in wanted.items():
-        if key in said and not _fulfils(key, value, said[key].value):
+        if key in dataset and not _fulfils(key, value, dataset[key].value):
             return key
     return None
 

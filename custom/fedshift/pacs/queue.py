@@ -27,7 +27,7 @@ MOST_STARTS = 2
 """After so many starts that the process did not survive, a study has failed: it could end every further one."""
 
 
-class Seen(NamedTuple):
+class StudyContent(NamedTuple):
     """What a look found of a study: what its images are known by, and how many files it has, if the PACS says so."""
 
     images: str
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class Entry(Strict):
-    """A study. ``images`` and ``files``: as of `Seen`, by the last look; ``number``: its place in the order."""
+    """A study. ``images`` and ``files``: as of `StudyContent`, by the last look; ``number``: its place in the order."""
 
     study: str
     number: int
@@ -56,21 +56,21 @@ class Queue:
 
     def look(self, archive: Archive, query: Query) -> None:
         """Look for the studies that fulfil a query, and take note of what has changed."""
-        for study, seen in _look(archive, query, self._is_settled):
+        for study, content in _look(archive, query, self._is_settled):
             known = self._entries.get(study)
-            if known is None or known.images != seen.images:
+            if known is None or known.images != content.images:
                 last = max((entry.number for entry in self._entries.values()), default=0)
                 number = last + 1 if known is None else known.number
-                self._write(Entry(study=study, number=number, images=seen.images, files=seen.files))
+                self._write(Entry(study=study, number=number, images=content.images, files=content.files))
             elif known.state == "arriving":
-                self._write(known.model_copy(update={"state": "waiting", "files": seen.files}))
-            elif known.files != seen.files:  # results have come to it
-                self._write(known.model_copy(update={"files": seen.files}))
+                self._write(known.model_copy(update={"state": "waiting", "files": content.files}))
+            elif known.files != content.files:  # results have come to it
+                self._write(known.model_copy(update={"files": content.files}))
 
-    def _is_settled(self, said: Any) -> bool:
+    def _is_settled(self, answer: Any) -> bool:
         """Whether a study need not be looked into: it was worked on, and has as many files as it had then."""
-        known = self._entries.get(str(said.StudyInstanceUID))
-        return known is not None and known.state in ("done", "failed") and known.files == _files(said) is not None
+        known = self._entries.get(str(answer.StudyInstanceUID))
+        return known is not None and known.state in ("done", "failed") and known.files == _files(answer) is not None
 
     def start(self) -> Entry | None:
         """The next study that waits, which counts as started; None if none waits."""
@@ -78,8 +78,8 @@ class Queue:
         for entry in sorted(waiting, key=lambda entry: entry.number):
             if entry.starts < MOST_STARTS:
                 return self._write(entry.model_copy(update={"starts": entry.starts + 1}))
-            said = f"the process has ended {MOST_STARTS} times at work on it, as when memory runs out"
-            self.finish(entry, error=f"study {entry.study}: {said}: see its log, and repeat it with --retry")
+            reason = f"the process has ended {MOST_STARTS} times at work on it, as when memory runs out"
+            self.finish(entry, error=f"study {entry.study}: {reason}: see its log, and repeat it with --retry")
         return None
 
     def finish(self, entry: Entry, *, error: str | None = None) -> None:
@@ -121,17 +121,17 @@ def _read(path: Path) -> Entry:
         raise DataError("record-damaged", message) from None
 
 
-def _look(archive: Archive, query: Query, skip: Callable[[Any], bool]) -> Iterator[tuple[str, Seen]]:
+def _look(archive: Archive, query: Query, skip: Callable[[Any], bool]) -> Iterator[tuple[str, StudyContent]]:
     """The studies that fulfil a query, but for those that need not be looked into."""
     for study in find(archive, query, skip=skip):
         counts = []
-        for said in study.scans:
-            uid, count = str(said.SeriesInstanceUID), said.get("NumberOfSeriesRelatedInstances")
+        for series in study.scans:
+            uid, count = str(series.SeriesInstanceUID), series.get("NumberOfSeriesRelatedInstances")
             counts.append((uid, len(archive.instances(study.uid, uid)) if count is None else int(count)))
         images = hashlib.sha256(repr(sorted(counts)).encode()).hexdigest()
-        yield study.uid, Seen(images, _files(study.said))
+        yield study.uid, StudyContent(images, _files(study.answer))
 
 
-def _files(said: Any) -> int | None:
-    count = said.get("NumberOfStudyRelatedInstances")
+def _files(answer: Any) -> int | None:
+    count = answer.get("NumberOfStudyRelatedInstances")
     return None if count is None else int(count)

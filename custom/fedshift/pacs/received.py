@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.data.dicom_objects import UNREADABLE, quiet
-from fedshift.pacs.archive import REFUSED, UID, NoAnswer, Taken
+from fedshift.pacs.archive import REFUSED, UID, NoAnswer, StoreOutcome
 from fedshift.pacs.query import OF_SERIES, OF_STUDY
 from fedshift.schema.files import write_private
 
@@ -38,21 +38,21 @@ class Received:
         write_private(self._folder / study / series / f"{image}.dcm", content)
 
     def studies(self, keys: Mapping[str, str]) -> list[Any]:
-        return [made for study in _folders(self._folder) if (made := self._of_study(study)) is not None]
+        return [answer for study in _folders(self._folder) if (answer := self._of_study(study)) is not None]
 
     def series(self, study: str, keys: Mapping[str, str]) -> list[Any]:
         answers = []
         for folder in _folders(self._folder / study):
-            said = _said(_images(folder)[0], (*_NAMES[:2], *OF_SERIES))
-            said.NumberOfSeriesRelatedInstances = len(_images(folder))
-            answers.append(said)
+            answer = _dataset(_images(folder)[0], (*_NAMES[:2], *OF_SERIES))
+            answer.NumberOfSeriesRelatedInstances = len(_images(folder))
+            answers.append(answer)
         return answers
 
     def instances(self, study: str, series: str) -> list[Any]:
-        return [_said(file, (*_NAMES, "SOPClassUID")) for file in _images(self._folder / study / series)]
+        return [_dataset(file, (*_NAMES, "SOPClassUID")) for file in _images(self._folder / study / series)]
 
-    def has(self, made: Any) -> bool:
-        study, series, image = (str(made[name].value) for name in _NAMES)
+    def has(self, result: Any) -> bool:
+        study, series, image = (str(result[name].value) for name in _NAMES)
         return (self._folder / study / series / f"{image}.dcm").is_file()
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
@@ -61,7 +61,7 @@ class Received:
         for file in _images(self._folder / study / series):
             yield pydicom.dcmread(file)
 
-    def store(self, study: str, objects: Sequence[Any]) -> Taken:
+    def store(self, study: str, objects: Sequence[Any]) -> StoreOutcome:
         raise NoAnswer(REFUSED, "it is a folder of images that were received: name a PACS")
 
     def remove(self, *, days: float, keep: Collection[str]) -> Iterator[str]:
@@ -76,10 +76,12 @@ class Received:
         series = _folders(study)
         if not series:
             return None
-        said = _said(_images(series[0])[0], (_NAMES[0], *(key for key in OF_STUDY if key != "ModalitiesInStudy")))
-        said.ModalitiesInStudy = sorted({str(_said(_images(each)[0], ["Modality"]).get("Modality")) for each in series})
-        said.NumberOfStudyRelatedInstances = sum(len(_images(each)) for each in series)
-        return said
+        answer = _dataset(_images(series[0])[0], (_NAMES[0], *(key for key in OF_STUDY if key != "ModalitiesInStudy")))
+        answer.ModalitiesInStudy = sorted(
+            {str(_dataset(_images(each)[0], ["Modality"]).get("Modality")) for each in series}
+        )
+        answer.NumberOfStudyRelatedInstances = sum(len(_images(each)) for each in series)
+        return answer
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -91,7 +93,7 @@ def _images(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.dcm")) if folder.is_dir() else []
 
 
-def _said(file: Path, names: Sequence[str]) -> Any:
+def _dataset(file: Path, names: Sequence[str]) -> Any:
     """Some attributes of a file."""
     import pydicom
 

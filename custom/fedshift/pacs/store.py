@@ -14,7 +14,7 @@ class Stored(NamedTuple):
     """How many files were stored, and how many were there already, by their UIDs."""
 
     new: int
-    there: int
+    present: int
 
 
 def store(archive: Archive, files: Iterable[Path]) -> Stored:
@@ -29,14 +29,14 @@ def store(archive: Archive, files: Iterable[Path]) -> Stored:
     import pydicom
 
     of_study: dict[str, list[Any]] = {}
-    new = there = 0
+    new = n_present = 0
     with quiet():
         for file in files:
-            made = pydicom.dcmread(file)
-            of_study.setdefault(str(made.StudyInstanceUID), []).append(made)
+            result = pydicom.dcmread(file)
+            of_study.setdefault(str(result.StudyInstanceUID), []).append(result)
     for study, objects in of_study.items():
         missing = [each for each in objects if not archive.has(each)]
         if missing:
             archive.store(study, missing)
-        new, there = new + len(missing), there + len(objects) - len(missing)
-    return Stored(new, there)
+        new, n_present = new + len(missing), n_present + len(objects) - len(missing)
+    return Stored(new, n_present)

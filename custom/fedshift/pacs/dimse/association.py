@@ -99,22 +99,24 @@ class Line:
         tls = None if self.tls is None else (self.tls, host)
         for attempt in range(ATTEMPTS_MORE + 1):
             try:
-                made: Association = caller.associate(host, port, ae_title=title, tls_args=tls, **how)
+                association: Association = caller.associate(host, port, ae_title=title, tls_args=tls, **how)
             except OSError as error:  # the name of the machine
                 raise NoAnswer(UNREACHABLE, _why_not_there(error)) from None
-            if made.is_established or made.rejected_contexts:  # of which pynetdicom ends one without any context
-                return made
-            if not made.is_rejected:
+            if (
+                association.is_established or association.rejected_contexts
+            ):  # of which pynetdicom ends one without any context
+                return association
+            if not association.is_rejected:
                 raise NoAnswer(UNREACHABLE, self._why_closed())
-            answer: Any = made.acceptor.primitive
+            answer: Any = association.acceptor.primitive
             if answer.result != TEMPORARILY:
                 break
             if attempt < ATTEMPTS_MORE:
                 time.sleep(SECONDS_BETWEEN * 2**attempt)
         known = _REASONS.get((answer.result_source, answer.diagnostic), f"it gave no reason ({answer.reason_str})")
-        said = known.format(ours=self.ours.title, theirs=title)
+        reason = known.format(ours=self.ours.title, theirs=title)
         code = UNREACHABLE if answer.result == TEMPORARILY else REJECTED
-        raise NoAnswer(code, f"it rejected the association: {said}")
+        raise NoAnswer(code, f"it rejected the association: {reason}")
 
     def _why_closed(self) -> str:
         """Of an association that came to nothing: connect once more, to see what is in the way."""
@@ -163,6 +165,6 @@ def _why_not_there(error: OSError) -> str:
         ConnectionRefusedError: "nothing listens there: see machine and port, and whether it runs",
     }
     return next(
-        (said for kind, said in known.items() if isinstance(error, kind)),
+        (reason for kind, reason in known.items() if isinstance(error, kind)),
         "the line failed: see the address, repeat this",
     )

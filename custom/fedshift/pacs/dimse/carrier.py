@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.data.dicom_objects import CT_IMAGES, MASKS, MULTIFRAME, PET_IMAGES, PICTURES, STORAGE
 from fedshift.pacs.addresses import THIS_MACHINE
-from fedshift.pacs.archive import ANSWER, UNREACHABLE, NoAnswer, Taken
+from fedshift.pacs.archive import ANSWER, UNREACHABLE, NoAnswer, StoreOutcome
 from fedshift.pacs.dimse.arrivals import Arrivals
 from fedshift.pacs.dimse.association import PLAIN, READ, Line, NoContext, named, set_times, silence
 from fedshift.pacs.dimse.node import Node, client_context, peer_at, server_context
@@ -90,13 +90,13 @@ class Dimse:
     def instances(self, study: str, series: str) -> list[Any]:
         return self._find("IMAGE", {"StudyInstanceUID": study, "SeriesInstanceUID": series}, OF_IMAGE)
 
-    def has(self, made: Any) -> bool:
+    def has(self, result: Any) -> bool:
         names = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
         try:
-            answers = self._find("IMAGE", {name: str(made[name].value) for name in names}, ())
+            answers = self._find("IMAGE", {name: str(result[name].value) for name in names}, ())
         except NoContext:
             return False  # a node that only stores: its answer to what is stored is all that there is
-        return any(str(each.get("SOPInstanceUID", "")) == str(made.SOPInstanceUID) for each in answers)
+        return any(str(each.get("SOPInstanceUID", "")) == str(result.SOPInstanceUID) for each in answers)
 
     def images(self, study: str, series: str, classes: Collection[str]) -> Generator[Any, None, None]:
         classes = sorted(classes) or USUAL
@@ -120,20 +120,20 @@ class Dimse:
 
         return Arrivals(get if self._line.ours.receive_port is None else move).images()
 
-    def store(self, study: str, objects: Sequence[Any]) -> Taken:
-        taken = Taken()
-        for sop_class in dict.fromkeys(str(made.SOPClassUID) for made in objects):
-            of_class = [made for made in objects if made.SOPClassUID == sop_class]
-            syntaxes = {str(made.file_meta.TransferSyntaxUID): None for made in of_class}
+    def store(self, study: str, objects: Sequence[Any]) -> StoreOutcome:
+        outcome = StoreOutcome()
+        for sop_class in dict.fromkeys(str(result.SOPClassUID) for result in objects):
+            of_class = [result for result in objects if result.SOPClassUID == sop_class]
+            syntaxes = {str(result.file_meta.TransferSyntaxUID): None for result in of_class}
             forms = list(syntaxes | dict.fromkeys(PLAIN[:2] if syntaxes.keys() <= set(PLAIN) else ()))
             without = f"it takes no {named(sop_class)}"
             try:
                 with self._line.associated([(sop_class, [form]) for form in forms], without=without) as association:
-                    for made in of_class:
-                        _send(association, made, taken)
+                    for result in of_class:
+                        _send(association, result, outcome)
             except NoContext as error:
-                taken.failed.update({str(made.SOPInstanceUID): str(error) for made in of_class})
-        return taken
+                outcome.failed.update({str(result.SOPInstanceUID): str(error) for result in of_class})
+        return outcome
 
     def _find(self, level: str, keys: Mapping[str, str], wanted: Iterable[str]) -> list[Any]:
         """The answers, without what is empty in them: a PACS that does not know a key leaves it so."""
@@ -217,17 +217,17 @@ _NO_GET = (
 )
 
 
-def _send(association: Association, made: Any, taken: Taken) -> None:
-    uid = str(made.SOPInstanceUID)
+def _send(association: Association, result: Any, outcome: StoreOutcome) -> None:
+    uid = str(result.SOPInstanceUID)
     try:
-        code = _status(association.send_c_store(made))
+        code = _status(association.send_c_store(result))
     except ValueError:  # of the forms that were proposed, its own was not accepted
-        taken.failed[uid] = f"it takes no {named(str(made.file_meta.TransferSyntaxUID))}"
+        outcome.failed[uid] = f"it takes no {named(str(result.file_meta.TransferSyntaxUID))}"
         return
     if code == SUCCESS:
-        taken.stored.add(uid)
+        outcome.stored.add(uid)
     elif code & 0xF000 != 0xB000:  # a warning: stored, but changed; the PACS is asked whether it has it
-        taken.failed[uid] = f"{code:04X}"
+        outcome.failed[uid] = f"{code:04X}"
 
 
 def _contexts(classes: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
@@ -251,13 +251,13 @@ def _require_senders(association: Association, classes: Sequence[str]) -> None:
 def _identifier(level: str, keys: Mapping[str, str], wanted: Iterable[str] = ()) -> Any:
     from pydicom.dataset import Dataset
 
-    made = Dataset()
-    made.QueryRetrieveLevel = level
+    identifier = Dataset()
+    identifier.QueryRetrieveLevel = level
     for name, value in {**dict.fromkeys(wanted, ""), **keys}.items():
-        setattr(made, name, value)
+        setattr(identifier, name, value)
     if not all(value.isascii() for value in keys.values()):
-        made.SpecificCharacterSet = "ISO_IR 192"
-    return made
+        identifier.SpecificCharacterSet = "ISO_IR 192"
+    return identifier
 
 
 def _status(answer: Any) -> int:

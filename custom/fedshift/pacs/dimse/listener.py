@@ -85,8 +85,8 @@ def _take(event: Any, received: Received) -> int:
     content = event.encoded_dataset()
     try:
         header = header_of(content)
-        said = (str(header.SOPInstanceUID), str(header.SOPClassUID))
-        if said != (event.request.AffectedSOPInstanceUID, event.request.AffectedSOPClassUID):
+        identity = (str(header.SOPInstanceUID), str(header.SOPClassUID))
+        if identity != (event.request.AffectedSOPInstanceUID, event.request.AffectedSOPClassUID):
             return _refused(event, MISMATCH, "it is another than it was said to be")
         received.add(header, content)
     except OSError as error:

@@ -118,9 +118,9 @@ class _ImpatientContext(ssl.SSLContext):
 
     def wrap_socket(self, sock: socket.socket, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         sock.settimeout(SECONDS_OF_HANDSHAKE)
-        made = super().wrap_socket(sock, *args, **kwargs)
-        made.settimeout(None)
-        return made
+        wrapped = super().wrap_socket(sock, *args, **kwargs)
+        wrapped.settimeout(None)
+        return wrapped
 
 
 def _trusting(context: ssl.SSLContext, ca_file: Path | None) -> ssl.SSLContext:

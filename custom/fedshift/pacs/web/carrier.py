@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedshift.data.dicom_objects import UNREADABLE
-from fedshift.pacs.archive import ANSWER, CREDENTIALS, UNREACHABLE, NoAnswer, Taken
+from fedshift.pacs.archive import ANSWER, CREDENTIALS, UNREACHABLE, NoAnswer, StoreOutcome
 
 if TYPE_CHECKING:
     from dicomweb_client.api import DICOMwebClient
@@ -53,10 +53,10 @@ class Web:
 
         return _all(page, "SOPInstanceUID")
 
-    def has(self, made: Any) -> bool:
+    def has(self, result: Any) -> bool:
         import requests
 
-        study, uid = str(made.StudyInstanceUID), str(made.SOPInstanceUID)
+        study, uid = str(result.StudyInstanceUID), str(result.SOPInstanceUID)
         with _asking():
             try:
                 answers = self._client.search_for_instances(study, search_filters={"SOPInstanceUID": uid})
@@ -70,15 +70,15 @@ class Web:
         with _asking():
             yield from self._client.iter_series(study, series, media_types=AS_STORED)
 
-    def store(self, study: str, objects: Sequence[Any]) -> Taken:
+    def store(self, study: str, objects: Sequence[Any]) -> StoreOutcome:
         with _asking():
             answer = self._client.store_instances(list(objects), study_instance_uid=study)
-            said = {str(each.ReferencedSOPInstanceUID) for each in answer.get("ReferencedSOPSequence", None) or []}
+            stored = {str(each.ReferencedSOPInstanceUID) for each in answer.get("ReferencedSOPSequence", None) or []}
             failed = {
                 str(each.get("ReferencedSOPInstanceUID", number)): f"{int(each.get('FailureReason', 0) or 0):04X}"
                 for number, each in enumerate(answer.get("FailedSOPSequence", None) or [])
             }
-        return Taken(said, failed)
+        return StoreOutcome(stored, failed)
 
 
 def _all(page: Callable[[int], Sequence[Any]], key: str) -> list[Any]:
@@ -86,10 +86,10 @@ def _all(page: Callable[[int], Sequence[Any]], key: str) -> list[Any]:
     import pydicom
 
     by_uid: dict[str, Any] = {}
-    seen = 0
+    n_received = 0
     while True:
         with _asking():
-            answers = page(seen)
+            answers = page(n_received)
             if not isinstance(answers, list):
                 raise TypeError
             items = [pydicom.Dataset.from_json(answer) for answer in answers]
@@ -97,7 +97,7 @@ def _all(page: Callable[[int], Sequence[Any]], key: str) -> list[Any]:
         if not new:  # the last page; or the server does not know pages, and has said all
             return list(by_uid.values())
         by_uid |= new
-        seen += len(answers)
+        n_received += len(answers)
 
 
 @contextmanager
@@ -142,4 +142,4 @@ def _why(error: BaseException) -> str:
         requests.exceptions.ChunkedEncodingError: "its answer was cut off: repeat this",
         requests.exceptions.ConnectionError: "it cannot be reached: see the address, and whether it runs",
     }
-    return next((said for kind, said in known.items() if isinstance(error, kind)), "the line failed: repeat this")
+    return next((reason for kind, reason in known.items() if isinstance(error, kind)), "the line failed: repeat this")

@@ -150,9 +150,9 @@ class _Authorisation(AuthBase):
         self._credentials = credentials
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        said = self._credentials
-        if said.token is not None:
-            request.headers["Authorization"] = f"Bearer {said.token}"
-        elif said.user is not None and said.password is not None:
-            HTTPBasicAuth(said.user.encode(), said.password.encode())(request)
+        credentials = self._credentials
+        if credentials.token is not None:
+            request.headers["Authorization"] = f"Bearer {credentials.token}"
+        elif credentials.user is not None and credentials.password is not None:
+            HTTPBasicAuth(credentials.user.encode(), credentials.password.encode())(request)
         return request
