@@ -57,8 +57,8 @@ def measure(checkout: Path, options: list[str]) -> dict[str, Any]:
         "seconds": round(seconds),
         "cores": os.cpu_count(),
         "tests": counts,
-        "branches": {"covered": totals["covered_branches"], "of": totals["num_branches"]},
-        "lines": {"covered": totals["covered_lines"], "of": totals["num_statements"]},
+        "branches": {"covered": totals["covered_branches"], "total": totals["num_branches"]},
+        "lines": {"covered": totals["covered_lines"], "total": totals["num_statements"]},
     }
 
 

@@ -88,7 +88,7 @@ class Hospital:
 
                 ready.segment(voxels, known_spacing(decoded.image, true=False), on_scan=count)
                 self.risks.add_outline(STRUCTURE, counts.risks(), subject=f"{site} {subject}")
-                self.sizes.append(counts.taken / counts.total)
+                self.sizes.append(counts.outlined / counts.total)
 
 
 def measured(own: Hospital, others: Hospital) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def measured(own: Hospital, others: Hospital) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for alpha in ALPHAS:
         of_others = shares(own, range(n), own_promise(pooled, alpha))
-        rows.append({"alpha": alpha, "of": "others", "cases": pooled.n, **mean_of([of_others])})
+        rows.append({"alpha": alpha, "calibrated_on": "others", "cases": pooled.n, **mean_of([of_others])})
         for k in (number for number in CASES if number < n):
             drawn = [drawn_once(own, chosen, alpha) for chosen in itertools.combinations(range(n), k)]
-            rows.append({"alpha": alpha, "of": "own", "cases": k, **mean_of(drawn)})
+            rows.append({"alpha": alpha, "calibrated_on": "own", "cases": k, **mean_of(drawn)})
     half = Promise(n=n, outer=Level(level=EVEN))
     return {"cases": n, "at_half": shares(own, range(n), half)["outer"], "rows": rows}
 

@@ -41,7 +41,7 @@ def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
     text = frame.page(
         "leaderboard",
         advice=advice(overall),
-        n_done=sum(len(comparison.done) for comparison in comparisons),
+        n_done=sum(len(comparison.finished) for comparison in comparisons),
         n_cells=sum(len(comparison.cells) for comparison in comparisons),
         scales=sorted({comparison.scale for comparison in comparisons}),
         title=title,

@@ -42,12 +42,12 @@ def main() -> None:
 def differences(name: str) -> Iterator[dict[str, Any]]:
     """Each augmentation against the task's own, at each site left out."""
     record = frame.read(RECIPES / f"{name}_unseen" / "cells.json", None)
-    own, *others = record["axes"]["augmentation"]
+    baseline, *others = record["axes"]["augmentation"]
     metric = record["metric"]
     done = {(c["labels"]["augmentation"], c["seed"]): c for c in record["cells"] if c["state"] == "done"}
     for other in others:
-        seeds = [seed for seed in record["seeds"] if (own, seed) in done and (other, seed) in done]
-        pairs = [(done[own, seed], done[other, seed]) for seed in seeds]
+        seeds = [seed for seed in record["seeds"] if (baseline, seed) in done and (other, seed) in done]
+        pairs = [(done[baseline, seed], done[other, seed]) for seed in seeds]
         for site in pairs[0][0]["shown"]["held_out"] if pairs else ():
             scores = np.array([[score(cell, site, metric) for cell in pair] for pair in pairs])
             before, after = scores.mean(0)
@@ -57,7 +57,7 @@ def differences(name: str) -> Iterator[dict[str, Any]]:
                 "metric": metric,
                 "site": site,
                 "seeds": len(seeds),
-                "own": own,
+                "baseline": baseline,
                 "other": other,
                 "before": 100 * float(before),
                 "after": 100 * float(after),
@@ -93,7 +93,7 @@ def summaries(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         told = [row for row in part if row["interval"] is not None]
         by_seed = np.mean([row["by_seed"] for row in part], axis=0)
         yield {
-            **{key: part[0][key] for key in ("data", "metric", "own", "other", "seeds")},
+            **{key: part[0][key] for key in ("data", "metric", "baseline", "other", "seeds")},
             **{key: fmean(row[key] for row in part) for key in ("before", "after", "difference")},
             "over_seeds": students(by_seed) if len(by_seed) > 1 else None,
             "p": float(stats.ttest_1samp(by_seed, 0).pvalue) if len(by_seed) > 1 else None,

@@ -25,7 +25,7 @@ from fedshift_bench.store import (
     RUN_FOLDER,
     STATUS_FILE,
     BusyError,
-    Done,
+    CellOutcome,
     Status,
     lock_cell,
     read_status,
@@ -61,7 +61,7 @@ def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
         except FedshiftError as error:
             status.fail(str(error))
             raise
-        done = Done(
+        outcome = CellOutcome(
             how="FLARE's simulator" if in_simulator else "one process",
             seconds=round(status.seconds, 3),
             device=own_device(),
@@ -70,7 +70,7 @@ def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
             source=identity.source,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        write_text(folder / DONE_FILE, done.model_dump_json(indent=1))
+        write_text(folder / DONE_FILE, outcome.model_dump_json(indent=1))
         remove_resume_files(folder)
         (folder / STATUS_FILE).unlink(missing_ok=True)
 
@@ -154,8 +154,8 @@ def _as_share(on_share: Callable[[float], None]) -> Callable[..., None]:
 
         assert isinstance(coordinator, Coordinator)
         in_step = len(coordinator.answered) / max(len(coordinator.invited), 1)
-        done = max(coordinator.round - 1 + in_step, 0.0) + (0.5 if coordinator.round else 0.5 * in_step)
-        on_share(min(done / (coordinator.rounds + 1), 1.0))
+        n_rounds = max(coordinator.round - 1 + in_step, 0.0) + (0.5 if coordinator.round else 0.5 * in_step)
+        on_share(min(n_rounds / (coordinator.rounds + 1), 1.0))
 
     return report
 

@@ -148,9 +148,9 @@ class _Resolver:
         data = self._find_data(plan)
         missing = (*plan.missing_inputs, *data.missing_inputs)
         cells = [
-            Cell(labels, seed, each, made, None, draw, options, missing, data.folders, fold)
+            Cell(labels, seed, each, cell_plan, None, draw, options, missing, data.folders, fold)
             for seed in spec.seeds
-            for draw, options, fold, each, made in tried
+            for draw, options, fold, each, cell_plan in tried
         ]
         cells.sort(key=lambda cell: cell.draw)
         return cells if missing else [replace(cell, work=cell.work_on(data.hashes)) for cell in cells]

@@ -47,7 +47,7 @@ def read_chapter(path: Path) -> Chapter:
 
 def _summary(comparison: Comparison) -> Section:
     claims = claims_sentence(comparison)
-    n_done = f"{len(comparison.done)} of {len(comparison.cells)} cells are done."
+    n_done = f"{len(comparison.finished)} of {len(comparison.cells)} cells are done."
     failed = [cell for cell in comparison.cells if cell.state == "failed"]
     findings = [Finding("result", Text(claims))] if claims else []
     findings += [Finding("result", Text(f"{' '.join(comparison.what.split())} {n_done}"))]
@@ -80,7 +80,7 @@ def _repeat(comparison: Comparison) -> Section:
     for cell in comparison.cells[:MAX_COMMANDS]:
         blocks += [Heading(cell.name), Commands(cell.commands)]
     if len(comparison.cells) > MAX_COMMANDS:
-        left = counted(len(comparison.cells) - MAX_COMMANDS, "more cell")
-        blocks.append(Text(f"The commands of {left} are in cells.json."))
+        more_cells = counted(len(comparison.cells) - MAX_COMMANDS, "more cell")
+        blocks.append(Text(f"The commands of {more_cells} are in cells.json."))
     how = "Commands for single cells; 'fedshift compare' runs all of them."
     return Section("again", "How to repeat a cell", how, blocks)

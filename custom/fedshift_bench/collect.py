@@ -26,7 +26,7 @@ from fedshift_bench.spec import (
     Summary,
     folder_name,
 )
-from fedshift_bench.store import RUN_FOLDER, Store, read_done
+from fedshift_bench.store import RUN_FOLDER, Store, read_outcome
 
 
 class FinishedCells:
@@ -39,7 +39,7 @@ class FinishedCells:
     def __init__(self, comparisons: Iterable[Comparison] = (), *, again: Collection[str] = ()) -> None:
         self._records: dict[str, CellRecord] = {}
         self._data: list[dict[str, str]] = []
-        for record in (record for comparison in comparisons for record in comparison.done):
+        for record in (record for comparison in comparisons for record in comparison.finished):
             if record.key not in again:
                 self._records.setdefault(record.key, record)
                 data = {site: about.manifest_sha256 for site, about in record.data.items()}
@@ -140,7 +140,7 @@ class Collector:
 
 def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: ModelName) -> dict[str, Any]:
     """The fields of a finished cell's record that are the same for all cells with its key."""
-    done, scored = read_done(folder), _read_runs(cell, folder)
+    outcome, scored = read_outcome(folder), _read_runs(cell, folder)
     runs = list(scored.runs.values())
     first = scored.runs[min(scored.runs)]
     machines = [machine for run in runs for machine in run.machines.values()]
@@ -149,10 +149,10 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
     return {
         "state": "done",
         "reason": "",
-        "how": done.how,
-        "device": " and ".join(sorted({machine.device for machine in machines})) or done.device,
+        "how": outcome.how,
+        "device": " and ".join(sorted({machine.device for machine in machines})) or outcome.device,
         "precision": " and ".join(sorted({machine.precision for machine in machines})),
-        "seconds": done.seconds,
+        "seconds": outcome.seconds,
         "rounds": first.job.rounds,
         "selected": {site: run.selected.round for site, run in scored.runs.items() if run.selected},
         "metric": shown,
@@ -168,8 +168,8 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
         "initial_weights": first.job.initial_weights,
         "departures": first.job.departures,
         "minutes": first.job.minutes,
-        "version": done.version,
-        "source": done.source,
+        "version": outcome.version,
+        "source": outcome.source,
         "versions": first.versions,
     }
 
@@ -294,9 +294,9 @@ def _add_federation(scored: _Scored, results: Results) -> None:
             personal = final.best.evaluations.get(site, {}).get("test")
         scored.add("personal", "test", site, metrics, personal)
     if not final.fine_tuned:
-        for site, best in final.own_best.items():
-            scored.add("own_best", "val", site, best.val)
-            scored.add("own_best", "test", site, best.test)
+        for site, best in final.site_best.items():
+            scored.add("site_best", "val", site, best.val)
+            scored.add("site_best", "test", site, best.test)
 
 
 def _norms(norm: float) -> Metrics:

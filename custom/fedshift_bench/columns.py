@@ -92,14 +92,14 @@ class Block:
 def blocks(comparison: Comparison) -> list[Block]:
     """All blocks of a comparison in the order of its axes."""
     _, *further = comparison.axes
-    made = []
+    all_blocks = []
     for chosen in product(*(comparison.axes[axis] for axis in further)):
         labels = dict(zip(further, chosen, strict=True))
         cells = comparison.cells_with(labels)
         main = dict.fromkeys(site for cell in cells for sites in cell.main_sites.values() for site in sites)
         held_out = dict.fromkeys(site for cell in cells for site in cell.extra_sites)
-        made.append(Block(labels, list(main), list(held_out)))
-    return made
+        all_blocks.append(Block(labels, list(main), list(held_out)))
+    return all_blocks
 
 
 def p_value(against: str) -> str:

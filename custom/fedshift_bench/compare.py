@@ -38,7 +38,7 @@ from fedshift_bench.leaderboard import FILES, make_leaderboard, rich_leaderboard
 from fedshift_bench.record import Comparison, write_comparison
 from fedshift_bench.runner import GridProgress, QueueEntry, State
 from fedshift_bench.spec import Spec
-from fedshift_bench.store import Store, read_done
+from fedshift_bench.store import Store, read_outcome
 from fedshift_bench.tables import heading, rich_tables, title_with_scale, write_tables
 
 SECONDS_PER_LINE = 30.0
@@ -56,12 +56,12 @@ def time_range(low: float, high: float) -> str:
 
 def describe(progress: GridProgress, *, phantom: bool = False) -> str:
     """The progress of a comparison in one line."""
-    done, n_rounds = progress.rounds
+    n_done, n_rounds = progress.rounds
     total = sum(len(entry.cells) for entry in progress.entries)
     ended = f"{'PHANTOM ' if phantom else ''}{progress.count('done', 'failed')} of {total} cells ended"
     counts = [f"{count} {word}" for state, word in STATES.items() if (count := progress.count(state))]
-    left = f"about {duration(progress.seconds_left)} left"
-    return ", ".join([ended, f"{done} of {n_rounds} rounds of all cells", *counts, left])
+    time_left = f"about {duration(progress.seconds_left)} left"
+    return ", ".join([ended, f"{n_done} of {n_rounds} rounds of all cells", *counts, time_left])
 
 
 @contextmanager
@@ -165,8 +165,10 @@ class Command:
             say(f"failed: {entry.names}: {entry.reason}")
         elif entry.process is not None and entry.cell.work is not None:
             folder = self._store.folder_of(entry.cell.work)
-            done, in_rounds = read_done(folder), seconds_in_rounds(entry.cell, folder)
-            self._estimator.learn(entry.cell, seconds=done.seconds, in_rounds=in_rounds, peak_bytes=done.peak_bytes)
+            outcome, in_rounds = read_outcome(folder), seconds_in_rounds(entry.cell, folder)
+            self._estimator.learn(
+                entry.cell, seconds=outcome.seconds, in_rounds=in_rounds, peak_bytes=outcome.peak_bytes
+            )
         self._write()
 
     def _write(self) -> Comparison:
@@ -187,7 +189,7 @@ class Command:
         n_duplicates = len(self._selected) - len(entries)
         duplicates = f", {n_duplicates} of them duplicates" if n_duplicates else ""
         say(f"{len(self._selected)} of {len(self._cells)} cells{duplicates}; {n_done} are done")
-        n_other = sum(cell.source != own_identity().source for cell in collected.done)
+        n_other = sum(cell.source != own_identity().source for cell in collected.finished)
         if n_other:
             say(f"{n_other} finished cells were made by another version of fedshift; --again runs them anew")
         for sentence in sorted({sentence for cell in self._selected for sentence in cell.missing_inputs}):

@@ -102,12 +102,12 @@ class _Ranked:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         """Those with which the most cells count: a begun row doesn't take all others' seeds, nor a begun seed rows."""
-        given = self.comparison.seeds
-        done = {seed: {row for row in self.comparison.rows if self._of_row(row, (seed,))} for seed in given}
-        ordered = sorted(given, key=lambda seed: -len(done[seed]))
+        all_seeds = self.comparison.seeds
+        rows = {seed: {row for row in self.comparison.rows if self._of_row(row, (seed,))} for seed in all_seeds}
+        ordered = sorted(all_seeds, key=lambda seed: -len(rows[seed]))
         choices = [ordered[:number] for number in range(1, len(ordered) + 1)]
-        best = max(choices, key=lambda seeds: len(seeds) * len(set.intersection(*(done[seed] for seed in seeds))))
-        return tuple(seed for seed in given if seed in best and done[seed])
+        best = max(choices, key=lambda seeds: len(seeds) * len(set.intersection(*(rows[seed] for seed in seeds))))
+        return tuple(seed for seed in all_seeds if seed in best and rows[seed])
 
     @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
@@ -322,16 +322,16 @@ def rank_svg(board: Leaderboard, title: str) -> str:
             ends, y = [ranks[group[0]], ranks[group[-1]]], TOP + BAR * number
             axes.plot(ends, [y, y], color=figures.INK, linewidth=3, solid_capstyle="round")
         for place, row in enumerate(board.rows):
-            left = place < half
-            y = TOP + bars + LINE * (1 + (place if left else len(board.rows) - 1 - place))
-            end = 1 - 0.02 * margin if left else last + 0.02 * margin
+            is_left = place < half
+            y = TOP + bars + LINE * (1 + (place if is_left else len(board.rows) - 1 - place))
+            end = 1 - 0.02 * margin if is_left else last + 0.02 * margin
             axes.plot([row.rank, row.rank, end], [TOP, y, y], color=figures.FAINT, linewidth=0.8)
             axes.annotate(
-                f"{row.name}  {row.rank:.1f}" if left else f"{row.rank:.1f}  {row.name}",
+                f"{row.name}  {row.rank:.1f}" if is_left else f"{row.rank:.1f}  {row.name}",
                 (end, y),
-                xytext=(-4 if left else 4, 0),
+                xytext=(-4 if is_left else 4, 0),
                 textcoords="offset points",
-                ha="right" if left else "left",
+                ha="right" if is_left else "left",
                 va="center",
                 fontsize=10,
                 color=figures.INK,

@@ -128,43 +128,43 @@ def pairs_in_order(comparison: Comparison) -> tuple[int, int]:
 
 def claims_sentence(comparison: Comparison) -> str:
     """One sentence on every claimed order, or on that of all published averages; empty if the paper claims none."""
-    made = conclusions(comparison)
-    same, pairs = (0, 0) if made else pairs_in_order(comparison)
-    firsts = list(dict.fromkeys((claim.outcome, claim.why) for claim in made))
+    claims = conclusions(comparison)
+    same, pairs = (0, 0) if claims else pairs_in_order(comparison)
+    firsts = list(dict.fromkeys((claim.outcome, claim.why) for claim in claims))
     order = sorted(firsts, key=lambda key: OUTCOMES.index(key[0]))
-    groups = [(*key, [str(claim) for claim in made if (claim.outcome, claim.why) == key]) for key in order]
+    groups = [(*key, [str(claim) for claim in claims if (claim.outcome, claim.why) == key]) for key in order]
     why = TOO_FEW if len(comparison.seeds) < FEWEST else "no test was asked for"
-    return render("claims.j2", alpha=ALPHA, claims=made, groups=groups, why=why, same=same, pairs=pairs).strip()
+    return render("claims.j2", alpha=ALPHA, claims=claims, groups=groups, why=why, same=same, pairs=pairs).strip()
 
 
 def notes(comparison: Comparison) -> list[str]:
     """Notes that every output must contain: data, weights, versions, faults, missing cells."""
-    done = comparison.done
-    data = [(cell, site, record) for cell in done for site, record in cell.data.items()]
+    finished = comparison.finished
+    data = [(cell, site, record) for cell in finished for site, record in cell.data.items()]
     lost = sorted({site for _, site, record in data if record.unknown_spacing})
     selects = comparison.model != "last" and comparison.spec.get("run") != "cross_site"
-    selected_by = sorted({cell.selected_by for cell in done} - {"", comparison.metric}) if selects else []
+    selected_by = sorted({cell.selected_by for cell in finished} - {"", comparison.metric}) if selects else []
     # Further axes may be data sets that share names of sites; rows of one column share their data.
     manifests: dict[tuple[str, str], set[str]] = {}
     for cell, site, record in data:
         manifests.setdefault((" ".join(list(cell.labels.values())[1:]), site), set()).add(record.manifest_sha256)
     return lines(
         "notes.j2",
-        done=done,
+        finished=finished,
         kinds=sorted({record.kind for _, _, record in data}),
-        weights=sorted({cell.initial_weights for cell in done}),
+        weights=sorted({cell.initial_weights for cell in finished}),
         from_scratch=FROM_SCRATCH,
         metric=comparison.metric,
         selected_by=selected_by,
-        all_rows={cell.row for cell in done},
-        departures=_rows_by(done, lambda cell: cell.departures),
-        by_the_clock=any(cell.minutes is not None for cell in done),
+        all_rows={cell.row for cell in finished},
+        departures=_rows_by(finished, lambda cell: cell.departures),
+        by_the_clock=any(cell.minutes is not None for cell in finished),
         unknown_spacing=lost if needs_voxel_size(comparison.metric) else [],
-        versions=_rows_by(done, lambda cell: [f"{cell.version} (source {cell.source})"]),
-        devices=sorted({cell.device for cell in done}),
-        precisions=_rows_by(done, lambda cell: [cell.precision] if cell.precision else []),
+        versions=_rows_by(finished, lambda cell: [f"{cell.version} (source {cell.source})"]),
+        devices=sorted({cell.device for cell in finished}),
+        precisions=_rows_by(finished, lambda cell: [cell.precision] if cell.precision else []),
         other_preparations=any(len(sums) > 1 for sums in manifests.values()),
-        n_missing=len(comparison.cells) - len(done),
+        n_missing=len(comparison.cells) - len(finished),
         n_cells=len(comparison.cells),
     )
 
@@ -226,7 +226,7 @@ def _tuned(comparison: Comparison) -> Iterator[_TunedRow]:
                 continue
             averages = [[summary(comparison, cell, "average") for cell in cells] for cells in draws.values()]
             known = [[value for value in values if value is not None] for values in averages]
-            done = [cells for cells in draws.values() if all(cell.is_done for cell in cells)]
+            finished = [cells for cells in draws.values() if all(cell.is_done for cell in cells)]
             yield _TunedRow(
                 name,
                 chosen,
@@ -234,5 +234,5 @@ def _tuned(comparison: Comparison) -> Iterator[_TunedRow]:
                 draws[chosen][0].drawn,
                 means=[fmean(values) for values in known if values],
                 failed=sum(any(cell.state == "failed" for cell in cells) for cells in draws.values()),
-                lacking=sum(any(cell.validation is None for cell in cells) for cells in done),
+                lacking=sum(any(cell.validation is None for cell in cells) for cells in finished),
             )

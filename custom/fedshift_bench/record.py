@@ -29,7 +29,7 @@ from fedshift_bench.spec import (
 
 State = Literal["done", "failed", "missing"]
 Scores = dict[str, dict[str, dict[str, Metrics]]]
-"""ModelName (best, last, personal, own_best) or image_free -> part (test, val, held_out) -> site -> metrics."""
+"""ModelName (best, last, personal, site_best) or image_free -> part (test, val, held_out) -> site -> metrics."""
 IMAGE_FREE = "image_free"
 """Where the image-free guess is among a cell's scores, beside its models."""
 ByCase = dict[str, dict[str, dict[str, list[float]]]]
@@ -141,7 +141,7 @@ class CellRecord(Strict):
         return self.by_case.get(self._shown_model(model, part), {}).get(part, {})
 
     def _shown_model(self, model: ModelName, part: ScoredPart) -> str:
-        others = ("personal", "best", "last") if model == "own_best" else ("best", "last")
+        others = ("personal", "best", "last") if model == "site_best" else ("best", "last")
         return next((name for name in (model, *others) if self.scores.get(name, {}).get(part)), model)
 
     def without_scores(self, state: State) -> CellRecord:
@@ -280,7 +280,7 @@ class Comparison(Strict):
         return self.axes[self.row_axis]
 
     @property
-    def done(self) -> list[CellRecord]:
+    def finished(self) -> list[CellRecord]:
         """The finished cells."""
         return [cell for cell in self.cells if cell.is_done]
 

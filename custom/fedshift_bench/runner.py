@@ -91,19 +91,19 @@ class GridProgress:
     @property
     def rounds(self) -> tuple[int, int]:
         """Number of finished rounds, and of all rounds."""
-        done = total = 0
+        n_done = total = 0
         for entry in self.entries:
             rounds = sum(job.task.schedule.rounds for job in entry.cell.plan.jobs.values())
             total += rounds
-            done += int((1.0 if entry.has_ended else entry.share) * rounds)
-        return done, total
+            n_done += int((1.0 if entry.has_ended else entry.share) * rounds)
+        return n_done, total
 
     @property
     def share(self) -> float:
         """The completed fraction of the estimated time of all cells."""
         total = sum(entry.estimate.seconds for entry in self.entries)
-        done = sum(entry.estimate.seconds * (1.0 if entry.has_ended else entry.share) for entry in self.entries)
-        return done / total if total else 1.0
+        spent = sum(entry.estimate.seconds * (1.0 if entry.has_ended else entry.share) for entry in self.entries)
+        return spent / total if total else 1.0
 
     @property
     def seconds_left(self) -> float:
@@ -111,12 +111,12 @@ class GridProgress:
         todo = [entry for entry in self.entries if not entry.was_done]
         remaining = [entry.estimate.seconds * (1 - entry.share) for entry in todo if not entry.has_ended]
         total, longest = sum(remaining), max(remaining, default=0.0)
-        done = sum(entry.estimate.seconds * entry.share_here for entry in todo if entry.state in ("done", "running"))
+        spent = sum(entry.estimate.seconds * entry.share_here for entry in todo if entry.state in ("done", "running"))
         elapsed = self.clock() - self.start
         # Estimated seconds per elapsed second; before anything is done, cells in parallel count as that many.
         speed = float(max(self.max_parallel, 1))
-        if done > 0.02 * (done + total) and elapsed > 0:
-            speed = done / elapsed
+        if spent > 0.02 * (spent + total) and elapsed > 0:
+            speed = spent / elapsed
         return max(total / speed, longest / max(speed, 1.0))
 
 

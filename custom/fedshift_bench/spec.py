@@ -16,7 +16,7 @@ from fedshift.schema.strict import Strict, nearest
 from fedshift.schema.yaml_file import read_yaml
 
 RunKind = Literal["federation", "leave_one_out", "cross_site"]
-ModelName = Literal["best", "last", "personal", "own_best"]
+ModelName = Literal["best", "last", "personal", "site_best"]
 ScoredPart = Literal["test", "val", "held_out", "domains"]
 """``domains``: gradient norms of the task's domains, whose sites' validation samples count together."""
 Pairs = Literal["seeds", "sites_and_seeds", "sites_and_folds"]

@@ -20,7 +20,7 @@ WORK_FILE, DONE_FILE, STATUS_FILE = "cell.json", "done.json", "status.json"
 LOCK_FILE, LOG_FILE, RUN_FOLDER = "lock", "log.txt", "run"
 
 
-class Done(Strict):
+class CellOutcome(Strict):
     """How a finished cell was made; ``seconds`` include those before interruptions."""
 
     how: Literal["one process", "FLARE's simulator"]
@@ -90,9 +90,9 @@ def read_work(folder: Path) -> WorkItem:
     return work
 
 
-def read_done(folder: Path) -> Done:
+def read_outcome(folder: Path) -> CellOutcome:
     """Read how a finished cell was run."""
-    return Done.parse(_json(folder / DONE_FILE), where=str(folder / DONE_FILE))
+    return CellOutcome.parse(_json(folder / DONE_FILE), where=str(folder / DONE_FILE))
 
 
 def read_status(folder: Path) -> Status:

@@ -39,7 +39,7 @@ MODELS = {
     "best": "of the best round",
     "last": "of the last round",
     "personal": "of sites' own models",
-    "own_best": "of each site's own best round",
+    "site_best": "of each site's own best round",
 }
 
 
@@ -222,7 +222,7 @@ def latex(comparison: Comparison) -> str:
 
 def rich_tables(comparison: Comparison) -> list[RichTable]:
     """The tables for the terminal."""
-    shown, made = measure(comparison.metric), []
+    shown, tables = measure(comparison.metric), []
     for number, table in enumerate(make_tables(comparison)):
         title = "\n".join(filter(None, [heading(comparison) if not number else "", table.title]))
         rich = RichTable(title=Text(title), title_justify="left", caption_justify="left")
@@ -235,17 +235,17 @@ def rich_tables(comparison: Comparison) -> list[RichTable]:
             for text, entry in zip(words, entries, strict=True):
                 text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
             rich.add_row(Text(row), *words)
-        made.append(rich)
-    made[-1].caption = Text("\n".join(filter(None, [claims_sentence(comparison), *footnotes(comparison)])))
-    return made
+        tables.append(rich)
+    tables[-1].caption = Text("\n".join(filter(None, [claims_sentence(comparison), *footnotes(comparison)])))
+    return tables
 
 
 def long_csv(comparison: Comparison) -> str:
     """The tables in CSV with one number per line: every row, block and column, then each test's difference and p."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
     numbers_of = ("value", "std", "unit", "n", "of", "published", "published std")
-    kinds = "+".join(sorted({record.kind for cell in comparison.done for record in cell.data.values()}))
-    about = [kinds, "; ".join(sorted({cell.initial_weights for cell in comparison.done}))]
+    kinds = "+".join(sorted({record.kind for cell in comparison.finished for record in cell.data.values()}))
+    about = [kinds, "; ".join(sorted({cell.initial_weights for cell in comparison.finished}))]
     rows: list[list[object]] = []
     for block in blocks(comparison):
         keys = [*block.sites, *comparison.summaries, *([LAST_ROUND] if has_last_round(comparison) else [])]

@@ -94,22 +94,22 @@ def _read(what: str, *, named: Set[str]) -> tuple[dict[str, Any], str]:
 
 def _of_prepared(dataset: str, sites: Sequence[str]) -> dict[str, Any]:
     """What a task of prepared sites has to say of their masks, as their manifests do."""
-    made: dict[str, Any] = {"dataset": dataset, "sites": sites}
+    question: dict[str, Any] = {"dataset": dataset, "sites": sites}
     first = ""
     for site in sites:
         manifest = read_manifest(find_site(dataset, site, local=None, simulator=True))
-        made["ignore"] = made.get("ignore", False) or manifest.ignore
-        said = {key: manifest.preparation.get(key) for key in ("regions", "regions_class_order")}
-        if said["regions"] and first and said != {key: made[key] for key in said}:
+        question["ignore"] = question.get("ignore", False) or manifest.ignore
+        regions = {key: manifest.preparation.get(key) for key in ("regions", "regions_class_order")}
+        if regions["regions"] and first and regions != {key: question[key] for key in regions}:
             raise ConfigError(
                 "regions-differ",
                 f"sites {first} and {site} of {dataset} were prepared with other regions: prepare one of them again, "
                 "or name a .yaml file of a task with 'regions'",
             )
-        if said["regions"]:
+        if regions["regions"]:
             first = first or site
-            made |= said
-    return made
+            question |= regions
+    return question
 
 
 def _is_of_task(what: str, raw: Mapping[str, Any], prepared: Sequence[str], named: Set[str]) -> bool:
@@ -129,13 +129,13 @@ def _is_of_task(what: str, raw: Mapping[str, Any], prepared: Sequence[str], name
 def _regions(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """What a task says of regions and of voxels to ignore, for its plan."""
     try:
-        made = with_overlapping(raw)
-        said = {key: made[key] for key in SurveySpec.RARE if made.get(key)}
-        if said.get("regions") and made.get("classes"):
-            make_regions(said["regions"], made["classes"], said.get("regions_class_order", ()))
+        description = with_overlapping(raw)
+        declared = {key: description[key] for key in SurveySpec.RARE if description.get(key)}
+        if declared.get("regions") and description.get("classes"):
+            make_regions(declared["regions"], description["classes"], declared.get("regions_class_order", ()))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError("invalid-value", f"{where}: {error}") from None
-    return said
+    return declared
 
 
 def _names(value: Any, where: str, key: str) -> list[str]:

@@ -132,6 +132,6 @@ def intensity_rows(first: Fingerprint, other: Fingerprint) -> dict[tuple[str, st
     return rows
 
 
-def suggestion_lines(made: Sequence[Suggestion]) -> list[Text]:
+def suggestion_lines(suggestions: Sequence[Suggestion]) -> list[Text]:
     """What the map suggests, a paragraph each."""
-    return [Text(f"{MARK[suggestion.tone]} {suggestion.text}") for suggestion in made]
+    return [Text(f"{MARK[suggestion.tone]} {suggestion.text}") for suggestion in suggestions]

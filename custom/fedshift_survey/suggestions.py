@@ -50,8 +50,8 @@ def suggestions(shift: ShiftMap, fingerprints: Sequence[Fingerprint]) -> list[Su
     if not shift.pairs:
         return [Suggestion("note", "There are not two sites that tell enough to be compared.")]
     pictures = of_pictures(fingerprints)
-    made = [*_shifts(shift), *_apart(shift), *_cautions(shift, fingerprints)]
-    return [replace(each, text=worded(each.text, pictures=pictures)) for each in made]
+    listed = [*_shifts(shift), *_apart(shift), *_cautions(shift, fingerprints)]
+    return [replace(each, text=worded(each.text, pictures=pictures)) for each in listed]
 
 
 def _shifts(shift: ShiftMap) -> Iterator[Suggestion]:
@@ -144,10 +144,10 @@ def _level(shift: ShiftMap, aspect: Aspect) -> str:
 
 def _listed(shift: ShiftMap, aspects: Sequence[Aspect]) -> str:
     """``contrast (0.9 SD between HK and UCL)``, joined."""
-    said = []
+    distances = []
     for aspect in aspects:
         largest = shift.largest(aspect)
         assert largest is not None
         (first, other), distance = largest
-        said.append(f"{aspect.noun} ({distance:.2g} {aspect.unit} between {first} and {other})")
-    return " and ".join(said)
+        distances.append(f"{aspect.noun} ({distance:.2g} {aspect.unit} between {first} and {other})")
+    return " and ".join(distances)

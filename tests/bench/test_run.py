@@ -37,7 +37,7 @@ from fedshift_bench.store import (
     Store,
     is_locked,
     lock_cell,
-    read_done,
+    read_outcome,
     read_status,
 )
 from fedshift_bench.tables import make_tables
@@ -255,7 +255,7 @@ def test_a_cell_that_starts_again_does_not_show_how_far_it_had_come(home: Path) 
         entries, store, max_parallel=1, on_poll=lambda _: shares.append(entries[0].share), on_end=lambda job: None
     )
     assert 0.95 not in shares and shares == sorted(shares) and shares[-1] == 1
-    assert read_done(store.folder_of(work_of(cell))).seconds > 7, "the time of the interrupted run counts"
+    assert read_outcome(store.folder_of(work_of(cell))).seconds > 7, "the time of the interrupted run counts"
 
 
 def test_a_cell_with_a_result_is_whole_while_its_process_still_ends(home: Path) -> None:

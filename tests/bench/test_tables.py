@@ -186,9 +186,9 @@ def test_averages_can_be_over_samples() -> None:
 
 
 def test_each_sites_own_best_round_or_what_a_cell_has_in_its_place() -> None:
-    comparison = made({("X",): [{"A": 0.5, "B": 0.7}], ("Y",): [{"A": 0.5, "B": 0.7}]}, model="own_best")
+    comparison = made({("X",): [{"A": 0.5, "B": 0.7}], ("Y",): [{"A": 0.5, "B": 0.7}]}, model="site_best")
     x, y = comparison.cells
-    x.scores["own_best"] = {"test": {"A": {"accuracy": 0.6}, "B": {"accuracy": 0.8}}}
+    x.scores["site_best"] = {"test": {"A": {"accuracy": 0.6}, "B": {"accuracy": 0.8}}}
     y.scores["personal"] = {"test": {"A": {"accuracy": 0.1}, "B": {"accuracy": 0.2}}}
     assert [rows(comparison)[row][0] for row in "XY"] == ["**60.0**", "10.0"]
 

@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_cases_in_the_table(
     if several:
         assert "A, B" in told.thresholds
     else:
-        right = np.mean([row["label"] == row["said"] for row in rows])
+        right = np.mean([row["label"] == row["predicted"] for row in rows])
         assert told.evaluation.scores["accuracy"] == pytest.approx(right)
         has = np.array([row["label"] == "disc" for row in rows])
         value = [float(row["probability disc"]) for row in rows]

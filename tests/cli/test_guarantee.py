@@ -79,7 +79,7 @@ def test_outlines_miss_on_average_just_what_the_calibration_counted(
     assert calibrate(tmp_path, brightness_model(tmp_path / "model.pt")) == 0
     printed = capsys.readouterr().out
     assert "calibrated model" in printed and "whose 8 labelled patients" in printed
-    promise = promised(tmp_path / "calibrated.pt").own["prostate"]
+    promise = promised(tmp_path / "calibrated.pt").calibrated["prostate"]
     assert promise.n == 8 and promise.outer.level in LEVELS and promise.inner is not None
     out = tmp_path / "out"
     assert predict(tmp_path / "calibrated.pt", out, tmp_path / "images") == 0
@@ -151,7 +151,7 @@ def test_one_of_two_outlines_may_be_covered_alone(tmp_path: Path, capsys: pytest
     model = brightness_model(tmp_path / "model.pt")
     write_scan(tmp_path / "scan.nii.gz", 1)
     outer_alone = Promise(n=20, outer=Level(level=LEVELS[10]), inner=Level(level=None))
-    add_guarantee(model, Guarantee(alpha=ALPHA, own={"prostate": outer_alone}, statistics="the model's own"))
+    add_guarantee(model, Guarantee(alpha=ALPHA, calibrated={"prostate": outer_alone}, statistics="the model's own"))
     assert predict(model, tmp_path / "out", tmp_path / "scan.nii.gz", overlay=True) == 0
     assert (tmp_path / "out" / "scan_prostate_outlines.png").is_file()
     assert "prostate (its inner outline): not covered here: the model errs too much" in capsys.readouterr().out
@@ -176,7 +176,7 @@ def test_dicom_has_a_segment_for_each_outline(tmp_path: Path) -> None:
     write_scan(tmp_path / "scan.nii.gz", 1)
     write_dicom(tmp_path / "series", sitk.Cast(sitk.ReadImage(str(tmp_path / "scan.nii.gz")), sitk.sitkInt16))
     both = Promise(n=20, outer=Level(level=LEVELS[5]), inner=Level(level=LEVELS[50]))
-    add_guarantee(model, Guarantee(alpha=ALPHA, own={"prostate": both}, statistics="the model's own"))
+    add_guarantee(model, Guarantee(alpha=ALPHA, calibrated={"prostate": both}, statistics="the model's own"))
     assert predict(model, tmp_path / "out", tmp_path / "series") == 0
     seg = hd.seg.segread(tmp_path / "out" / "series_prostate_outlines.dcm")
     assert [part.SegmentLabel for part in seg.SegmentSequence] == ["prostate, outer outline", "prostate, inner outline"]
@@ -211,7 +211,7 @@ def test_sets_of_classes_hold_every_class_that_they_must(tmp_path: Path, capsys:
     given = ["--table", tmp_path / "labels.csv", "--images", tmp_path / "pictures", "--out", tmp_path / "scores"]
     given += ["--guarantee", ALPHA, "--calibrated", tmp_path / "own.pt"]
     assert main(["evaluate", str(tmp_path / "run" / BEST), *map(str, given)]) == 0
-    assert set(promised(tmp_path / "own.pt").own) == set(shapes)
+    assert set(promised(tmp_path / "own.pt").calibrated) == set(shapes)
     capsys.readouterr()
     pictures = [tmp_path / "pictures" / name for name in names]
     assert predict(tmp_path / "own.pt", tmp_path / "out", *pictures) == 0

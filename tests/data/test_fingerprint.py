@@ -52,7 +52,7 @@ def test_geometry_and_volumes(tmp_path: Path) -> None:
     labels = voxels(1)[-1]
     ml = 3.0 * 0.8 * 0.8 / 1000 * np.count_nonzero(labels == 1)
     core = told.volumes["core"]
-    assert (core.cases, core.of) == (4, 4)
+    assert (core.cases, core.surveyed) == (4, 4)
     assert core.ml == pytest.approx(4 * ml)
     assert core.square == pytest.approx(4 * ml**2)
     assert core.values[0][0] == pytest.approx(ml, rel=0.2)
@@ -112,7 +112,7 @@ def test_sizes_of_few_cases_are_as_if_they_were_not_known(tmp_path: Path) -> Non
     folder = survey_site(tmp_path, "A", SEEDS, placeholders=(1, 2))
     told = fingerprint(folder, least=3)
     assert told.geometry is not None and (told.geometry.cases, told.geometry.extent) == (0, ((), (), ()))
-    assert told.volumes[CORE] == Volumes(cases=4, of=4)
+    assert told.volumes[CORE] == Volumes(cases=4, surveyed=4)
     two = fingerprint(folder, least=2)
     assert two.geometry is not None and two.geometry.cases == 2 and two.volumes[CORE].ml > 0
 

@@ -63,7 +63,7 @@ def test_a_class_that_one_site_does_not_outline_is_counted_over_the_others(tmp_p
     full = fingerprint(survey_site(tmp_path, "A", (1, 2, 3)))
     half = fingerprint(survey_site(tmp_path, "B", (4, 5, 6), annotated=("core",)))
     both = merge([full, half])
-    assert (both.volumes["core"].of, both.volumes["rim"].of) == (6, 3)
+    assert (both.volumes["core"].surveyed, both.volumes["rim"].surveyed) == (6, 3)
     assert both.annotated is None, "all classes are outlined somewhere"
     assert merge([half]).annotated == ("core",)
 

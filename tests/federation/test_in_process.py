@@ -121,8 +121,8 @@ def test_test_scores_of_rounds_are_recorded_and_select_nothing(
     assert tested(plain) == ends and tested(every) == {1, 2, 3, 4, 5} and tested(some) == {2, 4} | ends
     for told, known in zip(every.rounds, plain.rounds, strict=True):
         assert {s: one.val for s, one in told.sites.items()} == {s: one.val for s, one in known.sites.items()}
-    assert plain.final.own_best == some.final.own_best == {} and set(every.final.own_best) == {"A", "B", "C"}
-    for site, best in every.final.own_best.items():
+    assert plain.final.site_best == some.final.site_best == {} and set(every.final.site_best) == {"A", "B", "C"}
+    for site, best in every.final.site_best.items():
         values = [record.sites[site].val["accuracy"] for record in every.rounds]
         assert best.round == 1 + values.index(max(values)) and best.val["accuracy"] == max(values)
         assert best.test == every.rounds[best.round - 1].sites[site].test
@@ -137,7 +137,7 @@ def test_a_pooled_reference_has_test_scores_of_rounds_too(three_image_sites: dic
 def test_sites_without_a_test_part_are_scored_on_validation(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_image_job("fedbn", "data.shares=[0.75, 0.25, 0]", "evaluation.every=1", "schedule.rounds=3")
     results = run_in_process(job, three_image_sites, tmp_path).results
-    assert results.final is not None and not results.final.own_best and not results.final.personal
+    assert results.final is not None and not results.final.site_best and not results.final.personal
     assert all(set(splits) == {"val"} for splits in results.final.best.sites.values())
     assert results.data["A"].n == {"train": 36, "val": 12, "test": 0}
     assert scores_table(results).row_count == 4

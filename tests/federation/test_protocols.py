@@ -239,7 +239,7 @@ def test_local_models_are_scored_at_every_site(home: Path, capsys: pytest.Captur
     }, "with 'single' the diagonal is what the sites said of their last model"
     elsewhere = [m["accuracy"] for site, row in record.scores.items() for at, m in row.items() if at != site]
     assert len(elsewhere) == 6 and record.mean_elsewhere["accuracy"] == pytest.approx(np.mean(elsewhere))
-    assert record.mean_own["accuracy"] == pytest.approx(
+    assert record.mean_at_home["accuracy"] == pytest.approx(
         np.mean([row[s]["accuracy"] for s, row in record.scores.items()])
     )
     assert f"{100 * record.mean_elsewhere['accuracy']:.1f}" in shown and "every site's own model" in shown

@@ -584,7 +584,9 @@ def test_tables_of_many_models_are_reported_too(tmp_path: Path) -> None:
     results = record(GOOD)
     shared = {"job": results.job, "versions": results.versions}
     scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in GOOD} for a in GOOD}
-    cross = CrossSite(**shared, data=results.data, scores=scores, mean_own={"dice": 0.9}, mean_elsewhere={"dice": 0.3})
+    cross = CrossSite(
+        **shared, data=results.data, scores=scores, mean_at_home={"dice": 0.9}, mean_elsewhere={"dice": 0.3}
+    )
     model = ModelScores(round=2, scores={"all": {"dice": 0.41}, "test": {"dice": 0.42}})
     out = LeaveOneOut(
         **shared,
@@ -627,7 +629,7 @@ def test_a_site_held_out_has_intervals_data_settings_and_its_command(tmp_path: P
 def test_the_run_beside_a_cross_site_record_is_reported_with_it(tmp_path: Path) -> None:
     results = record(GOOD)
     scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in GOOD} for a in GOOD}
-    means = {"mean_own": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
+    means = {"mean_at_home": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
     cross = CrossSite(job=results.job, versions=results.versions, data=results.data, scores=scores, **means)
     cross.write(tmp_path)
     alone = page_of(tmp_path)

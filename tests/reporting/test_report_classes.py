@@ -66,7 +66,7 @@ def test_pooled_scores_are_those_of_all_cases() -> None:
                 positives=int(has.sum()),
                 negatives=int((~has).sum()),
                 scores=scores,
-                found=int((has & said).sum()),
+                detected=int((has & said).sum()),
                 invented=int((~has & said).sum()),
             )
         )

@@ -62,7 +62,7 @@ def many_models(results: Results, root: Path) -> list[Path]:
     shared = {"job": results.job, "versions": results.versions}
     sites = list(results.data)
     scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in sites} for a in sites}
-    means = {"mean_own": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
+    means = {"mean_at_home": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
     assert results.final is not None
     evaluations = results.final.best.evaluations
     turns = {}

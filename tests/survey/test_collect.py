@@ -49,7 +49,7 @@ def test_answers_of_others_and_no_answers_are_refused(tmp_path: Path) -> None:
     [
         ("intensities", {"image": {"liver": None}}),
         ("surveyed", -1),
-        ("volumes", {"tumour": {"cases": 1, "of": 1}}),
+        ("volumes", {"tumour": {"cases": 1, "surveyed": 1}}),
         ("scanners", {"a\nb": 1}),
         (
             "geometry",

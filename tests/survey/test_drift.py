@@ -104,7 +104,7 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     assert rows[12]["error"] and not rows[12]["distance"]
     record = json.loads((tmp_path / "out" / "drift.json").read_text(encoding="utf-8"))
     assert [month["changed"] for month in record["months"]] == [False, False, True]
-    assert record["since"] == "2026-03" and record["said"] in said and record["compared_with"] == ["A", "B"]
+    assert record["since"] == "2026-03" and record["conclusion"] in said and record["compared_with"] == ["A", "B"]
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 2
     assert "[file-exists]" in capsys.readouterr().err
 

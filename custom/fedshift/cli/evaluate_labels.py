@@ -127,7 +127,7 @@ def _write(out: Path, model: Model, scored: LabelledScores) -> None:
     )
     try:
         with (out / CASES).open("w", newline="", encoding="utf-8") as file:
-            table = CsvWriter(file, ["case", "label", "said", *(f"probability {name}" for name in classes)])
+            table = CsvWriter(file, ["case", "label", "predicted", *(f"probability {name}" for name in classes)])
             for case, truth, values in zip(scored.ids, scored.truth, scored.probabilities, strict=True):
                 by_class = dict(zip(classes, values.tolist(), strict=True))
                 if scored.thresholds is None:

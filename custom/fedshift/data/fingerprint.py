@@ -260,9 +260,9 @@ class _CaseSums:
     def told_volumes(self, *, least: int = 1) -> dict[str, Volumes]:
         """By class; of one that fewer than ``least`` cases have, or have been measured, the number of cases alone."""
         return {
-            name: Volumes(cases=v.cases, of=self._cases)
+            name: Volumes(cases=v.cases, surveyed=self._cases)
             if v.measured < least
-            else Volumes(cases=v.cases, of=self._cases, ml=v.ml, square=v.square, values=v.values.tally)
+            else Volumes(cases=v.cases, surveyed=self._cases, ml=v.ml, square=v.square, values=v.values.tally)
             for name, v in self._volumes.items()
         }
 

@@ -233,8 +233,10 @@ def _volume(a: Fingerprint, b: Fingerprint) -> float | None:
 
 
 def _prevalence(a: Fingerprint, b: Fingerprint) -> float | None:
-    both = [(mine, theirs) for mine, theirs in _of_both(a, b) if mine.of and theirs.of]
-    return max((abs(mine.cases / mine.of - theirs.cases / theirs.of) for mine, theirs in both), default=None)
+    both = [(mine, theirs) for mine, theirs in _of_both(a, b) if mine.surveyed and theirs.surveyed]
+    return max(
+        (abs(mine.cases / mine.surveyed - theirs.cases / theirs.surveyed) for mine, theirs in both), default=None
+    )
 
 
 def _of_both(a: Fingerprint, b: Fingerprint) -> list[tuple[Volumes, Volumes]]:

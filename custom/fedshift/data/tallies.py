@@ -112,7 +112,9 @@ def row_of_site(site: Fingerprint) -> tuple[str, str, str]:
     labels = []
     for name, volume in site.volumes.items():
         size = f" {quantile(volume.values, 0.5):g} ml" if volume.values else ""
-        labels.append(f"{name}{size}" + ("" if volume.cases == volume.of else f" (in {volume.cases} of {volume.of})"))
+        labels.append(
+            f"{name}{size}" + ("" if volume.cases == volume.surveyed else f" (in {volume.cases} of {volume.surveyed})")
+        )
     return voxels, spacing, ", ".join(labels)
 
 
@@ -230,7 +232,7 @@ def _geometries(a: Geometry, b: Geometry) -> Geometry:
 def _volumes(a: Volumes, b: Volumes) -> Volumes:
     return Volumes(
         cases=a.cases + b.cases,
-        of=a.of + b.of,
+        surveyed=a.surveyed + b.surveyed,
         ml=a.ml + b.ml,
         square=a.square + b.square,
         values=_tallies(a.values, b.values),

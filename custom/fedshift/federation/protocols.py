@@ -28,7 +28,7 @@ from fedshift.schema.results import FinalScores, Results, joined, read_results
 from fedshift.schema.yaml_file import read_yaml
 from fedshift.tasks.adapters import with_adapters
 
-Which = Literal["best", "last"]
+ModelChoice = Literal["best", "last"]
 
 
 def leave_one_out(
@@ -79,12 +79,12 @@ def leave_one_out(
             data=run_results.data[site],
             best=_scores(run_results, "best", site),
             last=_scores(run_results, "last", site),
-            others=_others(run_results),
+            others=_best_at_trainers(run_results),
             rounds=_scores_of_rounds(run_results, site) if by_round else {},
         )
         for site, run_results in runs.items()
     }
-    both: tuple[Which, ...] = ("best", "last")
+    both: tuple[ModelChoice, ...] = ("best", "last")
     record = LeaveOneOut(
         job=first.job.model_copy(update={"name": name, "held_out": []}),
         versions=first.versions,
@@ -161,7 +161,7 @@ def cross_site(
         versions=run.versions,
         data=run.data,
         scores=scores,
-        mean_own=mean_metrics(metrics for at_home, metrics in pairs if at_home),
+        mean_at_home=mean_metrics(metrics for at_home, metrics in pairs if at_home),
         mean_elsewhere=mean_metrics(metrics for at_home, metrics in pairs if not at_home),
     )
     if keep_models:
@@ -248,14 +248,14 @@ def _reason(folder: Path, site: str) -> str:
     return f"site {site} could not be scored ({reason})"
 
 
-def _others(run: Results) -> dict[str, Evaluation]:
+def _best_at_trainers(run: Results) -> dict[str, Evaluation]:
     assert run.final is not None
     best = {site: parts["test"] for site, parts in run.final.best.evaluations.items() if "test" in parts}
     personal = run.final.personal_evaluations
     return {site: personal.get(site, shared) for site, shared in best.items() if site not in run.job.held_out}
 
 
-def _scores(run: Results, which: Which, site: str) -> ModelScores:
+def _scores(run: Results, model: ModelChoice, site: str) -> ModelScores:
     assert run.final is not None
-    scores: FinalScores = getattr(run.final, which)
+    scores: FinalScores = getattr(run.final, model)
     return ModelScores(round=scores.round, scores=scores.held_out[site], evaluations=scores.evaluations.get(site, {}))

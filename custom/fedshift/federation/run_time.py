@@ -49,7 +49,7 @@ def measure_step(job: JobSpec, device: str) -> Step:
     use_threads(job.task.schedule.threads)
     built, place = build_task(job), torch.device(device)
     precision, batch = job.task.schedule.precision, job.task.schedule.batch_size
-    seen = footprint(job, precision=settled(precision, place))
+    memory = footprint(job, precision=settled(precision, place))
     net = prepare(built.network(), precision, place)
     optimizer = optimizers.SGD(net.parameters(), lr=0.0)
 
@@ -69,10 +69,10 @@ def measure_step(job: JobSpec, device: str) -> Step:
             net(x)
         return trained - start, _clock(place) - trained
 
-    n = max(FEW, min(batch, MAX_ACTIVATION_BYTES // seen.activations))
+    n = max(FEW, min(batch, MAX_ACTIVATION_BYTES // memory.activations))
     step(n)
     train, evaluate = step(n)
-    return Step(train=train / n, evaluate=evaluate / n, activations=seen.activations, network=seen.network)
+    return Step(train=train / n, evaluate=evaluate / n, activations=memory.activations, network=memory.network)
 
 
 def run_trial(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled: bool = False) -> Trial:

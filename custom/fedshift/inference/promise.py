@@ -70,10 +70,12 @@ class Promised:
             )
         for name, promise in self.covered.items():
             sides = {"outer outline" if outlines else "in the set": promise.outer, "inner outline": promise.inner}
-            said = [
-                _said(side, level) for side, level in sides.items() if level is not None and level.level is not None
+            levels = [
+                _level_in_words(side, level)
+                for side, level in sides.items()
+                if level is not None and level.level is not None
             ]
-            yield f"  {name}: {'; '.join(said)}"
+            yield f"  {name}: {'; '.join(levels)}"
 
     def classes(self, probabilities: Mapping[str, float]) -> list[str]:
         """The set of classes of a case; those without a level are in every set, which keeps the promise."""
@@ -90,7 +92,7 @@ class Promised:
         return {"guarantee": {"alpha": self.alpha, "population": self.population, "levels": levels}}
 
 
-def _said(side: str, level: Level) -> str:
+def _level_in_words(side: str, level: Level) -> str:
     more = "" if level.at_most is None or level.others == 0 else f" (here at most {100 * level.at_most:.0f} %)"
     return f"{side} from a probability of {level.level:.3f}{more}"
 
@@ -127,15 +129,15 @@ def promised(model: Model, choice: Choice, alpha: float) -> Promised:
             "other-guarantee",
             f"{path} promises shares of {guarantee.alpha:g} and not of {alpha:g}: give --guarantee {guarantee.alpha:g}",
         )
-    made = _for_whom(model, guarantee, choice)
-    if not made.covered:
-        raise ConfigError("not-covered", f"{path}: {'; '.join(made.uncovered())}")
-    return made
+    promise = _for_whom(model, guarantee, choice)
+    if not promise.covered:
+        raise ConfigError("not-covered", f"{path}: {'; '.join(promise.uncovered())}")
+    return promise
 
 
 def _for_whom(model: Model, guarantee: Guarantee, choice: Choice) -> Promised:
     site = choice.site or ("" if choice.state is None else choice.state.resolve().name)
-    if guarantee.own:
+    if guarantee.calibrated:
         return of_hospital(guarantee)
     personal = bool(guarantee.sites) and not guarantee.newcomer
     if personal and choice.state is None:
@@ -153,24 +155,28 @@ def _for_whom(model: Model, guarantee: Guarantee, choice: Choice) -> Promised:
             )
         of_site = guarantee.sites[site]
         n = _counted(of_site)
-        said = f"new patients of site {site}, scanned as its {n} validation patients, on which the round was chosen too"
-        return Promised(guarantee.alpha, said, of_site)
+        population = (
+            f"new patients of site {site}, scanned as its {n} validation patients, on which the round was chosen too"
+        )
+        return Promised(guarantee.alpha, population, of_site)
     sites = max((promise.n for promise in guarantee.newcomer.values()), default=0)
-    said = f"patients of hospitals like the {sites} sites, on average over hospitals: at a single one it may be more"
-    return Promised(guarantee.alpha, said, guarantee.newcomer)
+    population = (
+        f"patients of hospitals like the {sites} sites, on average over hospitals: at a single one it may be more"
+    )
+    return Promised(guarantee.alpha, population, guarantee.newcomer)
 
 
 def _counted(promises: Mapping[str, Promise]) -> str:
     fewest_of_one, most_of_one = (pick(promise.n for promise in promises.values()) for pick in (min, max))
-    said = str(most_of_one) if fewest_of_one == most_of_one else f"{fewest_of_one} to {most_of_one}"
-    return f"{said} (of each structure or class)" if len(promises) > 1 else said
+    cases = str(most_of_one) if fewest_of_one == most_of_one else f"{fewest_of_one} to {most_of_one}"
+    return f"{cases} (of each structure or class)" if len(promises) > 1 else cases
 
 
 def of_hospital(guarantee: Guarantee) -> Promised:
     """What a calibration at one hospital promises."""
-    n = _counted(guarantee.own)
-    said = f"new patients of the hospital whose {n} labelled patients it was calibrated on, scanned as they were"
-    return Promised(guarantee.alpha, said, guarantee.own, guarantee.statistics)
+    n = _counted(guarantee.calibrated)
+    population = f"new patients of the hospital whose {n} labelled patients it was calibrated on, scanned as they were"
+    return Promised(guarantee.alpha, population, guarantee.calibrated, guarantee.statistics)
 
 
 def of_statistics(model: Model, choice: Choice) -> Choice:
@@ -237,5 +243,5 @@ def _levels(promise: Promise) -> dict[str, float]:
 def own_guarantee(curves: Mapping[str, Curve], names: Sequence[str], alpha: float, statistics: str) -> Guarantee:
     """What a hospital's labelled cases promise to its new patients; without a case, nothing."""
     nothing = Promise(n=0, outer=Level(level=None, needed=fewest(alpha)))
-    made = {name: own_promise(curves[name], alpha) if name in curves else nothing for name in names}
-    return Guarantee(alpha=alpha, own=made, statistics=statistics)
+    promises = {name: own_promise(curves[name], alpha) if name in curves else nothing for name in names}
+    return Guarantee(alpha=alpha, calibrated=promises, statistics=statistics)

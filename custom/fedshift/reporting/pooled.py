@@ -37,7 +37,7 @@ def pool(of_sites: Iterable[ClassScores]) -> Pooled:
     scored = [site for site in every if "auroc" in site.scores]
     pairs = [site.positives * site.negatives for site in scored]
     areas = [site.scores["auroc"] for site in scored]
-    hits, invented = sum(site.found for site in every), sum(site.invented for site in every)
+    hits, invented = sum(site.detected for site in every), sum(site.invented for site in every)
     both = bool(positives and negatives)
     return Pooled(
         positives=positives,

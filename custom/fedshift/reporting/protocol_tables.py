@@ -59,7 +59,7 @@ def cross_site_table(record: CrossSite) -> Table:
         shown = [*(row.get(site, {}) for site in record.data), row.get(name, {}), elsewhere]
         table.add_row(name, *(_percent(metrics, metric) for metrics in shown))
     table.add_section()
-    means = [_percent(metrics, metric) for metrics in (record.mean_own, record.mean_elsewhere)]
+    means = [_percent(metrics, metric) for metrics in (record.mean_at_home, record.mean_elsewhere)]
     table.add_row("mean", *[""] * len(record.data), *means)
     return table
 

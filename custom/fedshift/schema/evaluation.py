@@ -101,7 +101,7 @@ class ClassScores(_Model):
 
     ``threshold``: from this probability on the class was said to be there; None if the most likely class was.
     ``chosen``: whether the site's validation part chose it. ``specific``: the second threshold, of ``sensitivity``.
-    ``found``: of the positives, how many were said to have the class; ``invented``: the same of the negatives.
+    ``detected``: of the positives, how many were said to have the class; ``invented``: the same of the negatives.
     ``roc``: points (1 - specificity, sensitivity). ``calibration``: of the class's probability; ``right`` are then
     those that have the class. A value is None if the site's policy withholds it or if there are too few cases.
     """
@@ -113,14 +113,14 @@ class ClassScores(_Model):
     threshold: Share | None = None
     chosen: bool = False
     specific: Share | None = None
-    found: int = Field(default=0, ge=0, le=10**9)
+    detected: int = Field(default=0, ge=0, le=10**9)
     invented: int = Field(default=0, ge=0, le=10**9)
     roc: list[tuple[Share, Share]] | None = Field(default=None, max_length=1000)
     calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        if self.found > self.positives or self.invented > self.negatives:
+        if self.detected > self.positives or self.invented > self.negatives:
             raise ValueError("more cases were found or invented than there are")
         if self.scores and not (self.positives and self.negatives):
             raise ValueError("a class that lacks cases of one kind has no scores")

@@ -70,13 +70,13 @@ class Intensities(Strict):
 
 
 class Volumes(Strict):
-    """How large a class is: ``cases`` of ``of`` have it.
+    """How large a class is: ``cases`` of the ``surveyed`` ones have it.
 
     Over those whose voxel size is known: the sums of ml and of its square, and ml rounded to 20 %.
     """
 
     cases: int = Field(ge=0)
-    of: int = Field(ge=0)
+    surveyed: int = Field(ge=0)
     ml: Amount = 0.0
     square: Amount = 0.0
     values: Tally = ()

@@ -100,18 +100,18 @@ class Guarantee(Strict):
     ``sites``: site -> structure -> its promise, to new patients of that site. ``newcomer``: structure -> the promise on
     average over hospitals like the sites; empty where sites keep personal parts, which a new hospital has not.
     ``left_out``: the same promise with what came of it at each site that was held out.
-    ``own``: after a calibration at one hospital (``fedshift evaluate --guarantee``) the promise to its patients, which
-    takes the place of all others. ``statistics``: whose statistics the model had there.
+    ``calibrated``: after a calibration at one hospital (``fedshift evaluate --guarantee``) the promise to its
+    patients, which takes the place of all others. ``statistics``: whose statistics the model had there.
     """
 
     alpha: float = Field(gt=0, lt=1)
     sites: dict[Name, dict[ClassName, Promise]] = {}
     newcomer: dict[ClassName, Promise] = {}
     left_out: dict[Name, dict[ClassName, Promise]] = {}
-    own: dict[ClassName, Promise] = {}
+    calibrated: dict[ClassName, Promise] = {}
     statistics: Line = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether no site has sent a curve: each has too few validation cases, or a policy that keeps it."""
-        return not (self.sites or self.newcomer or self.own)
+        return not (self.sites or self.newcomer or self.calibrated)

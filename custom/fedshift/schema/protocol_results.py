@@ -113,7 +113,7 @@ class CrossSite(_Record):
     data: dict[str, DataRecord]
     scores: dict[str, dict[str, Metrics]]
     """Trained at -> tested at -> metrics."""
-    mean_own: Metrics
+    mean_at_home: Metrics
     """Mean over models, each at its own site."""
     mean_elsewhere: Metrics
     """Mean over models, each at all other sites."""

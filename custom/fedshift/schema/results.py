@@ -230,7 +230,7 @@ class FinalScores(_Model):
     domain_gradient_norms: dict[str, float] = {}
 
 
-class OwnBest(_Model):
+class SiteBest(_Model):
     """The round whose aggregate, with the site's own parts, is best on the site's validation samples."""
 
     round: int
@@ -245,7 +245,7 @@ class Final(_Model):
     parts (so are ``best`` and ``last`` then; the model files hold none of these parts); or, with ``fine_tuned``, with
     the best model as the site trained it on (``best`` and ``last`` are then of the model itself). ``newcomers`` had not
     trained up to the best round: they had no parts of their own, and the methods' options say what they used instead.
-    ``own_best``: each site's own best round, if the job has test scores of every round. ``against_local``: the best
+    ``site_best``: each site's own best round, if the job has test scores of every round. ``against_local``: the best
     model at each site, as the site would use it, against the model that the site trained alone. ``image_free``: scores
     of a guess from the training masks alone (`fedshift.tasks.evaluation.image_free`), site -> split -> metrics, of runs
     that segment with all sites on one machine; ``all`` of sites that are held out. ``guarantee``: what the best model
@@ -258,7 +258,7 @@ class Final(_Model):
     personal_evaluations: dict[str, Evaluation] = {}
     fine_tuned: bool = False
     newcomers: list[str] = []
-    own_best: dict[str, OwnBest] = {}
+    site_best: dict[str, SiteBest] = {}
     against_local: dict[str, LocalComparison] = {}
     image_free: dict[str, dict[str, Metrics]] = {}
     guarantee: Guarantee | None = None

@@ -102,12 +102,12 @@ def run(args: argparse.Namespace) -> int:
     lost = sum(not scan.known_spacing for month in months for scan in month.scans)
     if lost:
         print(_without_spacing(model, lost, len(every)))
-    said, run = sentence(months), since(months)
-    print(f"\n{said}\n")
+    conclusion, run = sentence(months), since(months)
+    print(f"\n{conclusion}\n")
     console.print(_by_month(months, run))
     console.print(_by_scan(months, size="pixels" if model.of_pictures else "ml"))
     if args.out is not None:
-        _write(args.out, months, run, said, model=model, sites=list(references), usual=usual)
+        _write(args.out, months, run, conclusion, model=model, sites=list(references), usual=usual)
         print(f"every scan: {args.out / TABLE}; all of it: {args.out / RECORD}")
     failed = sum(scan.error is not None for month in months for scan in month.scans)
     return int(failed > 0 or bool(run) or any(month.changed for month in months))
@@ -144,10 +144,10 @@ def _compared_with(model: Model, references: dict[str, Reference], usual: Limits
 def _without_spacing(model: Model, lost: int, scans: int) -> str:
     from fedshift.inference.plausible import REAL
 
-    done = ", and resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
+    resampled = ", and resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
     return (
         f"{lost} of {scans} headers hold no voxel size (1 x 1 x 1 mm): these scans are not compared in what needs one"
-        f"{done}; {REAL}"
+        f"{resampled}; {REAL}"
     )
 
 
@@ -189,7 +189,7 @@ def _by_scan(months: Sequence[Month], *, size: str) -> Table:
                 table.add_row(month.name, name, "", printable(f"error: {scan.error}"), "", "")
                 continue
             sure = "" if scan.confidence is None else f"{scan.confidence:.3f}"
-            differs = ", ".join(_said(scan, key) for key in scan.differs)
+            differs = ", ".join(_in_words(scan, key) for key in scan.differs)
             table.add_row(month.name, name, f"{scan.distance:.2f}", differs, _size(scan), sure)
     return table
 
@@ -198,7 +198,7 @@ def _size(scan: Compared) -> str:
     return f"{scan.volume_ml:.1f}" if scan.pixels is None else str(scan.pixels)
 
 
-def _said(scan: Compared, key: str) -> str:
+def _in_words(scan: Compared, key: str) -> str:
     """An aspect with the scan's distance in it: ``spacing 0.5 octaves``."""
     from fedshift.data.shift import OF_A_SCAN
     from fedshift.schema.fingerprint import DOUBT
@@ -220,7 +220,7 @@ def _write(
     out: Path,
     months: Sequence[Month],
     run: Sequence[Month],
-    said: str,
+    conclusion: str,
     *,
     model: Model,
     sites: Sequence[str],
@@ -249,7 +249,7 @@ def _write(
     ]
     content = {
         "schema": 1,
-        "said": said,
+        "conclusion": conclusion,
         "since": run[0].name if run else None,
         "model": model.path.name,
         "job": model.header.job.name,

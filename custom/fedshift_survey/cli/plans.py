@@ -37,25 +37,25 @@ def execute(args: argparse.Namespace) -> int:
     from fedshift_survey.planning.site_plans import propose, proposed_task, read_site_plan
     from fedshift_survey.planning.task_file import is_unchanged
 
-    given: dict[str, Path] = {}
+    plan_files: dict[str, Path] = {}
     for text in args.plans:
         site, equals, path = text.partition("=")
-        if not (site and equals and path) or site in given:
+        if not (site and equals and path) or site in plan_files:
             raise ConfigError("invalid-value", f"{text!r} is not a site with its plans: write each site once, A=FILE")
-        given[site] = Path(path)
-    of = args.propose or next(iter(given))
-    if of not in given:
-        raise ConfigError("site-unknown", f"--propose {of} is none of {', '.join(given)}: name one of them")
+        plan_files[site] = Path(path)
+    proposed = args.propose or next(iter(plan_files))
+    if proposed not in plan_files:
+        raise ConfigError("site-unknown", f"--propose {proposed} is none of {', '.join(plan_files)}: name one of them")
     out: Path = args.out or Path(f"{args.dataset}.yaml")
     if out.is_file() and not args.force and not is_unchanged(out):
         raise ConfigError(
             "file-changed", f"{out} is not as it was written: keep it by another --out, or replace it (--force)"
         )
-    sites = [read_site_plan(site, path, args.configuration) for site, path in given.items()]
-    proposal = propose(sites, of=of, memory=args.memory)
-    table = Table("", *given, "proposed", title=f"plans, configuration {args.configuration}", title_justify="left")
+    sites = [read_site_plan(site, path, args.configuration) for site, path in plan_files.items()]
+    proposal = propose(sites, proposed_site=proposed, memory=args.memory)
+    table = Table("", *plan_files, "proposed", title=f"plans, configuration {args.configuration}", title_justify="left")
     for row in proposal.rows:
-        table.add_row(row.what if row.agreed else f"{row.what} (differ)", *row.said, row.proposed)
+        table.add_row(row.what if row.agreed else f"{row.what} (differ)", *row.by_site, row.proposed)
     console.print(table)
     write_text(out, proposed_task(proposal, sites, dataset=args.dataset, name=out.stem))
     for site in sites:

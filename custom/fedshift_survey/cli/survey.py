@@ -83,14 +83,14 @@ def execute(args: argparse.Namespace) -> int:
     everyone = [*survey.sites.values(), *newcomers]
     placed = [*survey.spec.held_out, *(fingerprint.site for fingerprint in newcomers)]
     shift = shift_map(everyone, placed=placed)
-    made = suggestions(shift, everyone)
-    _print_map(everyone, shift, made, survey)
+    advice = suggestions(shift, everyone)
+    _print_map(everyone, shift, advice, survey)
     print()
     plan = None
     try:
         plan = _plan(survey, args, patch, path)
     finally:
-        page = _write_page(shift, everyone, made, survey, plan, out)
+        page = _write_page(shift, everyone, advice, survey, plan, out)
         for what, file in (("plan", plan), ("map", page), ("survey", written)):
             print(f"{what + ':':<8}{file or 'none'}")
     if plan is not None:
@@ -212,8 +212,8 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch, outputs=outputs)
     write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem, nnunet=args.nnunet))
     if note := unlike_nnunet(survey.planned):
-        said = worded("Each volume is brought", pictures=pooled.of_pictures)
-        print(f"{said} to mean 0 and standard deviation 1. {note}\n")
+        beginning = worded("Each volume is brought", pictures=pooled.of_pictures)
+        print(f"{beginning} to mean 0 and standard deviation 1. {note}\n")
     return path
 
 
@@ -226,7 +226,7 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _print_map(everyone: Sequence[Fingerprint], shift: Any, made: Any, survey: Survey) -> None:
+def _print_map(everyone: Sequence[Fingerprint], shift: Any, advice: Any, survey: Survey) -> None:
     from fedshift.cli.display import console
     from fedshift_survey.shift_table import map_tables, pair_table, sites_table, suggestion_lines
 
@@ -240,12 +240,12 @@ def _print_map(everyone: Sequence[Fingerprint], shift: Any, made: Any, survey: S
         console.print()
         console.print(pair_table(shift, shift.farthest, everyone))
     console.print()
-    for line in suggestion_lines(made):
+    for line in suggestion_lines(advice):
         console.print(line)
 
 
 def _write_page(
-    shift: Any, everyone: Sequence[Fingerprint], made: Any, survey: Survey, plan: Path | None, out: Path
+    shift: Any, everyone: Sequence[Fingerprint], advice: Any, survey: Survey, plan: Path | None, out: Path
 ) -> Path:
     """The map as a page."""
     from fedshift.reporting.report import page
@@ -254,7 +254,7 @@ def _write_page(
     chapter = shift_map.chapter(
         shift,
         everyone,
-        made,
+        advice,
         dataset=survey.spec.dataset,
         command=shlex.join(["fedshift", *sys.argv[1:]]),
         plan="" if plan is None else plan.read_text(encoding="utf-8"),

@@ -78,20 +78,20 @@ class Row:
     """What each site's plan says of one thing, and what is proposed."""
 
     what: str
-    said: tuple[str, ...]
+    by_site: tuple[str, ...]
     proposed: str
 
     @property
     def agreed(self) -> bool:
         """Whether all sites say the same."""
-        return len(set(self.said)) == 1
+        return len(set(self.by_site)) == 1
 
 
 @dataclass(frozen=True)
 class Proposal:
     """A plan for all: the site whose plan it is, with another patch where not all sites have that."""
 
-    of: SitePlan
+    chosen: SitePlan
     patch: tuple[int, ...]
     batch: int
     topology: Topology
@@ -114,8 +114,10 @@ def read_site_plan(site: str, path: Path, configuration: str) -> SitePlan:
     _check_network(chosen.architecture, path)
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
-        said = manifest.preparation
-        regions = regions_of(said.get("regions", {}), manifest.classes, said.get("regions_class_order", ()))
+        preparation = manifest.preparation
+        regions = regions_of(
+            preparation.get("regions", {}), manifest.classes, preparation.get("regions_class_order", ())
+        )
         return SitePlan(site, plans, chosen, manifest.classes, manifest.sequences, regions, ignore=manifest.ignore)
     described = read_description(path.parent)
     if described.labels is None:
@@ -130,8 +132,8 @@ def read_site_plan(site: str, path: Path, configuration: str) -> SitePlan:
 
 def _check_network(architecture: Mapping[str, Any], path: Path) -> None:
     """Refuse a network that is described otherwise than nnU-Net's planners do, or made of other layers than here."""
-    said = architecture.get("arch_kwargs")
-    options: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    arguments = architecture.get("arch_kwargs")
+    options: Mapping[str, Any] = arguments if isinstance(arguments, dict) else {}
     for key in ("strides", "kernel_sizes", "features_per_stage"):
         if not isinstance(options.get(key), list):
             raise ConfigError(
@@ -150,19 +152,19 @@ def _check_network(architecture: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def propose(sites: Sequence[SitePlan], *, of: str, memory: float) -> Proposal:
+def propose(sites: Sequence[SitePlan], *, proposed_site: str, memory: float) -> Proposal:
     """Propose one site's plan to all.
 
     Args:
         sites: the plans.
-        of: whose is proposed.
+        proposed_site: whose plan is proposed.
         memory: gigabytes that a training step may take.
 
     Raises:
         ConfigError: sites with other classes, sequences or dimensions, a network that is not nnU-Net's, or a step that
             takes more memory.
     """
-    chosen = next(site for site in sites if site.site == of)
+    chosen = next(site for site in sites if site.site == proposed_site)
     for what, value in _SAME:
         for site in sites:
             if value(site) != value(chosen):
@@ -180,8 +182,8 @@ def propose(sites: Sequence[SitePlan], *, of: str, memory: float) -> Proposal:
     configuration = chosen.configuration
     common = tuple(map(min, *(site.configuration.patch for site in sites))) if len(sites) > 1 else configuration.patch
     lengths = [mm for mm in configuration.spacing if mm is not None]
-    own = Topology(tuple(map(tuple, chosen.options["kernel_sizes"])), tuple(map(tuple, chosen.options["strides"])))
-    topology = own if common == configuration.patch else topology_for(common, lengths)
+    planned = Topology(tuple(map(tuple, chosen.options["kernel_sizes"])), tuple(map(tuple, chosen.options["strides"])))
+    topology = planned if common == configuration.patch else topology_for(common, lengths)
     patch = topology.padded(common)
     batch = min(site.configuration.batch for site in sites)
     shape = NetworkShape(topology, max(len(chosen.sequences), 1), len(chosen.classes))
@@ -217,10 +219,10 @@ def _shown(values: Sequence[Any]) -> str:
 def _range(site: SitePlan) -> str:
     """Intensities inside the labels, of each channel; by name, since sites may have them in another order."""
     keys = ("percentile_00_5", "mean", "percentile_99_5")
-    said = [" / ".join(f"{channel[key]:.4g}" for key in keys) for channel in site.configuration.intensities if channel]
-    if len(said) == len(site.sequences) > 1:
-        said = sorted(f"{name}: {numbers}" for name, numbers in zip(site.sequences, said, strict=True))
-    return "; ".join(said)
+    spans = [" / ".join(f"{channel[key]:.4g}" for key in keys) for channel in site.configuration.intensities if channel]
+    if len(spans) == len(site.sequences) > 1:
+        spans = sorted(f"{name}: {numbers}" for name, numbers in zip(site.sequences, spans, strict=True))
+    return "; ".join(spans)
 
 
 _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
@@ -255,18 +257,18 @@ def _regions(site: SitePlan) -> list[Entry]:
 
 def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str, name: str) -> str:
     """The text of a task file; what it holds is a valid task."""
-    chosen, of_chosen = proposal.of, f"Of the plan of {proposal.of.site}."
+    chosen, of_chosen = proposal.chosen, f"Of the plan of {proposal.chosen.site}."
     configuration = chosen.configuration
     data = configuration.data() | {"patch": [*proposal.patch]}
     differing = {
-        row.what: dict(zip((site.site for site in sites), row.said, strict=True))
+        row.what: dict(zip((site.site for site in sites), row.by_site, strict=True))
         for row in proposal.rows
         if not row.agreed
     }
 
     def reason(what: str, why: str = of_chosen) -> str:
-        said = "; ".join(f"{site}: {value}" for site, value in differing.get(what, {}).items())
-        return f"The sites' plans differ: {said}. {why}" if said else ""
+        values = "; ".join(f"{site}: {value}" for site, value in differing.get(what, {}).items())
+        return f"The sites' plans differ: {values}. {why}" if values else ""
 
     patch = reason("patch", "The largest that all have, as far as the halvings divide it.")
     options = {
@@ -278,7 +280,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
     lists = {key: value if isinstance(value, list) else [value] * depth for key, value in options.items()}
     options = {key: value[: depth - key.endswith("decoder")] for key, value in lists.items()}
     features = [*chosen.options["features_per_stage"]]
-    made = {
+    network_options = {
         "features_per_stage": (features + [features[-1]] * depth)[:depth],
         "kernel_sizes": [list(kernel) for kernel in proposal.topology.kernels],
         "strides": [list(stride) for stride in proposal.topology.strides],
@@ -322,7 +324,7 @@ def proposed_task(proposal: Proposal, sites: Sequence[SitePlan], *, dataset: str
             "network",
             [
                 Entry("name", f"nnunet.{chosen.network}", reason("network")),
-                Entry("options", [Entry(key, value) for key, value in made.items()]),
+                Entry("options", [Entry(key, value) for key, value in network_options.items()]),
             ],
         ),
         loss_entry(batch_dice=configuration.batch_dice, why=reason(DICE) or of_chosen, of_regions=bool(chosen.members)),

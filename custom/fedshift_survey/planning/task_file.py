@@ -225,23 +225,23 @@ def _steps(plan: Plan, pooled: Fingerprint, sites: int) -> str:
 
 def _labels(pooled: Fingerprint) -> str:
     """How large each class is and how often it occurs."""
-    said = []
+    sentences = []
     for name, volume in pooled.volumes.items():
         size = f", median {quantile(volume.values, 0.5):g} ml" if volume.values else ""
-        said.append(f"{name} in {volume.cases} of {volume.of} cases{size}")
-    return "; ".join(said) + "." if said else ""
+        sentences.append(f"{name} in {volume.cases} of {volume.surveyed} cases{size}")
+    return "; ".join(sentences) + "." if sentences else ""
 
 
 def _regions(pooled: Fingerprint, spec: SurveySpec) -> list[Entry]:
     """The regions of the task or sites that were asked for, and how many cases have one, as far as classes tell it."""
-    said = []
+    counted = []
     for name, members in spec.regions.items():
         counts = [pooled.volumes[member] for member in members if member in pooled.volumes]
-        if len(counts) == len(members) and len({volume.of for volume in counts}) == 1:
+        if len(counts) == len(members) and len({volume.surveyed for volume in counts}) == 1:
             most = max(counts, key=lambda volume: volume.cases)
-            exactly = "" if len(members) == 1 or most.cases == most.of else "at least "
-            said.append(f"{name} in {exactly}{most.cases} of {most.of} cases")
-    why = "As in the task, or the prepared sites, that were asked for." + (f" {'; '.join(said)}." if said else "")
+            exactly = "" if len(members) == 1 or most.cases == most.surveyed else "at least "
+            counted.append(f"{name} in {exactly}{most.cases} of {most.surveyed} cases")
+    why = "As in the task, or the prepared sites, that were asked for." + (f" {'; '.join(counted)}." if counted else "")
     regions = [Entry("regions", {name: list(members) for name, members in spec.regions.items()}, why)]
     order = [Entry("regions_class_order", list(spec.regions_class_order))]
     return [
@@ -319,7 +319,7 @@ def _like_ct(word: str) -> bool:
 
 def _as_stored(pooled: Fingerprint) -> str:
     """Intensities as they are stored, inside each class and outside."""
-    said = []
+    sentences = []
     for sequence, places in pooled.intensities.items():
         inside = {place: intensities for place, intensities in places.items() if place in pooled.classes}
         if inside and OUTSIDE in places:
@@ -328,8 +328,8 @@ def _as_stored(pooled: Fingerprint) -> str:
                 f"{plain(spread(values).between)})"
                 for place, values in inside.items()
             )
-            said.append(f"{sequence}, as stored: {of_classes}; outside {plain(spread(places[OUTSIDE]).mean)}.")
-    return " ".join(said)
+            sentences.append(f"{sequence}, as stored: {of_classes}; outside {plain(spread(places[OUTSIDE]).mean)}.")
+    return " ".join(sentences)
 
 
 def _of_foreground(fingerprints: Sequence[Fingerprint]) -> dict[str, float] | None:

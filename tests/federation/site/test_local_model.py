@@ -68,8 +68,8 @@ def test_the_federation_stays_the_same_and_the_local_model_is_that_of_single(
             of_single = state_of(tmp_path / "single", site, round_)
             ours = state_of(tmp_path / "local", site, round_)
             assert ours.local["round"] == round_ and same(ours.local["weights"], of_single.personal)
-        assert told.round == alone.own_best[site].round
-        assert told.local == alone.own_best[site].test["accuracy"]
+        assert told.round == alone.site_best[site].round
+        assert told.local == alone.site_best[site].test["accuracy"]
         assert told.federated == local.best.sites[site]["test"]["accuracy"] and told.n == 6
         assert told.cases is not None and told.test == "mcnemar"
 

@@ -26,16 +26,16 @@ def site(root: Path, name: str, *, classes: tuple[str, ...] = ("left", "right"),
 def test_one_plan_has_the_patch_and_batch_that_all_sites_have(tmp_path: Path) -> None:
     first, other = site(tmp_path, "A"), site(tmp_path, "B", patch=(16, 16, 32), spacing=(2.0, 1.0, 1.0))
     sites = [read_site_plan(name, path, "3d_fullres") for name, path in (("A", first), ("B", other))]
-    proposal = propose(sites, of="A", memory=8)
+    proposal = propose(sites, proposed_site="A", memory=8)
     assert proposal.patch == (16, 16, 24)
     assert [row.what for row in proposal.rows if not row.agreed] == ["spacing", "patch"]
     text = proposed_task(proposal, sites, dataset="blobs", name="blobs")
     task = TaskSpec.parse(yaml.safe_load(text), where="the plan")
     assert task.network.name == "nnunet.PlainConvUNet" and task.data["spacing"] == [3.0, 1.0, 1.0]
     assert "B: 2 x 1 x 1" in text
-    assert propose(sites, of="B", memory=8).of.configuration.spacing == (2.0, 1.0, 1.0)
+    assert propose(sites, proposed_site="B", memory=8).chosen.configuration.spacing == (2.0, 1.0, 1.0)
     with raises("memory-short", naming="--memory"):
-        propose(sites, of="A", memory=0.01)
+        propose(sites, proposed_site="A", memory=0.01)
 
 
 def test_sites_with_other_data_are_refused(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_sites_with_other_data_are_refused(tmp_path: Path) -> None:
     for name, options in (("B", {"classes": ("left",)}), ("C", {"scheme": "CTNormalization"})):
         other = read_site_plan(name, site(tmp_path, name, **options), "3d_fullres")
         with raises("nnunet-plans-differ", naming=f"{name}/nnUNetPlans.json"):
-            propose([first, other], of="A", memory=8)
+            propose([first, other], proposed_site="A", memory=8)
     alone = write_plans(tmp_path / "nnUNetPlans.json")
     with raises("labels-missing", naming="dataset.json"):
         read_site_plan("D", alone, "3d_fullres")
@@ -55,7 +55,7 @@ def test_the_smallest_batch_is_not_said_to_be_of_the_plan_that_is_proposed(tmp_p
     content["configurations"]["3d_fullres"]["batch_size"] = 7
     paths["A"].write_text(json.dumps(content))
     sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
-    proposal = propose(sites, of="A", memory=8)
+    proposal = propose(sites, proposed_site="A", memory=8)
     least = sites[1].configuration.batch
     assert proposal.batch == least < 7
     text = proposed_task(proposal, sites, dataset="blobs", name="blobs")
@@ -69,7 +69,7 @@ def test_dice_in_the_loss_is_that_of_the_proposed_plan(tmp_path: Path) -> None:
     paths["A"].write_text(json.dumps(content))
     sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
     for name, batch in (("A", True), ("B", False)):
-        proposal = propose(sites, of=name, memory=8)
+        proposal = propose(sites, proposed_site=name, memory=8)
         assert len([row for row in proposal.rows if not row.agreed]) == 1
         task = TaskSpec.parse(yaml.safe_load(proposed_task(proposal, sites, dataset="blobs", name="blobs")), where="")
         assert task.loss.options["batch"] is batch and task.data["foreground_guaranteed"]
@@ -79,7 +79,7 @@ def test_a_site_with_classes_in_another_order_is_told_how_to_prepare_them(tmp_pa
     paths = {"A": site(tmp_path, "A"), "B": site(tmp_path, "B", classes=("right", "left"))}
     sites = [read_site_plan(name, path, "3d_fullres") for name, path in paths.items()]
     with raises("nnunet-plans-differ", naming=("prepare B", "--classes left,right", "nnunet_plans.json")):
-        propose(sites, of="A", memory=8)
+        propose(sites, proposed_site="A", memory=8)
 
 
 def test_sequences_in_another_order_are_those_of_the_proposed_plan(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_sequences_in_another_order_are_those_of_the_proposed_plan(tmp_path: Pat
         }
         path.write_text(json.dumps(content))
         sites.append(read_site_plan(name, path, "3d_fullres"))
-    proposal = propose(sites, of="B", memory=8)
+    proposal = propose(sites, proposed_site="B", memory=8)
     (row,) = (row for row in proposal.rows if row.what.startswith("intensities"))
-    assert row.said == ("ADC: 4 / 5 / 6; T2: 1 / 2 / 3",) * 2
+    assert row.by_site == ("ADC: 4 / 5 / 6; T2: 1 / 2 / 3",) * 2
     task = yaml.safe_load(proposed_task(proposal, sites, dataset="blobs", name="blobs"))
     assert task["data"]["sequences"] == ["ADC", "T2"]
 
@@ -127,7 +127,9 @@ def test_regions_and_voxels_to_ignore_come_into_the_task(tmp_path: Path) -> None
     labels: dict[str, Any] = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
     one = read_site_plan("A", with_labels(tmp_path, "A", labels, [1, 2]), "3d_fullres")
     task = TaskSpec.parse(
-        yaml.safe_load(proposed_task(propose([one], of="A", memory=8), [one], dataset="blobs", name="blobs")),
+        yaml.safe_load(
+            proposed_task(propose([one], proposed_site="A", memory=8), [one], dataset="blobs", name="blobs")
+        ),
         where="the plan",
     )
     made = task.made_regions
@@ -135,7 +137,7 @@ def test_regions_and_voxels_to_ignore_come_into_the_task(tmp_path: Path) -> None
     assert task.ignore
     other = read_site_plan("B", site(tmp_path, "B", classes=tuple(one.classes[1:])), "3d_fullres")
     with raises("nnunet-plans-differ", naming="regions"):
-        propose([one, other], of="A", memory=8)
+        propose([one, other], proposed_site="A", memory=8)
 
 
 def arguments(content: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def test_what_is_no_plan_of_nnunets_planners_is_refused(named: str, tmp_path: Pa
     CHANGES[named](content)
     path.write_text(json.dumps(content))
     with raises("nnunet-plans", naming=named):
-        propose([read_site_plan("A", path, "3d_fullres")], of="A", memory=8)
+        propose([read_site_plan("A", path, "3d_fullres")], proposed_site="A", memory=8)
 
 
 def test_one_number_of_convolutions_is_that_of_all_stages(tmp_path: Path) -> None:
@@ -173,6 +175,6 @@ def test_one_number_of_convolutions_is_that_of_all_stages(tmp_path: Path) -> Non
     arguments(content)["n_conv_per_stage"] = 2
     path.write_text(json.dumps(content))
     one = read_site_plan("A", path, "3d_fullres")
-    proposal = propose([one], of="A", memory=8)
+    proposal = propose([one], proposed_site="A", memory=8)
     task = yaml.safe_load(proposed_task(proposal, [one], dataset="blobs", name="blobs"))
     assert task["network"]["options"]["n_conv_per_stage"] == [2] * proposal.topology.depth

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedshift.schema.guarantee import LEVELS, Curve, RiskCurves
 from fedshift.tasks.evaluation import guarantee
-from fedshift.tasks.evaluation.guarantee import Others, Sample, at_most, controlled, fewest, prior, shrunk
+from fedshift.tasks.evaluation.guarantee import OtherSites, Sample, at_most, controlled, fewest, prior, shrunk
 
 N = len(LEVELS)
 RAMP = np.linspace(0, 1, N)
@@ -65,15 +65,15 @@ def test_no_case_is_enough_below_the_least_number() -> None:
 
 
 def test_others_count_as_cases_and_never_as_more_than_the_sites_own_and_one() -> None:
-    own, others = Sample(20, RAMP), Others(RAMP**2, 10.0)
+    own, others = Sample(20, RAMP), OtherSites(RAMP**2, 10.0)
     level = controlled(own, 0.1, others)
     mixed = (20 * own.risk + 10 * others.risk + 1) / 31
     assert level is not None and mixed[level] <= 0.1 < mixed[level + 1]
-    assert controlled(own, 0.1, Others(RAMP, 0.0)) == controlled(own, 0.1, None) == controlled(own, 0.1)
-    assert shrunk(own, Others(RAMP, 1000.0)) == Others(RAMP, 21.0)
+    assert controlled(own, 0.1, OtherSites(RAMP, 0.0)) == controlled(own, 0.1, None) == controlled(own, 0.1)
+    assert shrunk(own, OtherSites(RAMP, 1000.0)) == OtherSites(RAMP, 21.0)
     limit = at_most(own, 0.1, others, level)
     assert limit == pytest.approx(0.1 + 10 / 21 * (0.1 - others.risk[level])) and limit <= 0.2
-    assert at_most(own, 0.1, Others(np.ones(N), 21.0), 0) == 0.1, "others that miss more make it safer"
+    assert at_most(own, 0.1, OtherSites(np.ones(N), 21.0), 0) == 0.1, "others that miss more make it safer"
 
 
 def test_sites_that_are_alike_lend_all_their_cases_and_sites_that_differ_lend_few() -> None:

@@ -19,11 +19,11 @@ from fedshift.schema.results import (
     Final,
     FinalScores,
     MachineRecord,
-    OwnBest,
     Rejection,
     Results,
     RoundRecord,
     Selected,
+    SiteBest,
     SiteRound,
     new_results,
 )
@@ -35,10 +35,10 @@ T = TypeVar("T")
 THEN = ", then "
 """Between the versions of one thing with which a run was made, one part after another."""
 RULE = (
-    "highest {which} of the aggregated model's validation {metric}; two rounds are compared over the sites "
+    "highest {summary} of the aggregated model's validation {metric}; two rounds are compared over the sites "
     "that scored both, and of equals the earlier one is kept; if no site scored both, the one that more sites scored"
 )
-WHICH = {"mean": "mean over sites", "worst": "score of the worst site"}
+SUMMARIES = {"mean": "mean over sites", "worst": "score of the worst site"}
 RULE_ROUND = "round {round}, which the job names (evaluation.select)"
 RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
 
@@ -57,7 +57,7 @@ class Selection:
         if isinstance(by, int):
             self.rule = RULE_ROUND.format(round=by)
         else:
-            self.rule = RULE_LAST if last else RULE.format(which=WHICH[by], metric=metric)
+            self.rule = RULE_LAST if last else RULE.format(summary=SUMMARIES[by], metric=metric)
         self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
 
     def note(self, scores: Scores) -> None:
@@ -308,7 +308,7 @@ class RunRecord:
             best=best,
             last=last,
             personal=self._in_order({site: v["test"] for site, v in personal.items() if v.get("test")}),
-            own_best=self._best_by_site(),
+            site_best=self._best_by_site(),
             personal_evaluations=tuned,
             fine_tuned=any(scores.personal for scores in self._final_scores),
             against_local={site: scores.against_local for site, scores in answers.items() if scores.against_local},
@@ -323,12 +323,12 @@ class RunRecord:
     def _in_order(self, values: Mapping[str, T]) -> dict[str, T]:
         return {site: values[site] for site in self._job.task.everyone if site in values}
 
-    def _best_by_site(self) -> dict[str, OwnBest]:
+    def _best_by_site(self) -> dict[str, SiteBest]:
         """Each site's round of the highest validation score, the earlier of equals, with its scores there.
 
         Only of sites that have a test score of every round that they scored (``evaluation.every: 1``).
         """
-        best_by_site: dict[str, OwnBest] = {}
+        best_by_site: dict[str, SiteBest] = {}
         if self._job.evaluation.every != 1:
             return best_by_site
         metric = self.results.job.metric
@@ -337,7 +337,7 @@ class RunRecord:
             scored = {number: entry for number, entry in entries.items() if metric in entry.val}
             if scored and all(entry.test for entry in scored.values()):
                 best = max(scored, key=lambda number: (scored[number].val[metric], -number))
-                best_by_site[site] = OwnBest(round=best, val=scored[best].val, test=scored[best].test or {})
+                best_by_site[site] = SiteBest(round=best, val=scored[best].val, test=scored[best].test or {})
         return best_by_site
 
     def _note_validation(self, site: str, metrics: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ from fedshift.reporting.report.section import (
 )
 from fedshift.schema.guarantee import Guarantee, Level, Outcome, Promise
 
-NEWCOMER, OWN = "a new hospital", "this hospital"
+NEWCOMER, THIS_HOSPITAL = "a new hospital", "this hospital"
 
 
 def of_run(run: Run) -> Section | None:
@@ -68,7 +68,7 @@ def section(guarantee: Guarantee) -> Section:
 
 
 def _rows(guarantee: Guarantee) -> Iterator[tuple[str, str, Promise]]:
-    whose = {**guarantee.sites, NEWCOMER: guarantee.newcomer, OWN: guarantee.own}
+    whose = {**guarantee.sites, NEWCOMER: guarantee.newcomer, THIS_HOSPITAL: guarantee.calibrated}
     whose |= {f"{site} (held out)": promises for site, promises in guarantee.left_out.items()}
     for who, promises in whose.items():
         for name, promise in promises.items():
@@ -110,7 +110,7 @@ def _findings(guarantee: Guarantee) -> Iterator[Finding]:
         yield finding("result", "guarantee_tested", kept=kept, of=len(means), percent=f"{100 * guarantee.alpha:g}")
     if beyond:
         yield finding("caution", "guarantee_beyond", who=list(dict.fromkeys(beyond)))
-    if guarantee.own:
+    if guarantee.calibrated:
         yield finding("note", "guarantee_own")
     elif guarantee.sites:
         yield finding("note", "guarantee_selected")

@@ -44,7 +44,7 @@ def sections(transfer: Transfer, pictures: Sequence[Section] = ()) -> list[Secti
     has_rounds = bool(run.results.rounds)
     parts: list[Section | None]
     if isinstance(record, CrossSite):
-        own_mean, elsewhere = (mean.get(record.job.metric) for mean in (record.mean_own, record.mean_elsewhere))
+        own_mean, elsewhere = (mean.get(record.job.metric) for mean in (record.mean_at_home, record.mean_elsewhere))
         result = finding("result", "cross_site_means", m=name, sites=sites, own=own_mean, elsewhere=elsewhere)
         parts = [summary.multi_model_summary(run, result), cross_site(record)]
         parts += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
@@ -87,7 +87,7 @@ def cross_site(record: CrossSite) -> Section:
         Column("Trained at", numeric=False),
         *(Column(short(site, 16), detail="tested here") for site in record.data),
     ]
-    at_home, elsewhere = (m.with_unit(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
+    at_home, elsewhere = (m.with_unit(mean.get(name)) for mean in (record.mean_at_home, record.mean_elsewhere))
     return Section(
         "cross-site",
         "Every site's own model at every site",

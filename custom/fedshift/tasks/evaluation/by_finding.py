@@ -229,7 +229,7 @@ def records(
     class_scores: dict[str, ClassScores] = {}
     for k, name in enumerate(names):
         known = ~np.isnan(truth[:, k])
-        has, said = truth[known, k] == 1, decided[known, k]
+        has, detected = truth[known, k] == 1, decided[known, k]
         scores = scores_of(truth[:, k], probability[:, k], decided[:, k], specific[k])
         hides = not share_cases and min(has.sum(), (~has).sum()) < FEWEST
         reliability = Calibration()
@@ -242,8 +242,8 @@ def records(
             threshold=thresholds[k].decision if by_threshold else None,
             chosen=by_threshold and thresholds[k].chosen,
             specific=thresholds[k].specific,
-            found=int((has & said).sum()),
-            invented=int((~has & said).sum()),
+            detected=int((has & detected).sum()),
+            invented=int((~has & detected).sum()),
             roc=_curve(has, probability[known, k]) if share_cases and scores else None,
             calibration=None if hides else reliability.record(fewest=1 if share_cases else FEWEST),
         )

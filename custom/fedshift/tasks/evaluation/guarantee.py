@@ -65,7 +65,7 @@ class Counts:
     """How many voxels are at or above each level, of a structure and of all; a scan may come in parts."""
 
     def __init__(self) -> None:
-        self.covered, self.taken = (np.zeros(len(_LEVELS), np.int64) for _ in range(2))
+        self.covered, self.outlined = (np.zeros(len(_LEVELS), np.int64) for _ in range(2))
         self.total = 0
         """Voxels of the structure."""
 
@@ -73,14 +73,16 @@ class Counts:
         """Count a part: probabilities, and where the structure is (bool), of one shape on the scan's own grid."""
         inside = probability[truth]
         self.covered += _from_level_on(inside)
-        self.taken += _from_level_on(probability[probability >= _LEVELS[0]])
+        self.outlined += _from_level_on(probability[probability >= _LEVELS[0]])
         self.total += inside.size
 
     def risks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Risk curves of the case, two (levels,), see `Curve`; None of a case that has none of the structure."""
         if not self.total:
             return None
-        outside = np.divide(self.taken - self.covered, self.taken, out=np.zeros(len(_LEVELS)), where=self.taken > 0)
+        outside = np.divide(
+            self.outlined - self.covered, self.outlined, out=np.zeros(len(_LEVELS)), where=self.outlined > 0
+        )
         return 1 - self.covered / self.total, np.maximum.accumulate(outside[::-1])[::-1]
 
 
@@ -177,7 +179,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Others:
+class OtherSites:
     """Other sites' mean curve P, rising (levels,), and as how many cases it counts."""
 
     risk: np.ndarray
@@ -189,7 +191,7 @@ def fewest(alpha: float, risk: float = 0.0) -> int | None:
     return ceil((1 - alpha) / (alpha - risk) - SLACK) if risk < alpha else None
 
 
-def controlled(sample: Sample, alpha: float, others: Others | None = None) -> int | None:
+def controlled(sample: Sample, alpha: float, others: OtherSites | None = None) -> int | None:
     """The number of the highest level whose risk is controlled (λ̂); None if there is none."""
     total, n = sample.n * sample.risk + 1, sample.n + 1.0
     if others is not None and others.cases:
@@ -198,14 +200,14 @@ def controlled(sample: Sample, alpha: float, others: Others | None = None) -> in
     return kept - 1 if kept else None
 
 
-def at_most(sample: Sample, alpha: float, others: Others | None, level: int) -> float:
+def at_most(sample: Sample, alpha: float, others: OtherSites | None, level: int) -> float:
     """The limit of the expected risk at the site alone, whatever the shift (the second formula above)."""
     if others is None:
         return alpha
     return min(1.0, alpha + others.cases / (sample.n + 1) * max(0.0, alpha - float(others.risk[level])))
 
 
-def prior(sites: Sequence[Sample], alpha: float) -> Others | None:
+def prior(sites: Sequence[Sample], alpha: float) -> OtherSites | None:
     """What these sites tell of another one: P and σ²/(τ² + v); None if they are too few."""
     if len(sites) < FEWEST_OTHERS:
         return None
@@ -215,7 +217,7 @@ def prior(sites: Sequence[Sample], alpha: float) -> Others | None:
     between = _between(risks[:, near], within / n)
     weights = 1 / (between + within / n)
     mean = _monotone((weights[:, None] * risks).sum(0) / weights.sum(), rises=True)
-    return Others(mean, within / (between + 1 / weights.sum()))
+    return OtherSites(mean, within / (between + 1 / weights.sum()))
 
 
 def _within(sites: Sequence[Sample], level: int) -> float:
@@ -255,9 +257,9 @@ def _chi_squared(share: float, free: int) -> float:
     return float(free * max(0.0, 1 - part + NormalDist().inv_cdf(share) * sqrt(part)) ** 3)
 
 
-def shrunk(sample: Sample, others: Others | None) -> Others | None:
+def shrunk(sample: Sample, others: OtherSites | None) -> OtherSites | None:
     """What others tell, for no more than the site's own cases and one."""
-    return None if others is None else Others(others.risk, min(others.cases, sample.n + 1.0))
+    return None if others is None else OtherSites(others.risk, min(others.cases, sample.n + 1.0))
 
 
 # --- promises ---------------------------------------------------------------------------------------------------------
@@ -294,17 +296,19 @@ def federated(
     ``curves``: by site, in the order in which they are summed. Sites that are held out set no levels; theirs are those
     of newcomers.
     """
-    given = {site: risk_curves.calibration for site, risk_curves in curves.items() if site not in held_out}
+    calibration = {site: risk_curves.calibration for site, risk_curves in curves.items() if site not in held_out}
     sites: dict[str, dict[str, Promise]] = {}
-    for site, by_structure in given.items():
+    for site, by_structure in calibration.items():
         for name, curve in by_structure.items():
             others = [
-                other_curves[name] for other, other_curves in given.items() if other != site and name in other_curves
+                other_curves[name]
+                for other, other_curves in calibration.items()
+                if other != site and name in other_curves
             ]
-            made = _promise(curve.n, partial(_shrunk_level, curve=curve, others=others, alpha=alpha))
-            sites.setdefault(site, {})[name] = _looked_at(made, curves[site].tested.get(name))
+            promise = _promise(curve.n, partial(_shrunk_level, curve=curve, others=others, alpha=alpha))
+            sites.setdefault(site, {})[name] = _looked_at(promise, curves[site].tested.get(name))
     by_name: dict[str, list[Curve]] = {}
-    for by_structure in given.values():
+    for by_structure in calibration.values():
         for name, curve in by_structure.items():
             by_name.setdefault(name, []).append(curve)
     newcomer = {
@@ -319,7 +323,10 @@ def federated(
         if site in held_out
     }
     return Guarantee(
-        alpha=alpha, sites=sites, newcomer=newcomer, left_out={site: made for site, made in left_out.items() if made}
+        alpha=alpha,
+        sites=sites,
+        newcomer=newcomer,
+        left_out={site: promise for site, promise in left_out.items() if promise},
     )
 
 
@@ -341,12 +348,12 @@ def _newcomers_level(side: _Side, *, curves: Sequence[Curve], alpha: float) -> L
     if not sites:
         return None
     mean = Sample(len(sites), np.mean([site.risk for site in sites], axis=0))
-    made = _level(side, mean, alpha)
-    assert made is not None
-    return made.model_copy(update={"needed": None if made.level is not None else fewest(alpha), "at_most": None})
+    level = _level(side, mean, alpha)
+    assert level is not None
+    return level.model_copy(update={"needed": None if level.level is not None else fewest(alpha), "at_most": None})
 
 
-def _level(side: _Side, sample: Sample | None, alpha: float, others: Others | None = None) -> Level | None:
+def _level(side: _Side, sample: Sample | None, alpha: float, others: OtherSites | None = None) -> Level | None:
     if sample is None:
         return None
     number = controlled(sample, alpha, others)
