@@ -70,10 +70,10 @@ def plan_volumes(source: Path, *, simulate: bool = False, seed: int = 0) -> Volu
     table = find_described(source)
     labels = settle_labels(described=table.labels)
     if labels is None or labels.classes != CLASSES:
-        said = ", ".join(labels.classes) if labels else "no labels"
+        fault = ", ".join(labels.classes) if labels else "no labels"
         raise DataError(
             "other-data",
-            f"{table.folder / 'dataset.json'} has the classes {said}, not {', '.join(CLASSES)}: it is not the "
+            f"{table.folder / 'dataset.json'} has the classes {fault}, not {', '.join(CLASSES)}: it is not the "
             "hippocampus task, prepare it with 'fedshift data prepare msd'",
         )
     if not simulate:

@@ -240,7 +240,7 @@ def _by_part(site: str, pictures: Hashed) -> Mapping[str, Split]:
     return {picture.id: next(part for part in PARTS if picture.id.startswith(part)) for picture, _ in pictures}
 
 
-def _said(labels: np.ndarray, about: Subset) -> tuple[str, dict[str, bool]]:
+def _label_or_findings(labels: np.ndarray, about: Subset) -> tuple[str, dict[str, bool]]:
     """The label or the findings of an image."""
     if about.findings:
         return "", {name: bool(has) for name, has in zip(about.classes, labels, strict=True)}
@@ -248,7 +248,7 @@ def _said(labels: np.ndarray, about: Subset) -> tuple[str, dict[str, bool]]:
 
 
 def _picture(images: np.ndarray, labels: np.ndarray, about: Subset, part: str, number: int) -> Source:
-    label, findings = _said(labels[number], about)
+    label, findings = _label_or_findings(labels[number], about)
     return Source(f"{part}/{number:06d}", label, partial(_shown, images, number), findings=findings)
 
 
@@ -259,7 +259,7 @@ def _shown(images: np.ndarray, number: int) -> Image.Image:
 def _volume(
     images: np.ndarray, labels: np.ndarray, about: Subset, path: Path, part: Split, number: int
 ) -> VolumeSource:
-    label, findings = _said(labels[number], about)
+    label, findings = _label_or_findings(labels[number], about)
     return VolumeSource(
         f"{part}_{number:06d}",
         (path,),

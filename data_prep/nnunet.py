@@ -178,8 +178,8 @@ def _in_fold(
     files = [place / SPLITS for place in ([ready.folder] if ready else []) + [folder]]
     path = next((file for file in files if file.is_file()), None)
     if path is None:
-        said = " nor ".join(str(file) for file in files)
-        raise ConfigError("folds-missing", f"there is no {said}: leave out --fold, and the cases are dealt")
+        fault = " nor ".join(str(file) for file in files)
+        raise ConfigError("folds-missing", f"there is no {fault}: leave out --fold, and the cases are dealt")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         folds = [(set(map(str, each["train"])), set(map(str, each["val"]))) for each in content]
@@ -191,8 +191,8 @@ def _in_fold(
     known = {case.id for case in cases}
     if train & val or not (train | val) <= known:
         wrong = min(train & val or (train | val) - known)
-        said = "in both parts of the fold" if train & val else f"no case of {folder}"
-        raise DataError("folds-other-data", f"{path}: {wrong} is {said}: copy the splits of this data set")
+        fault = "in both parts of the fold" if train & val else f"no case of {folder}"
+        raise DataError("folds-other-data", f"{path}: {wrong} is {fault}: copy the splits of this data set")
     subjects = {case: case for case in train | val}
     held_out: dict[str, Split] = dict.fromkeys(val, "test")
     split_of = deal_splits(subjects, dataset=folder.name, site="", fixed=held_out, parts=("val",))

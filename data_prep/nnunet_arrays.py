@@ -18,7 +18,7 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.cases import CaseFiles, CaseTable
 from fedshift.data.labels import Labels
-from fedshift.data.nnunet_plans import AXES, OWN_KEY, Configuration, Plans, read_plans
+from fedshift.data.nnunet_plans import AXES, AXES_KEY, Configuration, Plans, read_plans
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.data.resampled import Fixed, Preparation, build_volumes, volumes_dir
 from fedshift.data.scans import ORIENTATION
@@ -87,7 +87,7 @@ class Preprocessed:
             return images.astype(np.float16), labels
 
         digest = build_volumes(site_dir, manifest, preparation, ready)
-        content = {**self.plans.content, OWN_KEY: list(self.plans.axes)}
+        content = {**self.plans.content, AXES_KEY: list(self.plans.axes)}
         write_text(site_dir / SITE_PLANS, json.dumps(content, indent=2) + "\n")
         return {volumes_dir(site_dir, manifest, preparation).name: digest}
 
@@ -193,8 +193,8 @@ def open_preprocessed(
     if not path.is_file():
         there = sorted(file.stem for file in folder.glob("*lans*.json"))
         old = sorted(file.name for file in folder.glob("*.pkl"))
-        said = f"the plans {', '.join(there)}" if there else f"{old[0]}, of nnU-Net 1" if old else "no plans"
-        raise ConfigError("nnunet-plans", f"{folder} has {said}, and {plans} is asked for: name others with --plans")
+        fault = f"the plans {', '.join(there)}" if there else f"{old[0]}, of nnU-Net 1" if old else "no plans"
+        raise ConfigError("nnunet-plans", f"{folder} has {fault}, and {plans} is asked for: name others with --plans")
     _same_data(folder / "dataset.json", raw / "dataset.json")
     directions = {case.id: _direction(case) for case in table.cases}
     known = read_plans(path)
@@ -270,6 +270,6 @@ def _blosc(path: Path) -> np.ndarray:
     try:
         import blosc2
     except ImportError:
-        said = f"{path} needs blosc2, which is not installed: pip install 'fedshift[nnunet]'"
-        raise ConfigError("package-missing", said) from None
+        message = f"{path} needs blosc2, which is not installed: pip install 'fedshift[nnunet]'"
+        raise ConfigError("package-missing", message) from None
     return np.asarray(blosc2.open(urlpath=str(path), mode="r")[:])

@@ -12,7 +12,7 @@ from data_prep.dealing import BY_SUBJECT, deal_by_subject, warn_of_moved
 from data_prep.labelled_volumes import VolumeSource, write_labelled
 from data_prep.own_scans import LICENCE
 from data_prep.pictures import Dealing, Hashed, PictureSet, Plan, Source, write_pictures
-from data_prep.volumes import OWN
+from data_prep.volumes import OWN_SCANS
 from fedshift.data.cases import site_fault
 from fedshift.data.decode import read_picture
 from fedshift.data.label_table import Labelled, LabelTable, read_labels
@@ -98,7 +98,7 @@ def prepare_labelled(
             sequences=names,
             former=former,
             split_rule=split_rule(read),
-            source=OWN,
+            source=OWN_SCANS,
             licence=licence,
             notes=table_notes(read),
             volume=volume,
@@ -107,8 +107,8 @@ def prepare_labelled(
             progress=progress,
         )
     if read.sequences:
-        said = f"{table} has the sequences {', '.join(read.sequences)}, and the task takes pictures, which have none"
-        raise DataError("kind-of-data", f"{said}: name the picture in a column 'file'")
+        message = f"{table} has the sequences {', '.join(read.sequences)}, and the task takes pictures, which have none"
+        raise DataError("kind-of-data", f"{message}: name the picture in a column 'file'")
     sources = [
         Source(
             row.id,
@@ -130,7 +130,7 @@ def prepare_labelled(
 
     about = PictureSet(
         dataset=dataset,
-        name=OWN,
+        name=OWN_SCANS,
         sites=(site,),
         classes=read.classes,
         described="",
@@ -211,7 +211,7 @@ def _former_splits(target: Path) -> dict[str, Split]:
     manifest = read_manifest(target)
     if manifest.has_masks:
         raise DataError("kind-of-data", f"{target} holds volumes with masks: give another --site, --dataset or --out")
-    if OWN not in str(manifest.preparation.get("source")):
+    if OWN_SCANS not in str(manifest.preparation.get("source")):
         raise DataError("folder-in-use", f"{target} is of a public data set: give another --site, --dataset or --out")
     return {
         **{picture.sha256: picture.split for picture in manifest.pictures},

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, SitePlan, refuse_unmatched, write_site
+from data_prep.volumes import LEFT_OUT, OWN_SCANS, SPLIT_RULE, CaseFiles, SitePlan, refuse_unmatched, write_site
 from fedshift.data.case_check import MOST_OF_A_MASK, SWAPPED, look_swapped, read_values
 from fedshift.data.cases import CaseTable, both_sides, sequences_fault, spelled_as
 from fedshift.data.check import numbers_of_structures
@@ -145,8 +145,8 @@ def prepare_own(
     if not cases:
         raise DataError("case-missing", f"{target} would be left without a case: delete the folder instead")
     preparation = dict(manifest.preparation) if manifest else {}
-    origin = preparation.get("source", OWN) if manifest else OWN
-    mixed = manifest is not None and origin != OWN and bool(given) and OWN not in origin
+    origin = preparation.get("source", OWN_SCANS) if manifest else OWN_SCANS
+    mixed = manifest is not None and origin != OWN_SCANS and bool(given) and OWN_SCANS not in origin
     if meant is None:
         assert manifest is not None
         meant = Labels.of_classes(manifest.classes, manifest.annotated)
@@ -158,9 +158,9 @@ def prepare_own(
         site=site,
         cases=tuple(replace(case, split=splits.get(case.id)) for case in cases.values()),
         findings=table.findings if table else (),
-        source=f"{origin}, and {OWN}" if mixed else origin,
-        licence=_both(manifest, licence, mixed=mixed, public=origin != OWN, ours="licence"),
-        citation=_both(manifest, citation, mixed=mixed, public=origin != OWN, ours="citation"),
+        source=f"{origin}, and {OWN_SCANS}" if mixed else origin,
+        licence=_both(manifest, licence, mixed=mixed, public=origin != OWN_SCANS, ours="licence"),
+        citation=_both(manifest, citation, mixed=mixed, public=origin != OWN_SCANS, ours="citation"),
         preparation=_notes(preparation, meant, changed=bool(given), true_spacing=true_spacing),
     )
     return write_site(
@@ -191,7 +191,7 @@ def _both(manifest: Manifest | None, terms: str, *, mixed: bool, public: bool, o
     if manifest is None or not public:
         return terms
     former = str(getattr(manifest, ours))
-    return f"{former}; {OWN}: {terms}" if mixed and terms else former
+    return f"{former}; {OWN_SCANS}: {terms}" if mixed and terms else former
 
 
 def _gather(
@@ -332,7 +332,7 @@ def _labels(
     recorded_labels = _recorded(recorded) if isinstance(recorded, dict) else None
     described = table.labels if recorded_labels else table.described_labels(given)
     labels = settle_labels(
-        given=given,
+        label_values=given,
         described=described,
         recorded=recorded_labels,
         classes=classes,

@@ -150,7 +150,7 @@ def write_pictures(
             folder = finished.enter_context(replace_folder(target))
             announce = (lambda name, site=site: progress(f"{site} {name}")) if progress else None
             others = () if dealing.keep_copies else before
-            depth = Depth([source.read for source in sources], given=bits)
+            depth = Depth([source.read for source in sources], bits=bits)
             cache, unreadable = _cache(
                 sources,
                 folder,
@@ -201,7 +201,7 @@ def write_pictures(
                     "pixels": f"upright {_bits(folder, sizes)}-bit {'RGB' if picture_set.channels == 3 else 'grey'}, "
                     "resized to a square: bilinear, antialiased",
                     "sizes": sorted(set(sizes)),
-                    **({} if depth.said is None else {DEPTH: depth.said}),
+                    **({} if depth.description is None else {DEPTH: depth.description}),
                     "split_rule": dealing.rule,
                     **dealing.notes,
                     **notes,

@@ -44,7 +44,7 @@ from fedshift.schema.reading import Reading
 log = logging.getLogger(__name__)
 
 SPLIT_RULE = "by-case 60/20/20"
-OWN = "own scans"
+OWN_SCANS = "own scans"
 """In the source of a site's manifest, where a hospital's own scans are among its cases."""
 VOLUMES = {
     "orientation": ORIENTATION,
@@ -124,7 +124,7 @@ def write_volumes(
     with ExitStack() as together:
         for site in plan.sites:
             target = root / plan.dataset / site.site
-            if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
+            if (target / FILE_NAME).is_file() and OWN_SCANS in str(read_manifest(target).preparation.get("source")):
                 what = f"{target} has own scans among its cases, which would be lost"
                 raise DataError("folder-in-use", f"{what}: give another --out, or delete it")
             options: dict[str, Any] = {"labels": plan.labels, "trust_voxels": trust_voxels, "may_be_empty": empty}

@@ -22,7 +22,7 @@ from scanfiles import volume
 from cli.conftest import Refused
 from fedshift.cli import main, predict_pacs, serve
 from fedshift.federation.resolve import resolve
-from fedshift.inference.dicom_classes import OWN
+from fedshift.inference.dicom_classes import FEDSHIFT_SCHEME
 
 WAYS = ("--from", ADDRESS, "--query", "Modality=DX", "--to", ADDRESS)
 
@@ -74,7 +74,7 @@ def test_each_picture_gets_a_report_which_others_read_and_which_is_stored_once(
         groups = report.content.get_image_measurement_groups()
         said = {}
         for group, name in zip(groups, SHAPE_CLASSES, strict=True):
-            assert (group.finding_type.meaning, group.finding_type.scheme_designator) == (name, OWN)
+            assert (group.finding_type.meaning, group.finding_type.scheme_designator) == (name, FEDSHIFT_SCHEME)
             (measurement,) = group.get_measurements()
             (image,) = group.source_images
             assert image.referenced_sop_instance_uid == source.SOPInstanceUID

@@ -102,7 +102,7 @@ def test_between_two_outlines_the_shape_changes_steadily() -> None:
     found = on_slices({10: disc(10), 14: disc(20)}, COUNT, interpolate=True, spacing=MM)
     radii = [np.sqrt(found.voxels[k].sum() / np.pi) for k in range(10, 15)]
     np.testing.assert_allclose(radii, [10, 12.5, 15, 17.5, 20], atol=0.6)
-    assert found.made == (8, 9, 11, 12, 13, 15)
+    assert found.interpolated == (8, 9, 11, 12, 13, 15)
     moved = on_slices({10: disc(12, x=36), 12: disc(12, x=44)}, COUNT, interpolate=True, spacing=MM).voxels[11]
     columns = np.nonzero(moved)[1]
     assert columns.mean() == pytest.approx(40, abs=0.1) and columns.max() - columns.min() in range(20, 24)
@@ -111,12 +111,12 @@ def test_between_two_outlines_the_shape_changes_steadily() -> None:
 def test_two_parts_far_from_each_other_stay_two() -> None:
     planes = {k: disc(8) for k in (3, 4, 5, 6, 25, 26, 27)}
     found = on_slices(planes, COUNT, interpolate=True, spacing=MM)
-    assert found.made == () and np.flatnonzero(found.voxels.any((1, 2))).tolist() == sorted(planes)
+    assert found.interpolated == () and np.flatnonzero(found.voxels.any((1, 2))).tolist() == sorted(planes)
 
 
 def test_without_being_asked_nothing_is_interpolated() -> None:
     found = on_slices({5: disc(8), 7: disc(8)}, COUNT, interpolate=False, spacing=MM)
-    assert np.flatnonzero(found.voxels.any((1, 2))).tolist() == [5, 7] and not found.made
+    assert np.flatnonzero(found.voxels.any((1, 2))).tolist() == [5, 7] and not found.interpolated
     with pytest.raises(BetweenSlices):
         on_slices({5.5: disc(8), 7.5: disc(8)}, COUNT, interpolate=False, spacing=MM)
 
@@ -141,5 +141,5 @@ def test_contours_no_further_apart_than_slices_go_to_the_nearest(places: list[fl
 def test_a_contour_around_no_centre_has_no_shape() -> None:
     planes = {5: disc(8), 6: disc(0), 7: disc(8)}
     found = on_slices(planes, COUNT, interpolate=True, spacing=MM)
-    assert (found.voxels[6] == disc(8)).all() and found.made[-1] >= 6
+    assert (found.voxels[6] == disc(8)).all() and found.interpolated[-1] >= 6
     assert not on_slices({5: disc(0)}, COUNT, interpolate=True, spacing=MM).voxels.any()

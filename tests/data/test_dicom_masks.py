@@ -41,7 +41,7 @@ BLADDER = Code("89837001", "SCT", "Bladder")
 
 def labels(**given: tuple[str, ...]) -> Labels:
     codes = resolve("prostate", "fedavg").task.codes
-    found = settle_labels(given=given, classes=("background", "prostate"), codes=codes, named=True)
+    found = settle_labels(label_values=given, classes=("background", "prostate"), codes=codes, named=True)
     assert found is not None
     return found
 

@@ -38,7 +38,10 @@ def test_the_task_gives_the_order_and_the_file_the_values() -> None:
 def test_what_a_person_says_comes_before_the_file() -> None:
     described = Labels.named({"PZ": [1], "TZ": [2]})
     labels = settle_labels(
-        given={"prostate": (1, 2)}, described=described, classes=("background", "prostate"), annotated=("prostate",)
+        label_values={"prostate": (1, 2)},
+        described=described,
+        classes=("background", "prostate"),
+        annotated=("prostate",),
     )
     assert labels is not None and dict(labels.class_of) == {1: 1, 2: 1}
 
@@ -46,11 +49,11 @@ def test_what_a_person_says_comes_before_the_file() -> None:
 def test_the_mend_is_the_whole_part_of_the_command() -> None:
     classes = ("background", "PZ", "transition zone")
     with pytest.raises(ConfigError, match=r"as in --label PZ=1 --label 'transition zone'=2$"):
-        settle_labels(given={"ZP": (1,)}, classes=classes)
+        settle_labels(label_values={"ZP": (1,)}, classes=classes)
 
 
 def test_values_of_classes_that_are_not_annotated_are_unknown() -> None:
-    labels = settle_labels(given={"a": (1,), "b": (2,)}, annotated=("b",))
+    labels = settle_labels(label_values={"a": (1,), "b": (2,)}, annotated=("b",))
     assert labels is not None and labels.classes == ("background", "a", "b")
     assert dict(labels.class_of) == {2: 2} and labels.annotated == ("b",)
 
@@ -63,7 +66,7 @@ def test_labels_as_they_are_given() -> None:
 def test_a_class_that_is_not_annotated_as_it_is_spelled(given: dict[str, tuple[int]]) -> None:
     classes = ("background", "prostate")
     with raises("class-unknown", naming=("'prostat'", "'prostate'")):
-        settle_labels(given=given, classes=classes, annotated=("prostat",))
+        settle_labels(label_values=given, classes=classes, annotated=("prostat",))
 
 
 FORM = "such as prostate=1,2, not"
@@ -101,7 +104,7 @@ def test_labels_that_do_not_fit_the_masks(options: dict[str, Any], words: str) -
 
 def test_names_of_structures_are_for_masks_that_have_names() -> None:
     given = parse_labels(["prostate=Whole gland, PROSTATE_2", "background=Bladder"])
-    labels = settle_labels(given=given, classes=("background", "prostate"), named=True)
+    labels = settle_labels(label_values=given, classes=("background", "prostate"), named=True)
     assert labels is not None and dict(labels.class_of) == {1: 1}
     assert labels.structures == {"whole gland": "prostate", "prostate 2": "prostate", "bladder": "background"}
     both = settle_labels(classes=("background", "Anterior", "Posterior"), named=True)

@@ -29,7 +29,7 @@ OBLIQUE = rotation(20, 0)
 
 def wanted(*classes: str, **given: tuple[int | str, ...]) -> Labels:
     labels = settle_labels(
-        given=given,
+        label_values=given,
         classes=("background", *(classes or ("prostate",))),
         codes=resolve("prostate", "fedavg").task.codes,
         named=True,
@@ -195,7 +195,7 @@ def test_a_file_that_contradicts_itself_or_the_command_is_refused(
 def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case) -> None:
     path = case.write([2 * case.ball + case.box], [segment("prostate", 2), segment("bladder", 1)])
     classes = ("background", "prostate", "bladder")
-    labels = settle_labels(given={"prostate": (1,), "bladder": (2,)}, classes=classes, named=True)
+    labels = settle_labels(label_values={"prostate": (1,), "bladder": (2,)}, classes=classes, named=True)
     mask, remarks = read_mask(path, case.scan, labels)
     np.testing.assert_array_equal(mask.voxels == 1, case.in_ras(case.ball))
     assert len(remarks) == 2 and "value 2 'prostate'" in remarks[0].what and "value 1 'bladder'" in remarks[1].what
@@ -216,7 +216,7 @@ def test_a_value_counts_where_the_name_says_nothing(name: str, taken: bool, case
 def test_a_file_without_names_is_read_by_its_values(case: Case) -> None:
     path = case.write([3 * case.ball], [])
     assert not names_structures(path)
-    labels = settle_labels(given={"prostate": (3,)}, classes=("background", "prostate"))
+    labels = settle_labels(label_values={"prostate": (3,)}, classes=("background", "prostate"))
     decoded, _ = read_case(CaseFiles("c", (case.file,), path, labels=labels))
     assert decoded is not None
     np.testing.assert_array_equal(decoded.mask.voxels, case.in_ras(case.ball))

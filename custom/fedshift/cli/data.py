@@ -266,16 +266,18 @@ def _print_checked(folder: Path, findings: Sequence[Finding], counts: Counts) ->
 
 def _explain(args: argparse.Namespace) -> int:
     """Print how each file is read; the exit code is 1 if one cannot be."""
-    from fedshift.data.explain import How, explain
+    from fedshift.data.explain import ReadingOptions, explain
 
     for option in ("task", "table", "label", "sequence", "annotated"):
         if getattr(args, option):
             raise ConfigError(
                 "options-clash", f"--explain shows a file as it is, whatever the task: leave out --{option}"
             )
-    how = How(args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty)
+    options = ReadingOptions(
+        args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty
+    )
     failed = False
-    for result in explain(args.dir, args.masks, how):
+    for result in explain(args.dir, args.masks, options):
         console.print(_reading_table(result), markup=False)
         print_findings(result.findings)
         failed = failed or any(finding.level == "error" for finding in result.findings)

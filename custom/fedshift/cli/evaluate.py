@@ -137,10 +137,10 @@ def run(args: argparse.Namespace) -> int:
     for sentence in false_positives.sentences(evaluation):
         print(f"{sentence}; the other scores are over the cases that have it")
     if not all(case.known_spacing for case in scored):
-        done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
+        resampled = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
         print(
             "some headers hold no voxel size (1 x 1 x 1 mm): surface Dice, distances in mm and volumes in ml mean "
-            f"nothing for these scans{done}; {REAL}"
+            f"nothing for these scans{resampled}; {REAL}"
         )
     print(f"every case: {args.out / TABLE}; summary with intervals: {args.out / SUMMARY}")
     print(f"as a page: fedshift report {shlex.quote(str(args.out))}")

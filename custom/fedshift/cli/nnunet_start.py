@@ -84,15 +84,15 @@ def _preparation_of(nnunet: Described, job: JobSpec) -> str:
     return f"nnU-Net prepared its images otherwise: for the same here, --set {' '.join(wanted)}" if wanted else ""
 
 
-def _same(here: Any, planned: Any) -> bool:
+def _same(setting: Any, planned: Any) -> bool:
     """Whether a setting is the same; numbers may differ by 5 %."""
     if isinstance(planned, dict):
-        return isinstance(here, Mapping) and all(_same(here.get(key), value) for key, value in planned.items())
+        return isinstance(setting, Mapping) and all(_same(setting.get(key), value) for key, value in planned.items())
     if isinstance(planned, list):
-        return isinstance(here, list | tuple) and len(here) == len(planned) and all(map(_same, here, planned))
+        return isinstance(setting, list | tuple) and len(setting) == len(planned) and all(map(_same, setting, planned))
     if isinstance(planned, float):
-        return isinstance(here, int | float) and math.isclose(here, planned, rel_tol=0.05)
-    return bool(here == planned)
+        return isinstance(setting, int | float) and math.isclose(setting, planned, rel_tol=0.05)
+    return bool(setting == planned)
 
 
 def _mirroring_of(nnunet: Described, job: JobSpec) -> str:
@@ -101,12 +101,12 @@ def _mirroring_of(nnunet: Described, job: JobSpec) -> str:
     if "patch" not in data:
         return ""
     mirror = data.get("mirror")
-    here = set(range(nnunet.dims) if mirror is None else mirror)
+    mirrored_axes = set(range(nnunet.dims) if mirror is None else mirror)
     mirrored = job.evaluation.mirror
     used = bool(learnt) or mirrored or data.get("augmentation", "none") != "none"
     wanted = [
-        *([f"data.mirror={learnt}".replace(" ", "")] if used and here - {*learnt} else []),
-        *([f"evaluation.mirror={str(not mirrored).lower()}"] if mirrored != bool(here & {*learnt}) else []),
+        *([f"data.mirror={learnt}".replace(" ", "")] if used and mirrored_axes - {*learnt} else []),
+        *([f"evaluation.mirror={str(not mirrored).lower()}"] if mirrored != bool(mirrored_axes & {*learnt}) else []),
     ]
     if not wanted:
         return ""

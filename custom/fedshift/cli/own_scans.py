@@ -305,7 +305,7 @@ def _named_task(raw: dict[str, Any], where: str) -> NamedTask:
     codes = parse_codes(raw, where=where)
     named = tuple(map(str, classes)) if isinstance(classes, list | tuple) else None
     data = data if isinstance(data, dict) else {}
-    taken = (data.get("sequences") or ()) if "data" in raw else None
+    sequences = (data.get("sequences") or ()) if "data" in raw else None
     classifies = raw.get("kind") == "classification"
     regions = regions_of(raw["regions"], named) if named is not None and isinstance(raw.get("regions"), dict) else None
     structures = named if regions is None else ("", *regions.names)
@@ -316,7 +316,7 @@ def _named_task(raw: dict[str, Any], where: str) -> NamedTask:
         named,
         codes,
         tuple(map(str, [*sites, *(held_out if isinstance(held_out, list) else [])])) if isinstance(sites, list) else (),
-        tuple(map(str, taken)) if isinstance(taken, list | tuple) else None,
+        tuple(map(str, sequences)) if isinstance(sequences, list | tuple) else None,
         structures is not None and takes_empty(data, structures, codes),
         str(raw["kind"]) if "kind" in raw else None,
         bool(data.get("multi_label")) if classifies else None,

@@ -76,7 +76,7 @@ def _fundus(args: argparse.Namespace, root: Path) -> int:
     from data_prep.phantom_fundus import CAMERAS, CASES, DATASET, make_fundus
 
     options = {"--matrix": args.matrix is not None, "--zones": args.zones, "--sequences": args.sequences != 1}
-    if asked := [option for option, there in options.items() if there]:
+    if asked := [option for option, is_set in options.items() if is_set]:
         message = f"{asked[0]} is of the prostate's phantom, and --task is fundus: leave it out"
         raise ConfigError("options-clash", message)
     total = len(CAMERAS if args.sites is None else args.sites) * (CASES if args.cases is None else args.cases)

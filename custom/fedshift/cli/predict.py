@@ -162,37 +162,37 @@ def _segment(
         segmenter = model
     make_folder(args.out)
     about = {"origin": origin, "true_spacing": args.true_spacing, "promises": covered}
-    for done in segment.segment_cases(segmenter, cases, paths, **about):
-        if done.error is None:
-            written = ", ".join(map(str, done.written.values()))
-            print(printable(f"{done.image}: {done.total}, {written or 'nothing written'}"))
-        for remark in done.remarks:
+    for segmented in segment.segment_cases(segmenter, cases, paths, **about):
+        if segmented.error is None:
+            written = ", ".join(map(str, segmented.written.values()))
+            print(printable(f"{segmented.image}: {segmented.total}, {written or 'nothing written'}"))
+        for remark in segmented.remarks:
             print(f"  warning: {remark}")
-        done = predict_pacs.stored(done, archive)
-        yield _row(done, segmenter), _entry(done, segmenter.statistics)
+        segmented = predict_pacs.stored(segmented, archive)
+        yield _row(segmented, segmenter), _entry(segmented, segmenter.statistics)
 
 
-def _row(done: Segmented, segmenter: Any) -> dict[str, object]:
+def _row(segmented: Segmented, segmenter: Any) -> dict[str, object]:
     """The columns of one scan; of each class where there are several."""
     names = segmenter.classes if len(segmenter.classes) > 1 else ()
     size, count = ("area_mm2", "pixels") if segmenter.of_pictures else ("volume_ml", "voxels")
-    row: dict[str, object] = {"file": done.image, size: "", count: "", "probability": ""}
+    row: dict[str, object] = {"file": segmented.image, size: "", count: "", "probability": ""}
     row["statistics"] = segmenter.statistics
     of_class = (size, count, "probability") if segmenter.of_pictures else (size, "probability")
     row |= {f"{column} {name}": "" for column in of_class for name in names}
-    if done.error is None:
-        for suffix, result in {"": done.total, **{f" {name}": done.classes[name] for name in names}}.items():
+    if segmented.error is None:
+        for suffix, result in {"": segmented.total, **{f" {name}": segmented.classes[name] for name in names}}.items():
             values = {count: str(result.voxels), size: _number(getattr(result, size), 3)}
             values["probability"] = _number(result.probability, 4)
             row |= {f"{column}{suffix}": value for column, value in values.items() if f"{column}{suffix}" in row}
-    return row | {"warnings": " | ".join(done.remarks), "error": done.error or ""}
+    return row | {"warnings": " | ".join(segmented.remarks), "error": segmented.error or ""}
 
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _entry(done: Segmented, statistics: str) -> dict[str, object]:
+def _entry(segmented: Segmented, statistics: str) -> dict[str, object]:
     def numbers(result: ClassResult) -> dict[str, object]:
         probability = None if result.probability is None else round(result.probability, 4)
         if result.volume_ml is not None:
@@ -201,11 +201,11 @@ def _entry(done: Segmented, statistics: str) -> dict[str, object]:
         return {"area_mm2": area, "pixels": result.voxels, "probability": probability}
 
     return {
-        "file": str(done.image),
-        "written": {name: path.name for name, path in done.written.items()},
-        "classes": {name: numbers(result) for name, result in done.classes.items()},
+        "file": str(segmented.image),
+        "written": {name: path.name for name, path in segmented.written.items()},
+        "classes": {name: numbers(result) for name, result in segmented.classes.items()},
         "statistics": statistics,
-        "reading": {name: reading.model_dump(mode="json") for name, reading in done.reading.items()},
-        "warnings": list(done.remarks),
-        "error": done.error,
+        "reading": {name: reading.model_dump(mode="json") for name, reading in segmented.reading.items()},
+        "warnings": list(segmented.remarks),
+        "error": segmented.error,
     }

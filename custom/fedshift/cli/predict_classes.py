@@ -113,36 +113,36 @@ def _classify(
     names: set[str] = set()
     origin = opened.origin(None) if "sr" in args.format or archive is not None else None
     by_image = {each.image: each for each in inputs}
-    for done in classify.classify(ready, inputs, saliency=args.overlay):
-        row, entry = _label(done) if thresholds is None else _findings(done, thresholds, model)
+    for classified in classify.classify(ready, inputs, saliency=args.overlay):
+        row, entry = _label(classified) if thresholds is None else _findings(classified, thresholds, model)
         if promise is not None:
-            label_set = promise.classes(done.probabilities)
-            row |= {"set": "" if done.error else " | ".join(label_set)}
-            entry["set"] = None if done.error else label_set
-            if done.error is None:
+            label_set = promise.classes(classified.probabilities)
+            row |= {"set": "" if classified.error else " | ".join(label_set)}
+            entry["set"] = None if classified.error else label_set
+            if classified.error is None:
                 print(printable(f"  in the set: {', '.join(label_set) or 'none of them'}"))
         written: dict[str, Path] = {}
-        if done.saliency is not None:
-            written["saliency"] = args.out / _unused(f"{done.name}_saliency", ".png", names)
-            _draw(done, written["saliency"])
-        error = done.error
+        if classified.saliency is not None:
+            written["saliency"] = args.out / _unused(f"{classified.name}_saliency", ".png", names)
+            _draw(classified, written["saliency"])
+        error = classified.error
         if origin is not None and error is None:
-            path = args.out / _unused(f"{done.name}_sr", ".dcm", names)
-            error = _report(done, by_image[done.image], origin, path, entry, thresholds)
+            path = args.out / _unused(f"{classified.name}_sr", ".dcm", names)
+            error = _report(classified, by_image[classified.image], origin, path, entry, thresholds)
             written |= {} if error else {"sr": path}
-            error = error or predict_pacs.store_results(done.image, written, archive)
+            error = error or predict_pacs.store_results(classified.image, written, archive)
         if written and error is None:
             entry["written"] = {name: path.name for name, path in written.items()}
-        if done.reading is not None:
-            entry["reading"] = done.reading.model_dump(exclude_defaults=True)
+        if classified.reading is not None:
+            entry["reading"] = classified.reading.model_dump(exclude_defaults=True)
         entry |= {"statistics": ready.statistics, "error": error}
         yield row | {"statistics": ready.statistics, "error": error or ""}, entry
-    if depth is not None and depth.said is not None:  # known when all are read
-        print(f"pictures: {depth.said}{' (--bits says otherwise)' if depth.settled_together else ''}")
+    if depth is not None and depth.description is not None:  # known when all are read
+        print(f"pictures: {depth.description}{' (--bits says otherwise)' if depth.settled_together else ''}")
 
 
 def _report(
-    done: Classified,
+    classified: Classified,
     image: Input,
     origin: Origin,
     path: Path,
@@ -153,16 +153,16 @@ def _report(
     from fedshift.inference.dicom_classes import write_classes
 
     if image.source is None:
-        return f"{done.image} is no DICOM, of which no report can be made: leave out --format sr and --to"
+        return f"{classified.image} is no DICOM, of which no report can be made: leave out --format sr and --to"
     remarks = [] if thresholds is None else [f"thresholds: {thresholds.source}"]
-    remarks += [] if done.reading is None else done.reading.remarks
+    remarks += [] if classified.reading is None else classified.reading.remarks
     try:
         write_classes(
             path,
             source=image.source(),
             origin=origin,
-            probabilities=done.probabilities,
-            said=[done.label] if thresholds is None else entry["findings"],
+            probabilities=classified.probabilities,
+            present=[classified.label] if thresholds is None else entry["findings"],
             exclusive=thresholds is None,
             remarks=remarks,
         )
@@ -171,31 +171,38 @@ def _report(
     return None
 
 
-def _label(done: Classified) -> tuple[dict[str, object], dict[str, object]]:
+def _label(classified: Classified) -> tuple[dict[str, object], dict[str, object]]:
     """The most likely class of a picture."""
-    row: dict[str, object] = {"file": done.image, "class": "", "probability": ""}
-    entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
-    if done.error is None:
-        entry |= {"class": done.label, "probability": round(done.probability, 4)}
-        row |= {"class": done.label, "probability": f"{done.probability:.4f}"}
-        print(printable(f"{done.image}: {done.label} ({done.probability:.0%})"))
+    row: dict[str, object] = {"file": classified.image, "class": "", "probability": ""}
+    entry: dict[str, object] = {"file": str(classified.image), "class": None, "probability": None}
+    if classified.error is None:
+        entry |= {"class": classified.label, "probability": round(classified.probability, 4)}
+        row |= {"class": classified.label, "probability": f"{classified.probability:.4f}"}
+        print(printable(f"{classified.image}: {classified.label} ({classified.probability:.0%})"))
     return row, entry
 
 
-def _findings(done: Classified, thresholds: Thresholds, model: Model) -> tuple[dict[str, object], dict[str, object]]:
+def _findings(
+    classified: Classified, thresholds: Thresholds, model: Model
+) -> tuple[dict[str, object], dict[str, object]]:
     """What is said to be in a picture, and the probability of each finding."""
     classes = model.header.job.task.classes
-    row: dict[str, object] = {"file": done.image, "findings": "", **{f"probability {name}": "" for name in classes}}
-    entry: dict[str, object] = {"file": str(done.image), "findings": None, "probabilities": None}
-    if done.error is None:
-        findings = thresholds.decided(done.probabilities)
-        entry |= {"findings": findings, "probabilities": _rounded(done.probabilities)}
+    row: dict[str, object] = {
+        "file": classified.image,
+        "findings": "",
+        **{f"probability {name}": "" for name in classes},
+    }
+    entry: dict[str, object] = {"file": str(classified.image), "findings": None, "probabilities": None}
+    if classified.error is None:
+        findings = thresholds.decided(classified.probabilities)
+        entry |= {"findings": findings, "probabilities": _rounded(classified.probabilities)}
         row |= {"findings": " | ".join(findings)} | {
-            f"probability {k}": f"{v:.4f}" for k, v in done.probabilities.items()
+            f"probability {k}": f"{v:.4f}" for k, v in classified.probabilities.items()
         }
         print(
             printable(
-                f"{done.image}: {', '.join(f'{k} ({done.probabilities[k]:.0%})' for k in findings) or 'no finding'}"
+                f"{classified.image}: "
+                f"{', '.join(f'{k} ({classified.probabilities[k]:.0%})' for k in findings) or 'no finding'}"
             )
         )
     return row, entry
@@ -205,14 +212,14 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
 
 
-def _draw(done: Classified, path: Path) -> None:
+def _draw(classified: Classified, path: Path) -> None:
     """The picture with the places that speak for its most likely class."""
     from fedshift.inference import saliency_picture
 
-    assert done.saliency is not None
-    where = "and what speaks for it" if done.saliency.places.any() else "and no place speaks for it"
-    caption = f"{done.image.name}: {done.saliency.name} ({done.probability:.0%}), {where} (Grad-CAM)"
-    saliency_picture.write(path, done.saliency.image, done.saliency.places, [printable(caption), NOTE])
+    assert classified.saliency is not None
+    where = "and what speaks for it" if classified.saliency.places.any() else "and no place speaks for it"
+    caption = f"{classified.image.name}: {classified.saliency.name} ({classified.probability:.0%}), {where} (Grad-CAM)"
+    saliency_picture.write(path, classified.saliency.image, classified.saliency.places, [printable(caption), NOTE])
 
 
 def _unused(stem: str, suffix: str, names: set[str]) -> str:

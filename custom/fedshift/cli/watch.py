@@ -22,7 +22,7 @@ from fedshift.schema.names import printable
 if TYPE_CHECKING:
     from fedshift.reporting.watch.snapshot import Snapshot, Source
 
-HERE, ASKED = 1.0, 5.0
+ON_THIS_MACHINE, ASKED = 1.0, 5.0
 """Seconds between two looks at a run on this machine, and between two questions to a federation's server."""
 
 
@@ -115,7 +115,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
                 "no-run", f"{path} holds no {FILE_NAME} of {'a job' if job_id is None else f'job {job_id}'}"
             )
         newest = max(jobs, key=lambda folder: (folder / FILE_NAME).stat().st_mtime)
-        return RunFile([newest], where=f"{newest}"), HERE
+        return RunFile([newest], where=f"{newest}"), ON_THIS_MACHINE
     if job_id is not None:
         raise ConfigError("options-clash", f"--job is for kits, and {path} is none: leave it out, or name the kit")
     folders = RunFolders(path)
@@ -126,7 +126,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
         raise ConfigError(
             "no-run", f"{path} holds no run: name the workspace that 'fedshift run' has begun to write, or a kit"
         )
-    return RunFile([path, folders.server], where=f"{path}", was_killed=partial(was_killed, path)), HERE
+    return RunFile([path, folders.server], where=f"{path}", was_killed=partial(was_killed, path)), ON_THIS_MACHINE
 
 
 def line(snapshot: Snapshot) -> str:
@@ -136,8 +136,8 @@ def line(snapshot: Snapshot) -> str:
         return _in_a_line(f"{snapshot.where}: {snapshot.problem or snapshot.waits_for}")
     parts = [f"{progress.job or snapshot.where}: {progress.state}"]
     if progress.state == "finished":
-        done = counted(progress.rounds, "round") if progress.rounds else "models scored"
-        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{done}")
+        stage = counted(progress.rounds, "round") if progress.rounds else "models scored"
+        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{stage}")
     else:
         parts.append(describe(progress))
     if not snapshot.ended and progress.sites_in and progress.awaited:

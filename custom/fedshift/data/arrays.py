@@ -101,11 +101,11 @@ def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -
     labels = np.array(blocks.open_array(arrays / "labels.npy", fix=AGAIN, shape=wanted.shape))
     if (labels != wanted).any():
         row, *column = np.argwhere(labels != wanted)[0]
-        said, meant = (
+        stored, meant = (
             _named(array[row, *column], manifest.classes, findings=bool(column)) for array in (labels, wanted)
         )
         finding = "".join(f" {manifest.classes[k]} of" for k in column)
-        what = f"says {said} for{finding} picture {manifest.pictures[row].id}, the manifest {meant}"
+        what = f"says {stored} for{finding} picture {manifest.pictures[row].id}, the manifest {meant}"
         raise DataError("labels-changed", f"{arrays / 'labels.npy'} {what}: {AGAIN}")
     known = manifest.arrays.get(str(size))
     if known is None:

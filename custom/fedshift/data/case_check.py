@@ -385,14 +385,14 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
     remedy = f"{what} on the grid of {case.image.name}"
     stored = f" (stored as {first.stored} and {other.stored})" if first.stored != other.stored else ""
     if first.voxels.shape != other.voxels.shape and first.is_picture and other.is_picture:
-        given, wanted = (" x ".join(map(str, scan.voxels.shape[:0:-1])) for scan in (other, first))
+        size, wanted = (" x ".join(map(str, scan.voxels.shape[:0:-1])) for scan in (other, first))
         yield Finding(
-            "error", code, path, f"has {given} pixels, {case.image.name} {wanted}", f"{what} in the image's size"
+            "error", code, path, f"has {size} pixels, {case.image.name} {wanted}", f"{what} in the image's size"
         )
         return
     if first.voxels.shape != other.voxels.shape:
-        given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
-        yield Finding("error", code, path, f"{named}has {given} voxels, {whose} {wanted}{stored}", remedy)
+        size, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
+        yield Finding("error", code, path, f"{named}has {size} voxels, {whose} {wanted}{stored}", remedy)
         return
     differences = []
     for name, unit, tolerance, of_first, of_other in (

@@ -120,9 +120,9 @@ class CaseTable:
         """Whether its cases are pictures."""
         return any(is_picture(case.image) for case in self.cases)
 
-    def described_labels(self, given: Mapping[str, object]) -> Labels | None:
-        """`labels`, for somebody who has ``given`` some or none."""
-        if self.unusable_labels is not None and not given:
+    def described_labels(self, label_values: Mapping[str, object]) -> Labels | None:
+        """`labels`, for somebody who has named some ``label_values`` or none."""
+        if self.unusable_labels is not None and not label_values:
             raise self.unusable_labels.as_error()
         return self.labels
 
@@ -191,9 +191,9 @@ class CaseTable:
         channels = tuple(range(len(names))) if len(names) > 1 else ()
         cases, findings = [], list(self.findings)
         for case in self.cases:
-            there = 1 if is_picture(case.image) else volumes_in(case.image)
-            if channels and there > len(names):
-                what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
+            count = 1 if is_picture(case.image) else volumes_in(case.image)
+            if channels and count > len(names):
+                what = f"has {count} volumes, and --sequence names {len(names)} ({', '.join(names)})"
                 remedy = "name every volume in their order, or save those that are used without the others"
                 findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
                 continue

@@ -43,7 +43,7 @@ def write_cases(tables: Sequence[CaseTable], path: Path) -> None:
     names = list(dict.fromkeys(name for table in tables for name in table.sequences or ("",)))
     volumes = [name for name in names if any(_volumes(table).get(name) for table in tables)]
     header = ["case", "subject", "site", "split"]
-    header += [_heading(kind, name) for kind, those in (("image", names), ("volume", volumes)) for name in those]
+    header += [_heading(kind, name) for kind, columns in (("image", names), ("volume", volumes)) for name in columns]
     strata = list(dict.fromkeys(column for table in tables for case in table.cases for column in case.strata))
     rows = []
     for table in tables:
@@ -69,7 +69,7 @@ def read_cases(path: Path) -> list[CaseTable]:
     of_site: dict[str, list[_Row]] = {}
     for row in rows:
         of_site.setdefault(row.cells.get("site", ""), []).append(row)
-    return [_table(path, site, those) for site, those in of_site.items()]
+    return [_table(path, site, site_rows) for site, site_rows in of_site.items()]
 
 
 def read_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -103,12 +103,12 @@ class _Row:
     path: Path
     line: int
     columns: Sequence[str]
-    given: Sequence[str]
+    raw_cells: Sequence[str]
     cells: dict[str, str] = field(init=False)
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        cells = [cell.strip() for cell in self.given]
+        cells = [cell.strip() for cell in self.raw_cells]
         self.cells = {name: cell for name, cell in zip(self.columns, cells, strict=False) if cell}
         if any(cells[len(self.columns) :]):
             self.refuse("table-cell", self.columns[-1], "has cells after the last column", "put names into quotes")

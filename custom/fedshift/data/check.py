@@ -64,8 +64,8 @@ def check(
     """
     with reading(path):
         by_pattern = masks is not None and (is_pattern(path) or any(sequences.values()))
-        there = by_pattern or path.exists()
-    if not there:
+        exists = by_pattern or path.exists()
+    if not exists:
         raise DataError("file-missing", f"{path} does not exist: name the folder that holds the scans")
     contents, progress = Contents(), progress or (lambda _: None)
     prepared = [] if masks else prepared_sites(path)
@@ -96,7 +96,7 @@ def check(
     labels = colours_of_masks(labels, tables)
     meant = [  # first of all, so that labels that do not fit are refused before a scan is read
         settle_labels(
-            given=labels,
+            label_values=labels,
             described=table.labels,
             classes=classes,
             codes=codes,
@@ -118,9 +118,9 @@ def check(
     return findings
 
 
-def numbers_of_structures(table: CaseTable, given: Mapping[str, Sequence[int | str]]) -> list[Finding]:
-    """One warning where numbers are ``given`` for the structures of DICOM masks, which are found by their names."""
-    numbers = [(name, value) for name, values in given.items() for value in values if isinstance(value, int)]
+def numbers_of_structures(table: CaseTable, label_values: Mapping[str, Sequence[int | str]]) -> list[Finding]:
+    """One warning where ``label_values`` has numbers for structures of DICOM masks, which are found by their names."""
+    numbers = [(name, value) for name, values in label_values.items() for value in values if isinstance(value, int)]
     if not (numbers and table.cases and all(is_dicom_mask(case.mask) for case in table.cases)):
         return []
     name, value = numbers[0]

@@ -73,12 +73,14 @@ def _colours(table: CaseTable, wanted: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def colours_of_masks(
-    given: Mapping[str, Sequence[int | str]], tables: Sequence[CaseTable]
+    label_values: Mapping[str, Sequence[int | str]], tables: Sequence[CaseTable]
 ) -> dict[str, tuple[int | str, ...]]:
-    """Values of classes as a person has ``given`` them, where colours are meant as values of colours.
+    """The ``label_values`` that a person has named, where colours are meant as values of colours.
 
     Three numbers are a colour where masks are pictures in colour.
     """
-    asked = any(len(values) == 3 for values in given.values())
+    asked = any(len(values) == 3 for values in label_values.values())
     masks = (case.mask for table in tables for case in table.cases)
-    return colours_as_values(given, numbers=asked and any(is_picture(mask) and has_colours(mask) for mask in masks))
+    return colours_as_values(
+        label_values, numbers=asked and any(is_picture(mask) and has_colours(mask) for mask in masks)
+    )

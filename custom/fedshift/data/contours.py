@@ -145,12 +145,12 @@ class BetweenSlices(Exception):
 
 @dataclass(frozen=True)
 class OnSlices:
-    """``voxels`` bool [slices, …]; ``made``: the slices that got an interpolated mask; ``moved``: the furthest that a
-    contour was moved to a slice, in slices.
+    """``voxels`` bool [slices, …]; ``interpolated``: the slices that got an interpolated mask; ``moved``: the furthest
+    that a contour was moved to a slice, in slices.
     """
 
     voxels: np.ndarray
-    made: tuple[int, ...] = ()
+    interpolated: tuple[int, ...] = ()
     moved: float = 0
 
 
@@ -188,7 +188,7 @@ def on_slices(
     reach = np.minimum(np.minimum(apart[:-1], apart[1:]), usual) / 2 if interpolate else np.full(len(places), 0.5)
     longest = min(MOST_TIMES * max(usual, 1.0), MOST_MM / spacing[0])
     voxels = np.zeros((count, *shapes[0].shape), bool)
-    made, moved = [], 0.0
+    interpolated, moved = [], 0.0
     for k in range(count):
         nearest = int(np.argmin(np.abs(places - k - SLICE_TIE)))
         after = int(np.searchsorted(places, k))
@@ -197,26 +197,26 @@ def on_slices(
         elif interpolate and 0 < after < len(places) and places[after] - places[after - 1] <= longest:
             low, high = places[after - 1], places[after]
             voxels[k] = _between(shapes[after - 1], shapes[after], (k - low) / (high - low), spacing[1:])
-            made.append(k)
+            interpolated.append(k)
         elif (interpolate or between) and -reach[nearest] <= k - places[nearest] + SLICE_TIE < reach[nearest]:
             voxels[k] = shapes[nearest]
             if interpolate:
-                made.append(k)
+                interpolated.append(k)
             else:
                 moved = max(moved, abs(k - float(places[nearest])))
-    return OnSlices(voxels, tuple(k for k in made if voxels[k].any()), moved)
+    return OnSlices(voxels, tuple(k for k in interpolated if voxels[k].any()), moved)
 
 
 def _between(below: np.ndarray, above: np.ndarray, part: float, spacing: tuple[float, ...]) -> np.ndarray:
     """The shape at ``part`` of the way from one contour to the next: bool [rows, columns]."""
-    made = np.zeros_like(below)
+    between = np.zeros_like(below)
     held = np.argwhere(below | above)
     if not len(held):
-        return made
+        return between
     (top, left), (bottom, right) = held.min(0), held.max(0) + 1
     box = np.s_[top:bottom, left:right]
-    made[box] = (1 - part) * _depth(below[box], spacing) + part * _depth(above[box], spacing) > 0
-    return made
+    between[box] = (1 - part) * _depth(below[box], spacing) + part * _depth(above[box], spacing) > 0
+    return between
 
 
 def _depth(shape: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:

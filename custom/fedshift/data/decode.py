@@ -93,14 +93,14 @@ def decode_file(stream: IO[bytes], name: str) -> PictureFile:
                 raise DataError("picture-form", f"{name} {fault}: {SAVE} bits, as PNG")
             stored.load()
             picture = ImageOps.exif_transpose(stored)
-            said = _remarks(stored, deep=deep)
+            remarks = _remarks(stored, deep=deep)
             if picture.mode in WITHOUT_COLOURS:
                 raise DataError(
                     "picture-form", f"{name} has colours of the space {picture.mode}: save it as RGB or grey"
                 )
             if picture.mode.startswith(("I", "F")):
                 grey = _deep(stored, picture, name, packed=any("I;12" in mode for mode in modes))
-                return PictureFile(grey, str(stored.format), size, turned, said)
+                return PictureFile(grey, str(stored.format), size, turned, remarks)
             if deep:
                 _require_upper_bits(picture, name)
             shown = "L" if picture.mode in GREY else "RGB"
@@ -110,7 +110,7 @@ def decode_file(stream: IO[bytes], name: str) -> PictureFile:
                     what = f"{name} is transparent everywhere, so that nothing of it is seen"
                     raise DataError("picture-form", f"{what}: save it without transparency")
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-            return PictureFile(picture.convert(shown), str(stored.format), size, turned, said)
+            return PictureFile(picture.convert(shown), str(stored.format), size, turned, remarks)
     except UNREADABLE as error:
         if isinstance(error, UnidentifiedImageError) and _is_tiff(stream):
             raise DataError(
@@ -175,7 +175,7 @@ def tiff_tags(stored: Image.Image) -> Mapping[int, Any]:
 
 def _remarks(stored: Image.Image, *, deep: bool) -> tuple[str, ...]:
     """What was decided of a file's colours, and is said in a record."""
-    said = {
+    remarks = {
         "has a colour profile, which is not applied": bool(stored.info.get("icc_profile")),
         "has a gamma, which is not applied": "gamma" in stored.info,
         "has transparent pixels, drawn on white": stored.has_transparency_data,
@@ -185,7 +185,7 @@ def _remarks(stored: Image.Image, *, deep: bool) -> tuple[str, ...]:
         "0 is white, turned": stored.mode in GREY and tiff_tags(stored).get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO,
         "has channels beside its colours, which are not used": NO_ALPHA in tiff_tags(stored).get(TIFF_EXTRA, ()),
     }
-    return tuple(text for text, holds in said.items() if holds)
+    return tuple(text for text, holds in remarks.items() if holds)
 
 
 def picture_sha256(picture: Image.Image | DeepPicture) -> str:
@@ -245,10 +245,10 @@ def _in_one_page(stored: Image.Image) -> int:
     """
     tags = tiff_tags(stored)
     description = str(tags.get(TIFF_DESCRIPTION, ""))
-    if said := re.match(r"ImageJ=.*?^images=(\d+)", description, re.DOTALL | re.MULTILINE):
-        pictures = int(said[1])
-    elif said := re.match(r'\{"shape": \[(\d+(?:, ?\d+)*)\]', description):
-        values = math.prod(map(int, said[1].split(",")))
+    if match := re.match(r"ImageJ=.*?^images=(\d+)", description, re.DOTALL | re.MULTILINE):
+        pictures = int(match[1])
+    elif match := re.match(r'\{"shape": \[(\d+(?:, ?\d+)*)\]', description):
+        values = math.prod(map(int, match[1].split(",")))
         pictures = values // (stored.width * stored.height * len(stored.getbands()))
     else:
         return 1

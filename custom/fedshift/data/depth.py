@@ -92,9 +92,9 @@ class Depth:
     once.
     """
 
-    def __init__(self, readers: Sequence[Callable[[], Image.Image | DeepPicture]], *, given: int | None = None) -> None:
-        """``readers``: each reads a picture, or raises DataError; ``given``: the bits, if somebody has said them."""
-        self._readers, self._given, self._met = readers, given, False
+    def __init__(self, readers: Sequence[Callable[[], Image.Image | DeepPicture]], *, bits: int | None = None) -> None:
+        """``readers``: each reads a picture, or raises DataError; ``bits``: how many, if somebody has said them."""
+        self._readers, self._fixed_bits, self._met = readers, bits, False
         self._known: dict[str, str] = {}
 
     def shown(self, picture: Image.Image | DeepPicture) -> Image.Image:
@@ -116,7 +116,7 @@ class Depth:
     @property
     def bits(self) -> int:
         """Of the deep pictures; one must have been met."""
-        return self._given or max(each.bits for each in self._deep)
+        return self._fixed_bits or max(each.bits for each in self._deep)
 
     @property
     def settled_together(self) -> bool:
@@ -124,13 +124,13 @@ class Depth:
         return self._met
 
     @property
-    def said(self) -> str | None:
+    def description(self) -> str | None:
         """What the manifest and ``predict`` say; None if no deep picture was met."""
         known = [f"{times} grey DICOM shown {how}" for how, times in sorted(Counter(self._known.values()).items())]
         return "; ".join([*known, *([self._together()] if self._met else [])]) or None
 
     def _together(self) -> str:
-        whence = "as was given" if self._given else "the fewest of 8, 10, 12, 14 and 16 that hold it"
+        whence = "as was given" if self._fixed_bits else "the fewest of 8, 10, 12, 14 and 16 that hold it"
         most, turned = max(each.most for each in self._deep), sum(each.turned for each in self._deep)
         also = f"; in {turned} 0 is white, and they are turned" if turned else ""
         return f"{len(self._deep)} grey of 16 bits, largest value {most}: taken as {self.bits} bits, {whence}{also}"

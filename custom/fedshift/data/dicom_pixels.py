@@ -92,20 +92,20 @@ def _decode(coded: bytes, header: Any, file: Path) -> np.ndarray:
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.encaps import encapsulate
 
-    made = Dataset()
-    made.file_meta = FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = syntax_of(header)
-    made.SOPClassUID, made.SOPInstanceUID = SECONDARY_CAPTURE, "1.2.3"
-    made.SamplesPerPixel, made.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax_of(header)
+    dataset.SOPClassUID, dataset.SOPInstanceUID = SECONDARY_CAPTURE, "1.2.3"
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
     for name in ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"):
-        setattr(made, name, header[name].value)
-    made.PixelData = encapsulate([coded])
-    made.save_as(file, enforce_file_format=True)
+        setattr(dataset, name, header[name].value)
+    dataset.PixelData = encapsulate([coded])
+    dataset.save_as(file, enforce_file_format=True)
     try:
         decoded = sitk.GetArrayFromImage(sitk.ReadImage(str(file)))
     except RuntimeError:
         decoded = np.empty(0)
-    if decoded.shape != (1, made.Rows, made.Columns) or not np.issubdtype(decoded.dtype, np.integer):
+    if decoded.shape != (1, dataset.Rows, dataset.Columns) or not np.issubdtype(decoded.dtype, np.integer):
         raise DicomFault("pixels-damaged", f"cannot be decoded as {syntax_of(header).name}, it is damaged")
     return np.asarray(decoded[0])
 
@@ -241,12 +241,12 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
 
 
 def _rescale(source: Any) -> tuple[float, float, bool]:
-    said = source.get("RescaleSlope"), source.get("RescaleIntercept")
-    slope = 1.0 if said[0] is None else float(said[0])
-    intercept = 0.0 if said[1] is None else float(said[1])
+    stored = source.get("RescaleSlope"), source.get("RescaleIntercept")
+    slope = 1.0 if stored[0] is None else float(stored[0])
+    intercept = 0.0 if stored[1] is None else float(stored[1])
     if not (np.isfinite([slope, intercept]).all() and slope):
         raise DicomFault("rescale", "has a rescale slope or intercept that is no number, or a slope of 0")
-    return slope, intercept, said != (None, None)
+    return slope, intercept, stored != (None, None)
 
 
 def _linear(mapping: Any) -> bool:

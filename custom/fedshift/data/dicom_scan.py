@@ -86,8 +86,8 @@ def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, Dic
             try:
                 read.append((file, *frames_in(file)))
             except DicomFault as fault:
-                said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
-                raise DicomFault(fault.code, f"{said} {fault}") from None
+                subject = "is an image" if len(files) == 1 else f"has a slice {file.name}"
+                raise DicomFault(fault.code, f"{subject} {fault}") from None
     parts = {file: part for file, _, part in read if part is not None}
     if parts:
         _refuse_incomplete(parts)
@@ -212,12 +212,12 @@ def _reading(stack: Stack, box: Box, filled: str | None) -> Reading:
     )
 
 
-def _rescale(said: Sequence[tuple[float, float]], table: bool) -> str | None:
+def _rescale(pairs: Sequence[tuple[float, float]], table: bool) -> str | None:
     if table:
         return "modality LUT"
-    if not said:
+    if not pairs:
         return None
-    slopes, intercepts = (sorted({pair[k] for pair in said}) for k in (0, 1))
+    slopes, intercepts = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
     if len(slopes) == len(intercepts) == 1:
         return f"x {slopes[0]:g} {'-' if intercepts[0] < 0 else '+'} {abs(intercepts[0]):g}"
     return f"slopes {slopes[0]:g} to {slopes[-1]:g}, intercepts {intercepts[0]:g} to {intercepts[-1]:g}, of each slice"

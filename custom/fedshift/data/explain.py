@@ -36,7 +36,7 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class How:
+class ReadingOptions:
     """The options that files are read with, see `fedshift.data.cases.CaseFiles`."""
 
     volume: int | None = None
@@ -45,32 +45,32 @@ class How:
     may_be_empty: bool = False
 
 
-def explain(path: Path, mask: Path | None = None, how: How = How()) -> Iterator[Explained]:
+def explain(path: Path, mask: Path | None = None, options: ReadingOptions = ReadingOptions()) -> Iterator[Explained]:
     """Explain a scan or a mask, all scans of a folder, an image with its mask, or the cases of a prepared site.
 
     Raises:
         DataError: a folder without scans, or a site's manifest that cannot be read.
     """
     if mask is not None:
-        yield from _case(path, mask, how)
+        yield from _case(path, mask, options)
     elif (path / FILE_NAME).is_file():
         yield from _site(path)
     elif names_structures(path):
         image = _image_of(path) if is_dicom_mask(path) else None
-        yield _without_image(path) if image is None else list(_case(image, path, how))[-1]
+        yield _without_image(path) if image is None else list(_case(image, path, options))[-1]
     else:
         only_pictures = path.is_dir() and picture_files(path) and not scan_files(path)
         for scan in pictures_in([path]) if only_pictures else scans_in([path]):
-            yield _scan(scan, how)
+            yield _scan(scan, options)
 
 
-def _scan(path: Path, how: How) -> Explained:
+def _scan(path: Path, options: ReadingOptions) -> Explained:
     try:
         refuse_layers(path)
         if is_picture(path):
             scans = read_volumes(path, _channels(path))
             return Explained(path, scans[0].reading, _outcome_of_picture(scans))
-        scan = read_scan(path, volume=how.volume)
+        scan = read_scan(path, volume=options.volume)
     except ScanError as error:
         return Explained(path, findings=(Finding.from_error(error),))
     findings = [
@@ -80,21 +80,21 @@ def _scan(path: Path, how: How) -> Explained:
     return Explained(path, scan.reading, _outcome(scan), tuple(findings))
 
 
-def _case(image: Path, mask: Path, how: How) -> Iterator[Explained]:
+def _case(image: Path, mask: Path, options: ReadingOptions) -> Iterator[Explained]:
     """An image, and its mask on the image's grid; all that is wrong with them is said of the mask."""
-    yield (first := _scan(image, how))
+    yield (first := _scan(image, options))
     if first.reading is None:
         yield Explained(mask, findings=first.findings)
         return
     channels = _channels(image) if is_picture(image) else (None,)
-    case = CaseFiles(mask.stem, (image,) * len(channels), mask, channels=channels, **asdict(how))
+    case = CaseFiles(mask.stem, (image,) * len(channels), mask, channels=channels, **asdict(options))
     decoded, findings = read_case(case)
-    said = tuple(finding for finding in findings if finding not in first.findings)
+    findings_of_mask = tuple(finding for finding in findings if finding not in first.findings)
     if decoded is None:
-        yield Explained(mask, findings=said)
+        yield Explained(mask, findings=findings_of_mask)
     else:
         outcome = _outcome_of_picture([decoded.mask]) if decoded.mask.is_picture else _outcome(decoded.mask)
-        yield Explained(mask, decoded.mask.reading, outcome, said)
+        yield Explained(mask, decoded.mask.reading, outcome, findings_of_mask)
 
 
 def _site(folder: Path) -> Iterator[Explained]:
@@ -115,12 +115,12 @@ def _image_of(mask: Path) -> Path | None:
 
 def _without_image(mask: Path) -> Explained:
     try:
-        said = f"has the structures {few_names(structures_in(mask))}"
+        fault = f"has the structures {few_names(structures_in(mask))}"
     except (ScanError, DataError) as error:
-        said = str(error)
+        fault = str(error)
     remedy = "name the image first, as in --explain IMAGE --masks MASK"
     return Explained(
-        mask, findings=(Finding("error", "image-unknown", mask, f"{said}, and the image of it is not near", remedy),)
+        mask, findings=(Finding("error", "image-unknown", mask, f"{fault}, and the image of it is not near", remedy),)
     )
 
 
@@ -134,8 +134,8 @@ def _outcome_of_picture(scans: Sequence[Scan]) -> dict[str, str]:
     spacing = known_spacing(scans[0], true=False)
     size = "not known" if spacing is None else f"{spacing[2]:.4g} x {spacing[1]:.4g} mm"
     least, most = min(scan.voxels.min() for scan in scans), max(scan.voxels.max() for scan in scans)
-    said = {"pixels": f"{columns} x {rows}", "pixel size": size, "values": f"{least:g} to {most:g}"}
-    return said | ({"sequences": ", ".join(COLOURS)} if len(scans) > 1 else {})
+    outcome = {"pixels": f"{columns} x {rows}", "pixel size": size, "values": f"{least:g} to {most:g}"}
+    return outcome | ({"sequences": ", ".join(COLOURS)} if len(scans) > 1 else {})
 
 
 def _outcome(scan: Scan) -> dict[str, str]:

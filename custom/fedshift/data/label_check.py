@@ -63,7 +63,7 @@ def check_table(
 
 def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] | None) -> Iterator[Finding]:
     first: dict[str, Labelled] = {}
-    for row in _there(table, progress):
+    for row in _rows_with_files(table, progress):
         file = row.files[0]
         try:
             picture = read_picture(file)
@@ -84,7 +84,7 @@ def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] 
 def _volumes(table: LabelTable, volume: int | None, progress: Callable[[str], None] | None) -> Iterator[Finding]:
     from fedshift.data.scans import read_scan
 
-    for row in _there(table, progress):
+    for row in _rows_with_files(table, progress):
         for file in row.files:
             try:
                 read_scan(file, volume=volume)
@@ -92,7 +92,7 @@ def _volumes(table: LabelTable, volume: int | None, progress: Callable[[str], No
                 yield Finding.from_error(error)
 
 
-def _there(table: LabelTable, progress: Callable[[str], None] | None) -> Iterator[Labelled]:
+def _rows_with_files(table: LabelTable, progress: Callable[[str], None] | None) -> Iterator[Labelled]:
     """The rows whose files are there; of others the table's faults say it."""
     for row in table.rows:
         if progress is not None:

@@ -176,7 +176,7 @@ class _Reader:
     path: Path
     images: Path | None
     header: Sequence[str]
-    given: Sequence[str] | None
+    named_classes: Sequence[str] | None
     wants_findings: bool | None
     faults: list[Finding] = field(default_factory=list)
     uncertain: int = 0
@@ -206,7 +206,7 @@ class _Reader:
     def _column(self, cell: str) -> str:
         """A column's name as this module writes it; a finding as the task does."""
         name = "" if _INDEX.fullmatch(cell.strip()) else same_form(cell.strip())
-        known = {_compared(each): each for each in self.given or ()}
+        known = {_compared(each): each for each in self.named_classes or ()}
         if self.wants_findings is not False and _compared(name) in known:
             return known[_compared(name)]
         word, _, rest = name.partition(" ")
@@ -223,11 +223,11 @@ class _Reader:
         """Finding -> the number of its column."""
         reserved = {ID, LABEL, SUBJECT, SPLIT, SITE, *self.files, ""}
         others = [name for name in self.columns if name not in reserved and not is_stratum(name)]
-        named = [name for name in others if name in self.given] if self.given is not None else others
+        named = [name for name in others if name in self.named_classes] if self.named_classes is not None else others
         if not named:
-            what = f"{self.path} has no column of a finding{nearest('', self.given or ())}; it has {has}"
+            what = f"{self.path} has no column of a finding{nearest('', self.named_classes or ())}; it has {has}"
             raise DataError("column-missing", f"{what}: write a column for each, with 1, 0 or nothing")
-        lacking = [name for name in self.given or () if name not in named]
+        lacking = [name for name in self.named_classes or () if name not in named]
         for name in set(others) - set(named):
             close = difflib.get_close_matches(_compared(name), map(_compared, lacking), n=1, cutoff=ALIKE)
             if close:
@@ -270,7 +270,7 @@ class _Reader:
         if unlabelled:
             what = f"has {unlabelled} row(s) of which no finding is known"
             self.fault("warning", "label-missing", what, "they are left out")
-        classes = tuple(self.given or (self.of_finding or sorted({row.label for row in rows})))
+        classes = tuple(self.named_classes or (self.of_finding or sorted({row.label for row in rows})))
         without = tuple(name for name in classes if self.wants_findings and name not in self.of_finding)
         if without:
             what = f"has no column {few_names(without)}"
@@ -317,19 +317,19 @@ class _Reader:
         )
 
     def _label(self, line: int, text: str, case: str) -> str:
-        if self.given is None or not text:
+        if self.named_classes is None or not text:
             if not text or text.lower() in MISSING:
-                said = f"{text!r} says that there is none" if text else "the cell is empty"
+                fault = f"{text!r} says that there is none" if text else "the cell is empty"
                 what = (
-                    f"line {line}, column {LABEL}: {said}" if line else f"has a folder {text!r}, which names no class"
+                    f"line {line}, column {LABEL}: {fault}" if line else f"has a folder {text!r}, which names no class"
                 )
                 self.fault(
                     "error", "cell-missing", what, f"write the class, or remove the {'row' if line else 'folder'}", case
                 )
             return self.spelling.setdefault(_compared(text), text)
-        known = {_compared(name): name for name in self.given}
+        known = {_compared(name): name for name in self.named_classes}
         if _compared(text) not in known:
-            what = f"line {line}, column {LABEL}: {text!r} is no class{nearest(text, self.given)}"
+            what = f"line {line}, column {LABEL}: {text!r} is no class{nearest(text, self.named_classes)}"
             self.fault("error", "table-cell", what, "correct it", case)
         return known.get(_compared(text), "")
 
@@ -360,15 +360,15 @@ class _Reader:
 
     def _by_id(self, line: int, cell_of: Mapping[str, str]) -> Path:
         case = same_form(cell_of.get(ID, ""))
-        there = self._files_of.get(as_compared(case), [])
+        files = self._files_of.get(as_compared(case), [])
         if not case:
             self.fault("error", "cell-missing", f"line {line}, column {ID}: the cell is empty", "remove the row")
-        elif len(there) != 1:
-            what = f"is the name of {len(there)} files" if there else "is the name of no image"
-            remedy = f"name files in a column {FILE!r}" if there else "correct it, or remove the row"
+        elif len(files) != 1:
+            what = f"is the name of {len(files)} files" if files else "is the name of no image"
+            remedy = f"name files in a column {FILE!r}" if files else "correct it, or remove the row"
             what = f"line {line}: {case} {what} in {self.base}"
             self.fault("error", "file-missing", what, remedy, case)
-        return there[0] if there else self.base / case
+        return files[0] if files else self.base / case
 
     @cached_property
     def _files_of(self) -> dict[str, list[Path]]:
@@ -399,7 +399,7 @@ class _Reader:
             if row.subject:
                 known = _WRITTEN.sub("", as_compared(row.subject)) or row.subject
                 spelled.setdefault(known, {})[row.subject] = None
-        alike = [list(those) for those in spelled.values() if len(those) > 1]
+        alike = [list(rows_alike) for rows_alike in spelled.values() if len(rows_alike) > 1]
         if alike:
             what = f"has {len(alike)} subject(s) in several spellings, as {few_names(alike[0])}, taken for other people"
             self.fault("warning", "subject-spelling", what, "write each in one way, if it is one person")

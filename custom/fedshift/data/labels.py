@@ -34,8 +34,8 @@ class Labels:
     ``classes`` begins with the background, ``class_of`` maps each value that a mask may have, except 0, to the index of
     its class. ``annotated``: the classes that the masks outline, None for all but the background. In a mask that names
     its structures a class is the structure of its name, or of its code in ``codes``; ``structures`` maps other names
-    (`fedshift.schema.codes.plain_name`) to their classes. ``said`` maps the values that a person or a file beside the
-    masks has named to their classes, which names must not contradict.
+    (`fedshift.schema.codes.plain_name`) to their classes. ``value_names`` maps the values that a person or a file
+    beside the masks has named to their classes, which names must not contradict.
 
     ``regions``: where classes make regions, their table; structures of a mask may then be regions and overlap
     (`fedshift.data.structures`). ``ignored``: the values of voxels to ignore.
@@ -46,7 +46,7 @@ class Labels:
     annotated: tuple[str, ...] | None = None
     structures: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, ClassCodes] = field(default_factory=dict)
-    said: Mapping[int, str] = field(default_factory=dict)
+    value_names: Mapping[int, str] = field(default_factory=dict)
     regions: Regions | None = None
     ignored: frozenset[int] = frozenset()
 
@@ -109,8 +109,8 @@ class Labels:
             value not in region_values for value, region_values in zip(order, of_regions.values(), strict=False)
         )
         if order and (wrong or len(order) != len(of_regions)):
-            said = f"regions_class_order is {', '.join(map(str, order))}, and the regions are {', '.join(of_regions)}"
-            raise ConfigError("regions-order", f"{said}: give one of the values of each, in their order")
+            fault = f"regions_class_order is {', '.join(map(str, order))}, and the regions are {', '.join(of_regions)}"
+            raise ConfigError("regions-order", f"{fault}: give one of the values of each, in their order")
         named = dict(zip(order, of_regions, strict=False))
         sets: dict[tuple[str, ...], list[int]] = {}
         for value in sorted({value for each in of_regions.values() for value in each}):
@@ -121,7 +121,7 @@ class Labels:
         }
         if len(set(called.values())) < len(called):
             called = {each: JOIN.join(each) for each in sets}
-        made = cls.named(
+        labels = cls.named(
             {
                 BACKGROUND: values.get(BACKGROUND, ()),
                 **{called[e]: set_values for e, set_values in sets.items()},
@@ -129,8 +129,8 @@ class Labels:
             }
         )
         members = {name: [called[each] for each in sets if name in each] for name in of_regions}
-        written = [made.classes[made.class_of[value]] for value in order]
-        return replace(made, regions=regions_of(members, made.classes, written))
+        written = [labels.classes[labels.class_of[value]] for value in order]
+        return replace(labels, regions=regions_of(members, labels.classes, written))
 
     @property
     def values(self) -> dict[str, list[int]]:
@@ -256,7 +256,7 @@ def _number_or_name(text: str) -> int | str:
 
 def settle_labels(
     *,
-    given: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
+    label_values: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
     described: Labels | None = None,
     recorded: Labels | None = None,
     classes: Sequence[str] | None = None,
@@ -268,11 +268,11 @@ def settle_labels(
 ) -> Labels | None:
     """The labels of a site's masks, from all that is known; None if nothing says what the values mean.
 
-    What a person has ``given`` comes before what a file beside the masks says (``described``), and that before what an
-    earlier preparation has ``recorded``. ``classes`` are the task's or the prepared site's, the background first;
-    ``annotated`` those that the masks outline, None for all; by ``codes`` their structures are found in masks that name
-    them. ``named``: whether all masks do. ``regions``: of the task's classes; ``annotated``, names and values may then
-    be of regions too. ``ignore``: whether the task has voxels to ignore; None if there is no task.
+    The ``label_values`` that a person names come before what a file beside the masks says (``described``), and that
+    before what an earlier preparation has ``recorded``. ``classes`` are the task's or the prepared site's, the
+    background first; ``annotated`` those that the masks outline, None for all; by ``codes`` their structures are found
+    in masks that name them. ``named``: whether all masks do. ``regions``: of the task's classes; ``annotated``, names
+    and values may then be of regions too. ``ignore``: whether the task has voxels to ignore; None if there is no task.
 
     Raises:
         ConfigError: names that do not fit together, or a class that is annotated and has no value.
@@ -280,12 +280,12 @@ def settle_labels(
     if classes is not None:
         annotated = _classes_of_regions(annotated, classes, regions)
         _refuse_unknown(annotated or (), classes[1:])
-    numbers, structures = _numbers_and_structures(given, named=named)
-    said = {value: name for name, values in given.items() for value in values if isinstance(value, int)}
-    if described is not None and not given:
-        said = {value: name for name, values in described.values.items() for value in values}
+    numbers, structures = _numbers_and_structures(label_values, named=named)
+    value_names = {value: name for name, values in label_values.items() for value in values if isinstance(value, int)}
+    if described is not None and not label_values:
+        value_names = {value: name for name, values in described.values.items() for value in values}
     described = described or recorded
-    if given:
+    if label_values:
         labels: Labels | None = _named(numbers, classes, regions, named=named)
     elif described is None and classes is not None and named:
         labels = Labels.of_classes(classes, ignore=bool(ignore))
@@ -303,7 +303,7 @@ def settle_labels(
             "ignore-unknown", "masks have voxels to ignore, and the task has none: set ignore: true in its file"
         )
     if classes is not None:
-        labels = _in_order_of(labels, classes, from_file=not given)
+        labels = _in_order_of(labels, classes, from_file=not label_values)
     if annotated is None and labels.annotated is not None:
         annotated = labels.annotated
     if annotated is not None:
@@ -324,9 +324,9 @@ def settle_labels(
     known = {name.lower(): name for name in (*(regions.names if regions else ()), *labels.classes)}
     known |= {BACKGROUND: BACKGROUND, IGNORE: IGNORE}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
-    said = {value: known[name.lower()] for value, name in said.items() if name.lower() in known}
-    codes = {name: those for name, those in codes.items() if name in known.values()}
-    return replace(labels, structures=structures, codes=codes, said=said, regions=regions)
+    value_names = {value: known[name.lower()] for value, name in value_names.items() if name.lower() in known}
+    codes = {name: class_codes for name, class_codes in codes.items() if name in known.values()}
+    return replace(labels, structures=structures, codes=codes, value_names=value_names, regions=regions)
 
 
 def _classes_of_regions(
@@ -382,11 +382,13 @@ def _with_regions_of(labels: Labels, label_regions: Regions, classes: Sequence[s
             )
     values: dict[str, list[int]] = {}
     for number, name in enumerate(labels.classes[1:], start=1):
-        there = frozenset(known[label_regions.names[k].lower()] for k in np.flatnonzero(label_regions.table[number]))
-        bits = sum(1 << k for k in there)
+        within_regions = frozenset(
+            known[label_regions.names[k].lower()] for k in np.flatnonzero(label_regions.table[number])
+        )
+        bits = sum(1 << k for k in within_regions)
         of_task = next((c for c in range(1, len(classes)) if int(regions.sets[c]) == bits), None)
         if of_task is None:
-            within = " and ".join(regions.names[k] for k in sorted(there))
+            within = " and ".join(regions.names[k] for k in sorted(within_regions))
             raise ConfigError(
                 "regions-unknown",
                 f"the masks have voxels that are {within} and nothing else, and the task has no class that is: add one "
@@ -403,26 +405,26 @@ def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _numbers_and_structures(
-    given: Mapping[str, Sequence[int | str]], *, named: bool
+    label_values: Mapping[str, Sequence[int | str]], *, named: bool
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The values of each class, a free one for a class that only names structures; and structure -> class."""
-    numbers = {name: tuple(v for v in values if isinstance(v, int)) for name, values in given.items()}
+    numbers = {name: tuple(v for v in values if isinstance(v, int)) for name, values in label_values.items()}
     structures: dict[str, str] = {}
-    for name, values in given.items():
+    for name, values in label_values.items():
         for value in values:
             if isinstance(value, str) and structures.setdefault(plain_name(value), name) != name:
                 raise ConfigError("label-shared", f"structure {value!r} stands for two classes: give it to one of them")
-    taken = {value for values in numbers.values() for value in values}
-    for name in given:
+    used = {value for values in numbers.values() for value in values}
+    for name in label_values:
         if not numbers[name] and not named:
             raise ConfigError(
                 "label-structure",
-                f"--label {name}={given[name][0]} names a structure, as DICOM masks have, and these masks have values: "
-                f"give whole numbers, such as {name}=1,2",
+                f"--label {name}={label_values[name][0]} names a structure, as DICOM masks have, and these masks have "
+                f"values: give whole numbers, such as {name}=1,2",
             )
         if not numbers[name] and name != BACKGROUND:
-            free = next(value for value in range(1, MOST_VALUE) if value not in taken)
-            taken.add(free)
+            free = next(value for value in range(1, MOST_VALUE) if value not in used)
+            used.add(free)
             numbers[name] = (free,)
     return numbers, structures
 

@@ -78,12 +78,12 @@ def read_settings(local: Path | None, environ: Mapping[str, str] = os.environ) -
         ConfigError: the file is not YAML, or a key or value in it is not valid, or one of the variables.
     """
     path = local / SITE_FILE if local else None
-    given = read_yaml(path) if path and path.is_file() else {}
+    settings = read_yaml(path) if path and path.is_file() else {}
     number = environ.get(DEVICES) or "1"
     if not (number.isdecimal() and int(number)):
         raise ConfigError("invalid-value", f"${DEVICES} is {number!r}: set it to a whole number from 1")
     by_environment = {"device": environ.get(DEVICE) or "auto", "devices": int(number)}
-    return SiteSettings.parse({**by_environment, **given}, where=str(path))
+    return SiteSettings.parse({**by_environment, **settings}, where=str(path))
 
 
 def data_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -187,10 +187,10 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
             f"{file} names data of {few_names(sorted(by_kit), most=MOST_NAMED)}, and none of {dataset}: add it with "
             f"'fedshift site init KIT --data DIR' if site {site} takes part in jobs on {dataset}",
         )
-    given = by_kit[dataset]
-    if not Path(given).is_absolute():
-        raise DataError("relative-path", f"{file}: data.{dataset} must be an absolute path, not {given!r}")
-    folder = Path(given)
+    named = by_kit[dataset]
+    if not Path(named).is_absolute():
+        raise DataError("relative-path", f"{file}: data.{dataset} must be an absolute path, not {named!r}")
+    folder = Path(named)
     if _is_site(folder):
         return folder
     fitting = next((near for near in _around(folder, dataset, site) if _is_site(near)), None)
@@ -199,7 +199,7 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
         if fitting
         else ": name the folder that 'fedshift data prepare' wrote"
     )
-    raise DataError("site-missing", f"{file}: data.{dataset} names {given!r}, which holds no {FILE_NAME}{hint}")
+    raise DataError("site-missing", f"{file}: data.{dataset} names {named!r}, which holds no {FILE_NAME}{hint}")
 
 
 def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str, str]) -> Path:

@@ -84,13 +84,13 @@ class MetaImageFile(VolumeFile):
             if length < 0:
                 return "its compressed data end too early"
             return f"its compressed data have {length} bytes, and not {needed}" if 0 < needed != length else None
-        there = data.stat().st_size - start
-        if there < needed:
+        size = data.stat().st_size - start
+        if size < needed:
             if data == self.path:
-                return f"{needed - there} of {needed} bytes are missing"
-            return f"its data file {where} has {there} of {needed} bytes"
-        if 0 < needed < there and not whole(header.get("HeaderSize")):
-            what = f"has {there} bytes of voxels, and {needed} by the type and number of its voxels in its header"
+                return f"{needed - size} of {needed} bytes are missing"
+            return f"its data file {where} has {size} of {needed} bytes"
+        if 0 < needed < size and not whole(header.get("HeaderSize")):
+            what = f"has {size} bytes of voxels, and {needed} by the type and number of its voxels in its header"
             raise ScanError("header-data", self.path, what, "correct ElementType, DimSize or HeaderSize in its header")
         return None
 
@@ -144,24 +144,24 @@ class MetaImageFile(VolumeFile):
         return lines.count(b"\n") if lines.endswith(b"\n") else None  # ITK leaves out a last name without an end
 
     def header(self) -> FileHeader:
-        said = {key.lower(): value for key, value in self._fields[0].items()}
-        unit = said.get("distanceunits", "")
+        fields = {key.lower(): value for key, value in self._fields[0].items()}
+        unit = fields.get("distanceunits", "")
         factor = in_mm(unit)
         if factor is None:
             what = f"has lengths in {unit!r}, which is no unit of length that is known"
             raise ScanError("unit-unknown", self.path, what, "write its header again, with lengths in mm")
-        slope = said.get("elementtointensityfunctionslope", "1")
-        offset = said.get("elementtointensityfunctionoffset", "0")
+        slope = fields.get("elementtointensityfunctionslope", "1")
+        offset = fields.get("elementtointensityfunctionoffset", "0")
         if not (_is(slope, 1) and _is(offset, 0)):
             what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
             remedy = "save the intensities themselves, without ElementToIntensityFunction"
             raise ScanError("scale-in-header", self.path, what, remedy)
-        kind = said.get("elementtype", "").upper()
+        kind = fields.get("elementtype", "").upper()
         bits = None
         if kind in BYTES:
             form = "floating point" if kind in ("MET_FLOAT", "MET_DOUBLE") else "unsigned" if "_U" in kind else "signed"
             bits = f"{8 * BYTES[kind]} bits, {form}"
-        direction = next((key for key in _DIRECTION if key in said), None)
+        direction = next((key for key in _DIRECTION if key in fields), None)
         return FileHeader(
             Reading(
                 format="MetaImage",
@@ -170,30 +170,30 @@ class MetaImageFile(VolumeFile):
                 units=described([unit] * 3) if unit else None,
             ),
             to_mm=(factor,) * 3,
-            unclear=tuple(_unclear(said, direction)),
+            unclear=tuple(_unclear(fields, direction)),
         )
 
 
 def fields(path: Path) -> tuple[dict[str, str], int]:
     """The header, ``key = value`` up to the name of the data file or LOCAL, and its length; empty if it is none."""
     with path.open("rb") as file:
-        said: dict[str, str] = {}
-        while "ElementDataFile" not in said:
+        header: dict[str, str] = {}
+        while "ElementDataFile" not in header:
             line = file.readline(MOST_LINE)
             if not line or b"=" not in line:
                 return {}, 0
             key, _, value = line.decode("latin-1").partition("=")
-            said[key.strip()] = value.strip()
-        return said, file.tell()
+            header[key.strip()] = value.strip()
+        return header, file.tell()
 
 
-def _unclear(said: Mapping[str, str], direction: str | None) -> Iterator[Unclear]:
+def _unclear(header: Mapping[str, str], direction: str | None) -> Iterator[Unclear]:
     """An orientation in words that is not that of the matrix; either sense of the words may be meant."""
-    words = said.get("anatomicalorientation", "").upper()
-    if len(words) != 3 or not set(words) <= set("RLAPIS") or said.get("ndims") != "3":
+    words = header.get("anatomicalorientation", "").upper()
+    if len(words) != 3 or not set(words) <= set("RLAPIS") or header.get("ndims") != "3":
         return
     try:
-        matrix = tuple(map(float, said[direction].split())) if direction else (1.0, 0, 0, 0, 1, 0, 0, 0, 1)
+        matrix = tuple(map(float, header[direction].split())) if direction else (1.0, 0, 0, 0, 1, 0, 0, 0, 1)
     except ValueError:
         matrix = ()
     if len(matrix) != 9:
@@ -224,9 +224,9 @@ def _geometry_fault(header: Mapping[str, str]) -> tuple[str, str] | None:
         if name in header and len(numbers := _numbers(header[name])) < wanted:
             return "affine", f"has {len(numbers)} of {wanted} numbers for {name} in its header"
     for names in (_PLACES, _MATRICES):
-        said = [name for name in names if name in header]
-        if len({tuple(_numbers(header[name])) for name in said}) > 1:
-            return "affine", f"has {' and '.join(said)} in its header, which stand for one thing and differ"
+        names_used = [name for name in names if name in header]
+        if len({tuple(_numbers(header[name])) for name in names_used}) > 1:
+            return "affine", f"has {' and '.join(names_used)} in its header, which stand for one thing and differ"
     return None
 
 

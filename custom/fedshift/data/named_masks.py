@@ -139,15 +139,15 @@ def references(path: Path) -> References:
 
 def wrong_image(path: Path, image: Path) -> OtherImage | None:
     """Why a DICOM mask is not of a DICOM image, by what both say; None if nothing speaks against it."""
-    said = references(path)
+    refers = references(path)
     file = first_file(image)
     first, frame = identify(file), frame_of(file)
-    elsewhere = bool(said.frames and frame and frame not in said.frames)
-    if said.series and first is not None and first.series not in said.series:
+    elsewhere = bool(refers.frames and frame and frame not in refers.frames)
+    if refers.series and first is not None and first.series not in refers.series:
         return OtherImage("refers to another series than that of its image", elsewhere)
-    if said.images and not said.series:
+    if refers.images and not refers.series:
         files = list_series(image).files if is_series(image) else (image,)
-        if not any(identity.instance in said.images for identity in map(identify, files) if identity):
+        if not any(identity.instance in refers.images for identity in map(identify, files) if identity):
             return OtherImage("refers to other images than its image", elsewhere)
     return OtherImage("has another frame of reference than its image", elsewhere) if elsewhere else None
 

@@ -18,7 +18,7 @@ from fedshift.schema.strict import nearest
 
 AXES = 3
 AS_THEY_LIE = (0, 1, 2)
-OWN_KEY = "fedshift_axes"
+AXES_KEY = "fedshift_axes"
 """Of `Plans.axes`, in plans that are kept with a prepared site."""
 DEFAULT_PLANS = "nnUNetPlans"
 CONFIGURATION = "3d_fullres"
@@ -70,11 +70,11 @@ class Configuration:
             ConfigError: fedshift has no such normalisation.
         """
         if len(set(zip(self.schemes, self.masks, strict=True))) > 1 or self.schemes[0] not in SCHEMES:
-            said = ", ".join(self.schemes)
+            schemes = ", ".join(self.schemes)
             raise ConfigError(
                 "nnunet-plans",
-                f"{self.where} normalises its channels by {said}, and a task has one of {', '.join(SCHEMES)} for all: "
-                "leave out channels, or survey the sites and plan anew",
+                f"{self.where} normalises its channels by {schemes}, and a task has one of {', '.join(SCHEMES)} for "
+                "all: leave out channels, or survey the sites and plan anew",
             )
         normalise = SCHEMES[self.schemes[0]]
         if normalise == "fixed" and len(self.schemes) > 1:
@@ -83,7 +83,7 @@ class Configuration:
                 f"{self.where} clips {len(self.schemes)} channels each by its own percentiles, and a task has the same "
                 "for all: leave out channels, or survey the sites and plan anew",
             )
-        made: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "dims": self.dims,
             "patch": [*self.patch],
             "spacing": [*self.spacing],
@@ -91,10 +91,10 @@ class Configuration:
             "normalise": normalise,
         }
         if normalise == "volume" and self.masks[0]:
-            made["nonzero"] = True
+            settings["nonzero"] = True
         if normalise == "fixed":
-            made["fixed"] = {key: float(self.intensities[0][name]) for key, name in FIXED.items()}
-        return made
+            settings["fixed"] = {key: float(self.intensities[0][name]) for key, name in FIXED.items()}
+        return settings
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Plans:
     @property
     def axes_known(self) -> bool:
         """Whether the reader turns scans, so that axes do not depend on how they lie in files."""
-        return self.reader in REORIENTING or OWN_KEY in self.content
+        return self.reader in REORIENTING or AXES_KEY in self.content
 
     @property
     def forward(self) -> tuple[int, ...]:
@@ -151,11 +151,11 @@ class Plans:
                 "that or another configuration",
             )
         for what, usual in RESAMPLING.items():
-            said = raw.get(f"resampling_fn_{what}"), raw.get(f"resampling_fn_{what}_kwargs")
-            if said != (RESAMPLE, usual):
+            stored = raw.get(f"resampling_fn_{what}"), raw.get(f"resampling_fn_{what}_kwargs")
+            if stored != (RESAMPLE, usual):
                 raise ConfigError(
                     "nnunet-plans",
-                    f"{where} resamples {what} by {said[0]} {said[1]}, and fedshift does what nnU-Net's default "
+                    f"{where} resamples {what} by {stored[0]} {stored[1]}, and fedshift does what nnU-Net's default "
                     f"planner says, {RESAMPLE} {usual}: plan with nnU-Net's default planner",
                 )
         try:
@@ -193,17 +193,17 @@ class Plans:
             architecture=_turned(raw.get("architecture") or {}, order),
         )
 
-    def _inherited(self, name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    def _inherited(self, name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
         known = self.content["configurations"]
-        if name not in known or name in seen:
-            there = ", ".join(known)
+        if name not in known or name in heirs:
+            names = ", ".join(known)
             raise ConfigError(
                 "nnunet-plans",
-                f"{self.path} has no configuration {name!r}{nearest(name, known)}: it has {there}, name one",
+                f"{self.path} has no configuration {name!r}{nearest(name, known)}: it has {names}, name one",
             )
-        own = dict(known[name])
-        parent = own.pop("inherits_from", None)
-        return own if parent is None else self._inherited(str(parent), (*seen, name)) | own
+        settings = dict(known[name])
+        parent = settings.pop("inherits_from", None)
+        return settings if parent is None else self._inherited(str(parent), (*heirs, name)) | settings
 
 
 def read_plans(path: Path) -> Plans:
@@ -215,9 +215,13 @@ def read_plans(path: Path) -> Plans:
     if path.suffix == ".pkl":
         raise ConfigError("nnunet-plans", f"{path} is a plan of nnU-Net 1: plan the data set with nnU-Net 2")
     if path.is_dir():
-        there = sorted(file.name for file in path.glob("*lans*.json"))
-        said = f"name a file in it ({', '.join(there)})" if there else "name the plans file, such as nnUNetPlans.json"
-        raise ConfigError("nnunet-plans", f"{path} is a folder: {said}")
+        plans_files = sorted(file.name for file in path.glob("*lans*.json"))
+        order = (
+            f"name a file in it ({', '.join(plans_files)})"
+            if plans_files
+            else "name the plans file, such as nnUNetPlans.json"
+        )
+        raise ConfigError("nnunet-plans", f"{path} is a folder: {order}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -231,8 +235,8 @@ def read_plans(path: Path) -> Plans:
     if not isinstance(content["configurations"], dict):
         raise _broken(path, "its 'configurations' are no table")
     try:
-        plans = Plans(path, content).turned(content.get(OWN_KEY, AS_THEY_LIE))
-        axes = [sorted(said) for said in (plans.forward, plans.axes)]
+        plans = Plans(path, content).turned(content.get(AXES_KEY, AS_THEY_LIE))
+        axes = [sorted(order) for order in (plans.forward, plans.axes)]
     except (TypeError, ValueError) as error:
         raise _broken(path, f"its axes are none ({error})") from None
     if axes != [[*AS_THEY_LIE]] * 2:

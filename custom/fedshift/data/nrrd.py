@@ -74,20 +74,20 @@ class NrrdFile(VolumeFile):
         return _fields(self.path)
 
     @property
-    def _said(self) -> Mapping[str, str]:
+    def _header_fields(self) -> Mapping[str, str]:
         return self._fields[0]
 
     @property
     def _encoding(self) -> str:
-        return self._said.get("encoding", "raw").lower()
+        return self._header_fields.get("encoding", "raw").lower()
 
     def refuse_header(self, *, trusted: bool) -> None:
-        if not trusted and (fault := _size_fault(self._said)):
+        if not trusted and (fault := _size_fault(self._header_fields)):
             raise ScanError("voxel-size", self.path, fault, "write its header again, with spacings or space directions")
-        if not trusted and not _is_place(origin := self._said.get("space origin", "0 0 0")):
+        if not trusted and not _is_place(origin := self._header_fields.get("space origin", "0 0 0")):
             what = f"has a place of its voxels that is not in numbers (space origin {origin})"
             raise ScanError("affine", self.path, what, "write its header again, with a space origin in numbers")
-        where = self._said.get("data file", "")
+        where = self._header_fields.get("data file", "")
         if where.upper().startswith("LIST") or "%" in where:
             what = f"has its voxels in several files (data file: {where}), which are not read together"
             raise ScanError("header-data", self.path, what, "open it in 3D Slicer, and save it in one file")
@@ -99,51 +99,51 @@ class NrrdFile(VolumeFile):
             raise ScanError("header-data", self.path, what, "open it in 3D Slicer, and save it in one file")
 
     def header(self) -> FileHeader:
-        said = self._said
-        units = _units(said)
+        fields = self._header_fields
+        units = _units(fields)
         factors = [in_mm(unit) for unit in units]
         wrong = next((unit for unit, factor in zip(units, factors, strict=True) if factor is None), None)
         if wrong is not None:
             what = f"has lengths in {wrong!r}, which is no unit of length that is known"
             raise ScanError("unit-unknown", self.path, what, AGAIN)
-        if QUANTIZED & said.keys():
+        if QUANTIZED & fields.keys():
             what = "has intensities that stand for others (old min, old max), which ITK does not compute"
             raise ScanError(
                 "scale-in-header", self.path, what, "save the intensities themselves, as with unu unquantize"
             )
-        sizes, space = said.get("spacings"), said.get("space", "").lower()
+        sizes, space = fields.get("spacings"), fields.get("space", "").lower()
         if _joined(space).startswith("3dlefthanded"):
             what = "has a left-handed space in its header, in which left and right of the patient are not said"
             remedy = "write its header again with the space left-posterior-superior"
             raise ScanError("left-handed", self.path, what, remedy)
         geometry = f"space directions in {space}" if space else "spacings" if sizes else None
         return FileHeader(
-            Reading(format="NRRD", bits=_type(said), geometry=geometry, units=described(units)),
+            Reading(format="NRRD", bits=_type(fields), geometry=geometry, units=described(units)),
             to_mm=tuple(factor or 1.0 for factor in factors),
-            unclear=tuple(_unclear(said)),
+            unclear=tuple(_unclear(fields)),
         )
 
     def damage(self) -> str | None:
         """By the length of the voxels, which for text `read` compares."""
         data, start = self._data
         if not data.is_file():
-            return f"its data file {self._said['data file']} is missing"
-        needed = _bytes(self._said)
+            return f"its data file {self._header_fields['data file']} is missing"
+        needed = _bytes(self._header_fields)
         if not needed or self._encoding in TEXT:
             return None
         try:
-            there = (
+            n_bytes = (
                 zlib_length(data, gzip=True, start=start) if self._encoding in PACKED else data.stat().st_size - start
             )
         except BROKEN as error:
             return f"its compressed data are damaged, {error}"
-        if there < 0:
+        if n_bytes < 0:
             return "its compressed data end too early"
-        there = min(there, needed) if self._skip == AT_THE_END else there - self._skip
-        if there > needed:
-            what = f"has {there} bytes of voxels, and {needed} by their type and sizes in its header"
+        n_bytes = min(n_bytes, needed) if self._skip == AT_THE_END else n_bytes - self._skip
+        if n_bytes > needed:
+            what = f"has {n_bytes} bytes of voxels, and {needed} by their type and sizes in its header"
             raise ScanError("header-data", self.path, what, "correct type or sizes in its header")
-        return f"{needed - there} of {needed} bytes are missing" if there < needed else None
+        return f"{needed - n_bytes} of {needed} bytes are missing" if n_bytes < needed else None
 
     def read(self) -> sitk.Image:
         image = super().read()
@@ -155,9 +155,9 @@ class NrrdFile(VolumeFile):
     @property
     def _data(self) -> tuple[Path, int]:
         """The file with the voxels, and where they begin in it, after the lines that are skipped."""
-        where = self._said.get("data file")
+        where = self._header_fields.get("data file")
         data, start = (self.path.parent / where, 0) if where else (self.path, self._fields[1])
-        lines = whole(self._said.get("line skip"))
+        lines = whole(self._header_fields.get("line skip"))
         if not lines or not data.is_file():
             return data, start
         with data.open("rb") as file:
@@ -169,27 +169,27 @@ class NrrdFile(VolumeFile):
     @property
     def _skip(self) -> int:
         """How many bytes are skipped after that, where voxels are compressed once they are not."""
-        return whole(self._said.get("byte skip"))
+        return whole(self._header_fields.get("byte skip"))
 
 
-def _type(said: Mapping[str, str]) -> str | None:
+def _type(fields: Mapping[str, str]) -> str | None:
     """The type of a voxel in words, or as the header has it where it is none of `BITS`."""
-    kind = said.get("type")
+    kind = fields.get("type")
     return next((words for words, names in BITS.items() if (kind or "").lower() in names), kind)
 
 
-def _bytes(said: Mapping[str, str]) -> int:
+def _bytes(fields: Mapping[str, str]) -> int:
     """How long the voxels are without compression; 0 where the header does not say it."""
-    bits, _, rest = (_type(said) or "").partition(" bits, ")
-    sizes = said.get("sizes", "").split()
+    bits, _, rest = (_type(fields) or "").partition(" bits, ")
+    sizes = fields.get("sizes", "").split()
     if not rest or not all(size.isdecimal() for size in sizes):
         return 0
     return math.prod(map(int, sizes)) * int(bits) // 8
 
 
-def _unclear(said: Mapping[str, str]) -> Iterator[Unclear]:
-    space = said.get("space", "").lower()
-    if space and "space origin" not in said:
+def _unclear(fields: Mapping[str, str]) -> Iterator[Unclear]:
+    space = fields.get("space", "").lower()
+    if space and "space origin" not in fields:
         what, remedy = "says no place of its voxels in its header (space origin)", "check that its mask lies on it"
         yield Unclear("origin-missing", what, "its first voxel is taken for 0, 0, 0", remedy, is_twofold=False)
     if _OF_PATIENT.fullmatch(_joined(space)):
@@ -204,19 +204,19 @@ def _joined(space: str) -> str:
     return space.replace("-", "").replace(" ", "")
 
 
-def _size_fault(said: Mapping[str, str]) -> str | None:
+def _size_fault(fields: Mapping[str, str]) -> str | None:
     """What a header says of voxel sizes that ITK takes for something else; None if it says them all."""
-    if not said or said.get("dimension", "") in ("1", "2"):
+    if not fields or fields.get("dimension", "") in ("1", "2"):
         return None  # what is wrong with it is said by whoever reads the file
-    if "space directions" in said:
-        vectors = _VECTOR.findall(said["space directions"])
-        there = [vector for vector in vectors if "(" in vector and all(map(_is_number, _WORD.findall(vector)))]
-        without = len(there) < 3
+    if "space directions" in fields:
+        vectors = _VECTOR.findall(fields["space directions"])
+        directions = [vector for vector in vectors if "(" in vector and all(map(_is_number, _WORD.findall(vector)))]
+        without = len(directions) < 3
         return (
             "has an axis without a size or direction (space directions), which ITK takes for 1 mm" if without else None
         )
-    sizes = said.get("spacings", "").split()[:3]
-    if not sizes and EXTENT & said.keys():
+    sizes = fields.get("spacings", "").split()[:3]
+    if not sizes and EXTENT & fields.keys():
         return "gives the ends of its axes (axis mins, axis maxs) in place of voxel sizes, which ITK takes for 1 mm"
     if not sizes:
         return "says no size of its voxels in its header, neither as spacings nor as space directions"
@@ -240,10 +240,10 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _units(said: Mapping[str, str]) -> list[str]:
+def _units(fields: Mapping[str, str]) -> list[str]:
     """Of the axes of the space, or, without one, of the first three axes of the array."""
-    in_space = "space" in said or "space dimension" in said
-    units = _QUOTED.findall(said.get("space units" if in_space else "units", ""))
+    in_space = "space" in fields or "space dimension" in fields
+    units = _QUOTED.findall(fields.get("space units" if in_space else "units", ""))
     return [unit.strip() for unit in [*units, "", "", ""][:3]]
 
 
@@ -252,16 +252,16 @@ def _fields(path: Path) -> tuple[dict[str, str], int]:
 
     Without comments and key/value pairs (``key:=value``).
     """
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return said, 0
+            return fields, 0
         file.readline()
         while line := file.readline(MOST_HEADER).strip():
             name, separator, value = line.decode("utf-8", "replace").partition(":")
             if separator and not value.startswith("=") and not name.startswith("#"):
                 name = name.strip().lower()
-                said[_NAMES.get(name, name)] = value.strip()
+                fields[_NAMES.get(name, name)] = value.strip()
             if file.tell() > MOST_HEADER:
                 break
-        return said, file.tell()
+        return fields, file.tell()

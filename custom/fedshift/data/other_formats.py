@@ -64,14 +64,14 @@ def other_format(path: Path) -> tuple[str, str] | None:
 
 def in_other_formats(entries: Iterable[Path]) -> list[Path]:
     """The scans among entries that are passed over because of their format; a header stands for both of two files."""
-    there = {entry.with_name(entry.name.lower()): entry for entry in entries}
+    by_name = {entry.with_name(entry.name.lower()): entry for entry in entries}
     return [
         entry
-        for lower, entry in there.items()
+        for lower, entry in by_name.items()
         if other_format(entry) is not None
         and entry.is_dir() == lower.name.endswith(".zarr")
         and not any(
-            lower.with_name(lower.name.removesuffix(voxels) + header) in there
+            lower.with_name(lower.name.removesuffix(voxels) + header) in by_name
             for voxels, headers in _HEADERS.items()
             if lower.name.endswith(voxels)
             for header in headers
@@ -99,4 +99,4 @@ def how_to_convert(files: Iterable[Path]) -> str:
             names.setdefault(other[1], []).append(file.name)
     if len(names) == 1:
         return next(iter(names))
-    return "; ".join(f"{remedy} ({few_names(these, most=3)})" for remedy, these in names.items())
+    return "; ".join(f"{remedy} ({few_names(names_of_files, most=3)})" for remedy, names_of_files in names.items())

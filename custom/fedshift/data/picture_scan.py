@@ -102,7 +102,7 @@ def read_picture_slice(path: Path, colours: Sequence[int | None]) -> PictureSlic
     except DataError as error:
         what, _, remedy = str(error).removeprefix(str(path)).strip().rpartition(": ")
         raise ScanError(error.code, path, what, AGAIN if error.code == "file-damaged" else remedy) from None
-    said, photometric = [*remarks, *([how] if how else [])], None
+    notes, photometric = [*remarks, *([how] if how else [])], None
     if isinstance(picture, Image.Image):
         values, bits = np.asarray(picture), "8 bits, unsigned"
     else:
@@ -114,7 +114,7 @@ def read_picture_slice(path: Path, colours: Sequence[int | None]) -> PictureSlic
         if len(colours) > 1 and values.dtype != np.uint8:
             values = _in_eight_bits(path, values, known=isinstance(picture, DeepPicture) and bool(picture.known))
         planes = [values] * len(colours)
-        said += ["grey, taken for equal colours"] if any(number is not None for number in colours) else []
+        notes += ["grey, taken for equal colours"] if any(number is not None for number in colours) else []
     elif None in colours:
         if (values != values[..., :1]).any():
             burnt = " or has colours burnt in" if of_dicom else ""
@@ -122,14 +122,14 @@ def read_picture_slice(path: Path, colours: Sequence[int | None]) -> PictureSlic
             remedy = "name the colours in the task's data.sequences, choose one with --sequence, or save it in grey"
             raise ScanError("colour-voxels", path, what, remedy)
         planes = [values[..., 0]] * len(colours)
-        said.append("its colours are the same everywhere: taken for grey")
+        notes.append("its colours are the same everywhere: taken for grey")
     else:
         planes = [values[..., number or 0] for number in colours]
     if turned:
-        said.append("turned by its EXIF tag")
-    record = Reading(format=f"{form} picture", bits=bits, photometric=photometric, remarks=tuple(said))
+        notes.append("turned by its EXIF tag")
+    record = Reading(format=f"{form} picture", bits=bits, photometric=photometric, remarks=tuple(notes))
     if not isinstance(picture, Image.Image) and picture.how is not None:
-        record = picture.how.model_copy(update={"remarks": (*picture.how.remarks, *said)})
+        record = picture.how.model_copy(update={"remarks": (*picture.how.remarks, *notes)})
     return PictureSlice([as_voxels(plane) for plane in planes], record, turned, stored, spacing)
 
 
@@ -253,8 +253,8 @@ def read_picture_mask(path: Path, labels: Labels | None = None, *, prepared: boo
         raise ScanError(
             "file-damaged", path, "cannot be read, it is damaged, cut short or no picture", ANY_FORM
         ) from None
-    said = [how] if how else []
-    said += ["turned by its EXIF tag"] if turned else []
+    notes = [how] if how else []
+    notes += ["turned by its EXIF tag"] if turned else []
     structures = None
     if labels is not None and labels.by_colour:
         structures = ", ".join(f"{shown(value)} is {labels.classes[index]}" for value, index in labels.class_of.items())
@@ -266,7 +266,7 @@ def read_picture_mask(path: Path, labels: Labels | None = None, *, prepared: boo
         if set(held.tolist()) <= {0, INSIDE} and _is_black_and_white(labels):
             values = (values == INSIDE).astype(np.int32)
             structures = f"{INSIDE} is {labels.structure if labels else 'inside'}"
-    record = Reading(format=form, structures=structures, remarks=tuple(said))
+    record = Reading(format=form, structures=structures, remarks=tuple(notes))
     return PictureMask(as_voxels(values), record, turned)
 
 

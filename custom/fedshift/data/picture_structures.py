@@ -66,7 +66,7 @@ def structures_in_picture(path: Path) -> tuple[str, ...]:
     if (named := polygons_of(path)) is None:
         return tuple(_files(path))
     file, picture = named
-    return tuple(category for category, those in read_coco(file).entry(picture, file).drawn.items() if those)
+    return tuple(category for category, shapes in read_coco(file).entry(picture, file).drawn.items() if shapes)
 
 
 def read_picture_structures(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, list[Remark]]:
@@ -76,13 +76,13 @@ def read_picture_structures(path: Path, image: Scan, labels: Labels | None) -> t
         ScanError: a file cannot be read, is of another size, or structures are not the classes or overlap.
     """
     if (named := polygons_of(path)) is not None:
-        structures, said = list(_drawn(*named, image, labels)), "polygons of COCO"
+        structures, form = list(_drawn(*named, image, labels)), "polygons of COCO"
     else:
         files = _files(path)
-        structures, said = [_of_file(name, file, image) for name, file in files.items()], "a file for each structure"
+        structures, form = [_of_file(name, file, image) for name, file in files.items()], "a file for each structure"
         if not structures:
             raise ScanError("file-missing", path, "stands for no file", "name the masks")
-    return paint(structures, image, labels, path, Reading(format=said))
+    return paint(structures, image, labels, path, Reading(format=form))
 
 
 # --- a file for each structure ----------------------------------------------------------------------------------------
@@ -212,8 +212,8 @@ def _read_coco(file: Path, changed: int) -> Coco:
         for annotation in content["annotations"]:
             for known, key, what in ((entries, "image_id", "image"), (categories, "category_id", "category")):
                 if annotation[key] not in known:
-                    said = f"has an annotation of the {what} {annotation[key]!r}, which it does not list"
-                    raise ScanError("mask-unreadable", file, said, AGAIN)
+                    fault = f"has an annotation of the {what} {annotation[key]!r}, which it does not list"
+                    raise ScanError("mask-unreadable", file, fault, AGAIN)
             entries[annotation["image_id"]][1].drawn[categories[annotation["category_id"]]].append(
                 annotation["segmentation"]
             )
@@ -233,12 +233,12 @@ def _name(text: str) -> str:
 def _refuse_twice(content: Mapping[str, Any], file: Path) -> None:
     """Refuse ids and pictures that are there twice, as in two files put together."""
     names = [_name(each["file_name"]) for each in content["images"]]
-    for what, those in (
+    for what, entries in (
         ("picture", names),
         ("id of an image", [each["id"] for each in content["images"]]),
         ("id of a category", [each["id"] for each in content["categories"]]),
     ):
-        twice = next((each for each, times in Counter(those).items() if times > 1), None)
+        twice = next((each for each, times in Counter(entries).items() if times > 1), None)
         if twice is not None:
             remedy = "keep one of them, or put the files together with ids of their own"
             raise ScanError("mask-unreadable", file, f"has the {what} {twice!r} twice", remedy)
@@ -279,17 +279,17 @@ def _of_category(name: str, drawn: Sequence[Any], entry: Entry, path: Path) -> S
                 raise ScanError("mask-unreadable", path, what, "draw its outline, or remove it")
             try:
                 pixels = _filled(shape, entry)
-                said = [] if isinstance(shape, dict) else list(_remarks(shape, entry))
+                remarks = [] if isinstance(shape, dict) else list(_remarks(shape, entry))
             except (TypeError, ValueError, KeyError, IndexError):
                 what = f"has a shape of {name} that is neither polygons nor run lengths of the picture"
                 raise ScanError("mask-unreadable", path, what, AGAIN) from None
             inside |= pixels
-            for remark in said if pixels.any() else [NOTHING]:
+            for remark in remarks if pixels.any() else [NOTHING]:
                 times[remark] += 1
-        said = [
+        remarks = [
             Remark(f"has {count} shape(s) of {name!r} with {what}", remedy) for (what, remedy), count in times.items()
         ]
-        return Drawing(as_voxels(inside), tuple(said))
+        return Drawing(as_voxels(inside), tuple(remarks))
 
     return Structure(name, None, "", draw)
 

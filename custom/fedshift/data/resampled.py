@@ -152,8 +152,8 @@ class Preparation:
         fixed = None if self.fixed is None else self.fixed.numbers
         if self.convention == "nnunet":
             where = placed(voxels, spacing, self.spacing)
-            made = nnunet_volume(voxels, where, normalise=self.normalise, nonzero=self.nonzero, fixed=fixed)
-            return made.astype(np.float16)
+            prepared = nnunet_volume(voxels, where, normalise=self.normalise, nonzero=self.nonzero, fixed=fixed)
+            return prepared.astype(np.float16)
         return network_volume(
             voxels,
             shape_at(voxels.shape[1:], spacing, self.spacing, self.matrix),
@@ -389,12 +389,12 @@ def _placed(site_dir: Path, manifest: Manifest, case: Case, preparation: Prepara
 
 
 def _placements(manifest: Manifest, preparation: Preparation, boxes: np.ndarray) -> tuple[Placement, ...]:
-    made = []
+    placements = []
     for case, ends in zip(manifest.cases, boxes.tolist(), strict=True):
         z, y, x = (tuple(edge) for edge in ends)
         spacing = manifest.known_spacing(case) or (1.0, 1.0, 1.0)
-        made.append(Placement(case.shape, (z, y, x), spacing, network_spacing(spacing, preparation.spacing)))
-    return tuple(made)
+        placements.append(Placement(case.shape, (z, y, x), spacing, network_spacing(spacing, preparation.spacing)))
+    return tuple(placements)
 
 
 def _labels(site_dir: Path, manifest: Manifest, case: Case) -> np.ndarray:

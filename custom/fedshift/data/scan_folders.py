@@ -123,7 +123,7 @@ def warn_of_formats(files: Iterable[Path]) -> list[Finding]:
     for file in files:
         held.setdefault(file.parent, []).append(file)
     findings = []
-    for folder, those in held.items():
-        what = f"has scans that are not read: {few_names([file.name for file in those])}"
-        findings.append(Finding("warning", "format-not-read", folder, what, how_to_convert(those)))
+    for folder, unread in held.items():
+        what = f"has scans that are not read: {few_names([file.name for file in unread])}"
+        findings.append(Finding("warning", "format-not-read", folder, what, how_to_convert(unread)))
     return findings

@@ -138,8 +138,8 @@ def _read_volumes(
     if is_picture(path):
         return _pictures(path, channels)
     if is_dicom(path):
-        image, said = read_dicom(path, volume)
-        header = FileHeader(said)
+        image, reading = read_dicom(path, volume)
+        header = FileHeader(reading)
     else:
         image, header = file_of(path).open(trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
@@ -150,10 +150,10 @@ def _read_volumes(
     scans = []
     for channel in channels:
         three, number = _three_dimensional(image, path, channel, volume)
-        said = header.reading
+        reading = header.reading
         if number is not None:
-            said = said.model_copy(update={"volume": f"{number + 1} of {image.GetSize()[3]}"})
-        scans.append(_oriented(three, path, direction, FileHeader(said, unclear=header.unclear)))
+            reading = reading.model_copy(update={"volume": f"{number + 1} of {image.GetSize()[3]}"})
+        scans.append(_oriented(three, path, direction, FileHeader(reading, unclear=header.unclear)))
     return scans
 
 

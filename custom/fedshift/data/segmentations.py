@@ -107,15 +107,15 @@ def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions
     other = next((slab for slab in slabs if not is_on_grid(slab, image)), None)
     if other is None:
         return Drawing(voxels, tuple(remarks))
-    said = _resampled(other.box, image)
-    remarks.append(Remark(f"is {said}", "look at it on the image, or export it on the image's slices"))
-    return Drawing(voxels, tuple(remarks), resampled=said)
+    resampling = _resampled(other.box, image)
+    remarks.append(Remark(f"is {resampling}", "look at it on the image, or export it on the image's slices"))
+    return Drawing(voxels, tuple(remarks), resampled=resampling)
 
 
 def _resampled(box: Sequence[float], image: Scan) -> str:
     """In words; ``box``: millimetres of a pixel of the mask."""
-    given, onto = (" x ".join(f"{length:.3g}" for length in lengths) for lengths in (box, image.spacing))
-    return f"resampled from {given} mm (columns, rows, slices) onto {onto} mm (x, y, z) by the nearest voxel"
+    stored, onto = (" x ".join(f"{length:.3g}" for length in lengths) for lengths in (box, image.spacing))
+    return f"resampled from {stored} mm (columns, rows, slices) onto {onto} mm (x, y, z) by the nearest voxel"
 
 
 # --- frames ---------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def is_ct(path: Path) -> bool:
     """Whether a scan is read from DICOM, and from CT by what its files say."""
     folder, uid = folder_and_uid(path)
     known = _look_into(folder, uid).known.values() if folder.is_dir() else filter(None, [identify(folder)])
-    first = next((said for said in known if said.is_scan and uid in (None, said.series)), None)
+    first = next((identity for identity in known if identity.is_scan and uid in (None, identity.series)), None)
     return first is not None and first.sop_class in CT_IMAGES
 
 
@@ -78,7 +78,7 @@ def series_by_uid(folder: Path) -> dict[str, list[Path]]:
     wrong.
     """
     held = _look_into(folder)
-    if held.unread or any(said.is_scan and not _UID.fullmatch(said.series) for said in held.known.values()):
+    if held.unread or any(identity.is_scan and not _UID.fullmatch(identity.series) for identity in held.known.values()):
         return {"": [folder]}
     scans = held.scans
     if len(scans) == 1 and not scans[0].is_image:
@@ -141,9 +141,9 @@ def first_file(path: Path) -> Path:
 
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
-    said = identify(file)
-    others = _look_into(file.parent, said.series if said else "").known
-    known = {path: other for path, other in others.items() if said and other.series == said.series}
+    identity = identify(file)
+    others = _look_into(file.parent, identity.series if identity else "").known
+    known = {path: other for path, other in others.items() if identity and other.series == identity.series}
     scans = _scans(known) if len(known) > 1 else []
     return next((scan for scan in scans if file in scan.files and len(scan.files) > 1), None)
 
@@ -177,11 +177,11 @@ def _look_into(folder: Path, uid: str | None = None) -> _Folder:
     """
     held = _list(folder, folder.stat().st_mtime_ns)
     asked = (
-        (file, said)
-        for file, said in held.known.items()
-        if uid in (None, said.series, said.concatenation, said.instance)
+        (file, identity)
+        for file, identity in held.known.items()
+        if uid in (None, identity.series, identity.concatenation, identity.instance)
     )
-    if not held.unread and not held.lost and all(identify(file) == said for file, said in asked):
+    if not held.unread and not held.lost and all(identify(file) == identity for file, identity in asked):
         return held
     _list.cache_clear()
     return _list(folder, folder.stat().st_mtime_ns)
@@ -191,7 +191,9 @@ def _look_into(folder: Path, uid: str | None = None) -> _Folder:
 def _list(folder: Path, changed: int) -> _Folder:
     entries = sorted(folder.iterdir())
     all_files = {file: identify(file) for file in entries if looks_like_dicom(file)}
-    known = {file: said for file, said in all_files.items() if said and (said.series or said.is_no_scan)}
+    known = {
+        file: identity for file, identity in all_files.items() if identity and (identity.series or identity.is_no_scan)
+    }
     unread = [file for file in all_files if file not in known]
     return _Folder(known, unread, [entry.name for entry in entries if is_broken_link(entry)])
 
@@ -234,5 +236,5 @@ def _described(file: Path) -> str:
     import pydicom
 
     with quiet():
-        said = pydicom.dcmread(file, specific_tags=["SeriesDescription"]).get("SeriesDescription", "")
-    return f" {str(said).strip()!r}" if said else ""
+        description = pydicom.dcmread(file, specific_tags=["SeriesDescription"]).get("SeriesDescription", "")
+    return f" {str(description).strip()!r}" if description else ""

@@ -32,9 +32,9 @@ FEWEST_PATIENTS = 3  # with fewer a site has no case for validation and for test
 
 def check_site(site: Path, contents: Contents, progress: Callable[[str], None], counts: Counts) -> Iterator[Finding]:
     again = "prepare the site again"
-    for left in sorted(site.parent.glob(f".{site.name}.*-*")):
+    for leftover in sorted(site.parent.glob(f".{site.name}.*-*")):
         what = "was left by a preparation that was cut off"
-        yield Finding("warning", "leftover", left, what, "delete it if none is running")
+        yield Finding("warning", "leftover", leftover, what, "delete it if none is running")
     try:
         manifest = read_manifest(site)
     except FedshiftError as error:

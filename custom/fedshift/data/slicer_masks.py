@@ -100,8 +100,8 @@ def read_slicer_mask(
 def _geometry(layers: np.ndarray, image: Scan, *, trusted: bool) -> str:
     if trusted:
         return "that of its image (--trust-voxels)"
-    given, onto = (" x ".join(map(str, shape[::-1])) for shape in (layers.shape[:3], image.voxels.shape))
-    return f"{given} voxels, placed among {onto}" if given != onto else "space directions and origin"
+    stored, onto = (" x ".join(map(str, shape[::-1])) for shape in (layers.shape[:3], image.voxels.shape))
+    return f"{stored} voxels, placed among {onto}" if stored != onto else "space directions and origin"
 
 
 def _on_grid(inside: np.ndarray, grid: Scan, image: Scan, path: Path, name: str) -> Drawing:
@@ -150,7 +150,7 @@ def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list
     """The segments of a header; ``layers``: how many there are in the file, None if that is not looked at."""
     numbers = _named(header)
     segments: list[Segment] = []
-    seen: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int], str] = {}
     for place, number in enumerate(numbers):
         name = one_line(header[f"Segment{number}_Name"])
         own_layers = layers is not None and layers == len(numbers)  # as before version 4.11, without layer and value
@@ -159,10 +159,10 @@ def _segments(header: Mapping[str, str], layers: int | None, path: Path) -> list
         if value < 1 or layer < 0 or (layers is not None and layer >= layers):
             what = f"says of its segment {name!r} that it is value {value} in layer {layer}, which cannot be"
             raise ScanError("segment-value", path, what, AGAIN)
-        if (layer, value) in seen:
-            what = f"gives value {value} to two segments, {seen[layer, value]!r} and {name!r}"
+        if (layer, value) in names:
+            what = f"gives value {value} to two segments, {names[layer, value]!r} and {name!r}"
             raise ScanError("segment-twice", path, what, AGAIN)
-        seen[layer, value] = name
+        names[layer, value] = name
         code, meaning = _code(header.get(f"Segment{number}_Tags", ""))
         segments.append(Segment(name, layer, value, code, meaning))
     return segments

@@ -60,10 +60,10 @@ def refuse_many(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
             "too-many-strata",
             f"{path} has {len(values)} columns of strata, {MOST_COLUMNS} are the most: leave some out",
         )
-    for column, those in values.items():
-        if len(those) > MOST_VALUES:
+    for column, cells in values.items():
+        if len(cells) > MOST_VALUES:
             raise DataError(
                 "too-many-strata",
-                f"{path}: column '{STRATUM} {column}' has {len(those)} different values, {MOST_VALUES} are the most: "
+                f"{path}: column '{STRATUM} {column}' has {len(cells)} different values, {MOST_VALUES} are the most: "
                 "write ranges, such as 60-69",
             )

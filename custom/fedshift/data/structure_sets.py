@@ -108,14 +108,14 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
         what = f"has contours of {name!r} between the slices of its image, {apart:.2g} mm apart"
         raise ScanError("contours-between-slices", path, what, f"add --interpolate, or {AGAIN}") from None
     remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
-    gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
+    gaps, notes = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
     resampled = None
     if placed.moved > OFF_SLICE:
         moved = placed.moved * spacing[0]
         resampled = f"contours between slices taken to the nearest slice, up to {moved:.2g} mm"
         remarks.append(Remark(f"has {name!r} with {resampled}", "look at it on the image"))
     voxels = np.moveaxis(placed.voxels, 0, 2 - axis)
-    return Drawing(np.ascontiguousarray(voxels), (*remarks, *gaps), resampled=resampled, gaps=said)
+    return Drawing(np.ascontiguousarray(voxels), (*remarks, *gaps), resampled=resampled, gaps=notes)
 
 
 def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _Outlines:
@@ -182,9 +182,9 @@ def _gaps(
     placed: OnSlices, count: int, axis: int, spacing: float, name: str, *, interpolate: bool
 ) -> tuple[list[Remark], str | None]:
     """A warning of slices without contour within a structure; and what is recorded of them and of those filled."""
-    said = []
-    if placed.made:
-        said.append(f"{name!r} interpolated on {in_words(placed.made, count, axis)}")
+    notes = []
+    if placed.interpolated:
+        notes.append(f"{name!r} interpolated on {in_words(placed.interpolated, count, axis)}")
     empty = [
         number
         for gap in gaps_along(placed.voxels, 0)
@@ -192,10 +192,10 @@ def _gaps(
         for number in gap.slices
     ]
     if not empty:
-        return [], "; ".join(said) or None
+        return [], "; ".join(notes) or None
     where = in_words(empty, count, axis)
-    said.append(f"{name!r} has no contour on {where}")
+    notes.append(f"{name!r} has no contour on {where}")
     remedy = (
         "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
     )
-    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", remedy)], "; ".join(said)
+    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", remedy)], "; ".join(notes)

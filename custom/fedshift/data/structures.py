@@ -164,17 +164,17 @@ def _paint_regions(voxels: np.ndarray, chosen: Sequence[_Chosen], labels: Labels
     for number in outlined:
         class_of.setdefault(int(regions.sets[number]) & known, number)
     for each_set in np.unique(sets).tolist():
-        there = sets == each_set
+        clashing = sets == each_set
         if each_set not in class_of:
             within, without = (
                 [name for k, name in enumerate(regions.names) if known >> k & 1 and bool(each_set >> k & 1) is inside]
                 for inside in (True, False)
             )
-            what = f"has {int(there.sum())} voxel(s) that are {' and '.join(within)}, and not {' or '.join(without)}"
+            what = f"has {int(clashing.sum())} voxel(s) that are {' and '.join(within)}, and not {' or '.join(without)}"
             remedy = "correct the mask, or give the task a class that is in just these regions"
             raise ScanError("mask-overlap", path, what, remedy)
         if each_set:
-            voxels[there] = labels.values[labels.classes[class_of[each_set]]][0]
+            voxels[clashing] = labels.values[labels.classes[class_of[each_set]]][0]
     for each in chosen:
         if each.name == IGNORE:
             voxels[each.drawing.voxels] = each.value
@@ -218,9 +218,9 @@ def _wanted(structures: Sequence[Structure], labels: Labels, path: Path) -> tupl
         first = repr(structures[0].name) if structures else "NAME"
         remedy = f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}"
         raise ScanError("structure-missing", path, f"has {named}, none of which is {' or '.join(wanted)}", remedy)
-    left = [structure.name for structure, name in zip(structures, classes, strict=True) if name is None]
-    if left:
-        shown = ", ".join(map(repr, left[:8]))
+    unwanted = [structure.name for structure, name in zip(structures, classes, strict=True) if name is None]
+    if unwanted:
+        shown = ", ".join(map(repr, unwanted[:8]))
         remarks.append(Remark(f"has structures that are no class of the data set and are left out: {shown}"))
     return chosen, remarks
 
@@ -230,7 +230,7 @@ def _classes_of(
 ) -> list[str | None]:
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     classes: list[str | None] = []
     for structure in structures:
         key = plain_name(structure.name)
@@ -247,22 +247,22 @@ def _classes_of(
             meaning = labels.codes[name].type.meaning
             what = f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
             remarks.append(Remark(what))
-        name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
-        if name in seen and name != BACKGROUND:
-            what = f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}"
+        name = _by_name_before_value(structure, name or coded, labels.value_names, path, remarks)
+        if name in names and name != BACKGROUND:
+            what = f"has two structures that are {name}, {names[name]!r} and {structure.name!r}"
             remedy = f"keep one of them, or say which, as in --label {name}={structure.name!r}"
             raise ScanError("structure-twice", path, what, remedy)
         if name is not None:
-            seen[name] = structure.name
+            names[name] = structure.name
         classes.append(name)
     return classes
 
 
 def _by_name_before_value(
-    structure: Structure, name: str | None, said: Mapping[int, str], path: Path, remarks: list[Remark]
+    structure: Structure, name: str | None, value_names: Mapping[int, str], path: Path, remarks: list[Remark]
 ) -> str | None:
     """The class of a structure by its name, or by its value where its name says nothing."""
-    by_value = None if structure.value is None else said.get(structure.value)
+    by_value = None if structure.value is None else value_names.get(structure.value)
     if name is None and by_value is not None and _SAYS_NOTHING.fullmatch(structure.name):
         return by_value
     if name is None and by_value not in (None, BACKGROUND):
@@ -273,7 +273,7 @@ def _by_name_before_value(
             f"{by_value}",
             f"name structures in place of values, as in --label {by_value}={structure.name!r}, or correct its name",
         )
-    is_said = by_value is not None or name in said.values()
+    is_said = by_value is not None or name in value_names.values()
     if name is not None and structure.value is not None and is_said and by_value != name:
         meant = f"it is said to be {by_value}" if by_value else f"{name} is said to have another"
         what = f"calls its value {structure.value} {structure.name!r}, where {meant}"

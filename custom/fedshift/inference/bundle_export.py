@@ -43,8 +43,8 @@ DATA_DESCRIPTIONS = {
 def check_bundle(ready: ReadyModel, folder: Path) -> None:
     """Refuse a model that is none of segmentation, and a folder that is there (`ConfigError`)."""
     if not ready.model.is_segmentation:
-        said = f"{ready.model.path} is an image classifier: export it with --onnx or --torch-export"
-        raise ConfigError("wrong-task", said)
+        message = f"{ready.model.path} is an image classifier: export it with --onnx or --torch-export"
+        raise ConfigError("wrong-task", message)
     if folder.exists():
         raise ConfigError("output-exists", f"{folder} already exists: name a new folder")
 
@@ -85,8 +85,8 @@ def _refuse_code(content: Any, path: Path) -> None:
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         _refuse_code(value, path)
     if isinstance(content, str) and content.lstrip().startswith(("$", "@", "%")):
-        said = f"{path} names something {content[:40]!r}, which MONAI would execute: it is not exported"
-        raise ConfigError("executable-text", said)
+        message = f"{path} names something {content[:40]!r}, which MONAI would execute: it is not exported"
+        raise ConfigError("executable-text", message)
 
 
 def _filled_in(template: str, facts: Mapping[str, Any]) -> str:
@@ -220,8 +220,8 @@ def _adapted(header: Header) -> str:
     return f" Afterwards, at one hospital, it was {header.adaptation.reason}."
 
 
-def _options(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_text(key)} = {_text(str(value))}" for key, value in given.items()) or "no options"
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_text(key)} = {_text(str(value))}" for key, value in options.items()) or "no options"
 
 
 def _text(text: str) -> str:

@@ -58,8 +58,8 @@ def misfit(model: Carried, manifest: Manifest) -> str:
     """Why a model cannot be scored at a site, in words that may leave; empty if it can."""
     masks = manifest.has_masks and not manifest.pictures
     if segments(model) != masks:
-        given = "masks" if masks else "labels"
-        return f"it {'segments' if segments(model) else 'classifies'}, and the site's cases have {given}"
+        annotations = "masks" if masks else "labels"
+        return f"it {'segments' if segments(model) else 'classifies'}, and the site's cases have {annotations}"
     classes = model.classes if isinstance(model, Bundle) else model.header.job.task.classes
     known = manifest.classes[1:] if isinstance(model, Bundle) else manifest.classes
     if classes != known:

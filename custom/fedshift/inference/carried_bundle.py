@@ -64,8 +64,8 @@ def unpack_bundle(
 ) -> tuple[Bundle, Source]:
     """A carried bundle and its source, of what `read_carried` has read. Raises as `pack_bundle`."""
     try:
-        said, named = header[BUNDLE], header["source"]
-        config = BundleConfig.from_content(dict(said["inference"]), dict(said["metadata"]), Path(path.name))
+        content, named = header[BUNDLE], header["source"]
+        config = BundleConfig.from_content(dict(content["inference"]), dict(content["metadata"]), Path(path.name))
         source = Source(str(named["file"]), str(named["sha256"]))
     except (KeyError, TypeError, ValueError):
         raise ConfigError(

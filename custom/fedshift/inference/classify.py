@@ -115,7 +115,7 @@ class Classified:
 
 def depth_of(images: Sequence[Path], bits: int | None = None) -> Depth:
     """The range of those images that are grey with more than 8 bits: of all of them together, or as many as given."""
-    return Depth([partial(read_picture, image) for image in images], given=bits)
+    return Depth([partial(read_picture, image) for image in images], bits=bits)
 
 
 def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading | None]:
@@ -125,8 +125,8 @@ def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading 
         DataError: the file is a scan or cannot be read.
     """
     if suffix_of(path):
-        said = f"{path} is a scan, but {model.path.name} classifies images: name PNG or JPEG files"
-        raise DataError("scan-for-pictures", said)
+        message = f"{path} is a scan, but {model.path.name} classifies images: name PNG or JPEG files"
+        raise DataError("scan-for-pictures", message)
     data, stored = model.data, read_picture(path)
     pixels = torch.from_numpy(np.array(cached_picture(stored, depth, size=data["size"], channels=data["channels"])))
     mean, std = (torch.tensor(data[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
@@ -167,8 +167,8 @@ def of_volumes(model: Model, cases: Sequence[ScanCase], *, true_spacing: bool) -
     def read(case: ScanCase) -> tuple[Tensor, Reading | None]:
         scans = case.read()
         if scans[0].is_picture:
-            said = f"{case.image} is a picture, and {model.path.name} classifies volumes: name scans"
-            raise DataError("kind-of-data", said)
+            message = f"{case.image} is a picture, and {model.path.name} classifies volumes: name scans"
+            raise DataError("kind-of-data", message)
         voxels = np.stack([scan.voxels for scan in scans])
         try:
             x = spec.image(voxels, known_spacing(scans[0], true=true_spacing))
@@ -237,8 +237,8 @@ def classify(ready: ReadyModel, inputs: Sequence[Input], *, saliency: bool = Fal
             best = int(probabilities.argmax())
             every = dict(zip(classes, probabilities.tolist(), strict=True))
             shown = _saliency(ready, content[0], best) if saliency else None
-            said = classes[best], float(probabilities[best])
-            yield Classified(image, names[image], *said, every, shown, reading=content[1])
+            label = classes[best], float(probabilities[best])
+            yield Classified(image, names[image], *label, every, shown, reading=content[1])
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from fedshift.inference.dicom_report import comment, save_report
 from fedshift.inference.dicom_source import Origin, Source, making, uids_of
 from fedshift.schema.codes import SHORT
 
-OWN = "99FEDSHIFT"
+FEDSHIFT_SCHEME = "99FEDSHIFT"
 """The coding scheme of classes: a model's class is what its training data called so, and no concept of SNOMED CT."""
 DIGITS = 4
 """Of a probability: further ones differ between processors."""
@@ -23,7 +23,7 @@ def write_classes(
     source: Source,
     origin: Origin,
     probabilities: Mapping[str, float],
-    said: Collection[str],
+    present: Collection[str],
     exclusive: bool,
     remarks: Sequence[str] = (),
 ) -> None:
@@ -34,7 +34,7 @@ def write_classes(
         source: the image's DICOM objects.
         origin: what is said of the model.
         probabilities: of each class.
-        said: the classes that the model says are there.
+        present: the classes that the model says are there.
         exclusive: whether it says one class; of the others then nothing but the probability.
         remarks: what to know about it, as comments.
 
@@ -46,7 +46,7 @@ def write_classes(
     from pydicom.sr.coding import Code
 
     rounded = {name: round(probability, DIGITS) for name, probability in probabilities.items()}
-    uid = uids_of(source, origin, "classes", *rounded.items(), *sorted(said), *remarks)
+    uid = uids_of(source, origin, "classes", *rounded.items(), *sorted(present), *remarks)
     with making(path, "DICOM SR"):
         algorithm = hd.sr.AlgorithmIdentification(name=origin.algorithm, version=origin.full_version)
         images = [
@@ -55,8 +55,8 @@ def write_classes(
         groups = []
         for number, (name, probability) in enumerate(rounded.items(), start=1):
             decisions = []
-            if name in said or not exclusive:
-                decision = codes.SCT.Present if name in said else codes.SCT.Absent
+            if name in present or not exclusive:
+                decision = codes.SCT.Present if name in present else codes.SCT.Absent
                 decisions = [hd.sr.QualitativeEvaluation(own_code("What the model says"), decision)]
             group = hd.sr.MeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(uid=hd.UID(uid(f"class {number}")), identifier=name),
@@ -82,4 +82,4 @@ def own_code(name: str) -> Any:
 
     short = len(name) <= SHORT and "\\" not in name
     value = name if short else hashlib.sha256(name.encode()).hexdigest()[:SHORT]
-    return Code(value, OWN, name.replace("\\", "/")[:64])
+    return Code(value, FEDSHIFT_SCHEME, name.replace("\\", "/")[:64])

@@ -61,25 +61,25 @@ def _structure_set(
     from pydicom.uid import ExplicitVRLittleEndian
 
     now, first = datetime.datetime.now(), source.first
-    made = pydicom.Dataset()
-    made.file_meta = pydicom.dataset.FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset = pydicom.Dataset()
+    dataset.file_meta = pydicom.dataset.FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     for name in (*EMPTY, "SpecificCharacterSet", "StudyDescription", "PositionReferenceIndicator"):
         if name in first:
-            made[name] = first[name]
-    made.SOPClassUID, made.SOPInstanceUID = STRUCTURE_SET, uid("object")
-    made.InstanceCreationDate, made.InstanceCreationTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
-    made.StudyInstanceUID, made.SeriesInstanceUID = first.StudyInstanceUID, uid("series")
-    made.FrameOfReferenceUID = first.FrameOfReferenceUID
-    if "PositionReferenceIndicator" not in made:
-        made.PositionReferenceIndicator = ""
-    made.Modality, made.SeriesNumber, made.InstanceNumber = "RTSTRUCT", source.series_number, 1
-    made.SeriesDescription, made.OperatorsName = origin.description, ""
-    made.Manufacturer, made.ManufacturerModelName = "fedshift", "fedshift"
-    made.SoftwareVersions, made.DeviceSerialNumber = origin.version, origin.model
-    made.StructureSetLabel, made.StructureSetDescription = "FEDSHIFT", f"{origin.description}; {origin.algorithm}"
-    made.StructureSetDate, made.StructureSetTime = made.InstanceCreationDate, made.InstanceCreationTime
-    made.ApprovalStatus = "UNAPPROVED"
+            dataset[name] = first[name]
+    dataset.SOPClassUID, dataset.SOPInstanceUID = STRUCTURE_SET, uid("object")
+    dataset.InstanceCreationDate, dataset.InstanceCreationTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = first.StudyInstanceUID, uid("series")
+    dataset.FrameOfReferenceUID = first.FrameOfReferenceUID
+    if "PositionReferenceIndicator" not in dataset:
+        dataset.PositionReferenceIndicator = ""
+    dataset.Modality, dataset.SeriesNumber, dataset.InstanceNumber = "RTSTRUCT", source.series_number, 1
+    dataset.SeriesDescription, dataset.OperatorsName = origin.description, ""
+    dataset.Manufacturer, dataset.ManufacturerModelName = "fedshift", "fedshift"
+    dataset.SoftwareVersions, dataset.DeviceSerialNumber = origin.version, origin.model
+    dataset.StructureSetLabel, dataset.StructureSetDescription = "FEDSHIFT", f"{origin.description}; {origin.algorithm}"
+    dataset.StructureSetDate, dataset.StructureSetTime = dataset.InstanceCreationDate, dataset.InstanceCreationTime
+    dataset.ApprovalStatus = "UNAPPROVED"
     images = [_reference(first, uid) for uid in source.files]
     series = _dataset(SeriesInstanceUID=first.SeriesInstanceUID, ContourImageSequence=images)
     study = _dataset(
@@ -88,8 +88,8 @@ def _structure_set(
         RTReferencedSeriesSequence=[series],
     )
     frame = _dataset(FrameOfReferenceUID=first.FrameOfReferenceUID, RTReferencedStudySequence=[study])
-    made.ReferencedFrameOfReferenceSequence = [frame]
-    made.StructureSetROISequence = [
+    dataset.ReferencedFrameOfReferenceSequence = [frame]
+    dataset.StructureSetROISequence = [
         _dataset(
             ROINumber=number,
             ReferencedFrameOfReferenceUID=first.FrameOfReferenceUID,
@@ -99,7 +99,7 @@ def _structure_set(
         )
         for number, name in classes
     ]
-    made.ROIContourSequence = [
+    dataset.ROIContourSequence = [
         _dataset(
             ROIDisplayColor=list(COLORS[(number - 1) % len(COLORS)]),
             ReferencedROINumber=number,
@@ -107,7 +107,7 @@ def _structure_set(
         )
         for (number, _), inside in classes.items()
     ]
-    made.RTROIObservationsSequence = [
+    dataset.RTROIObservationsSequence = [
         _dataset(
             ObservationNumber=number,
             ReferencedROINumber=number,
@@ -117,16 +117,16 @@ def _structure_set(
         )
         for number, name in classes
     ]
-    return made
+    return dataset
 
 
 def _dataset(**attributes: Any) -> Any:
     import pydicom
 
-    made = pydicom.Dataset()
+    dataset = pydicom.Dataset()
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(dataset, name, value)
+    return dataset
 
 
 def _kind(codes: ClassCodes) -> Any:
@@ -141,21 +141,21 @@ def _code(code: Code) -> Any:
 
 
 def _reference(image: Any, uid: str, frame: int | None = None) -> Any:
-    made = _dataset(ReferencedSOPClassUID=image.SOPClassUID, ReferencedSOPInstanceUID=uid)
+    reference = _dataset(ReferencedSOPClassUID=image.SOPClassUID, ReferencedSOPInstanceUID=uid)
     if frame is not None:
-        made.ReferencedFrameNumber = frame
-    return made
+        reference.ReferencedFrameNumber = frame
+    return reference
 
 
 def _contours(mask: np.ndarray, source: Source) -> list[Any]:
     """Closed contours, in patient coordinates, of each slice that has some."""
-    made = []
+    contours = []
     for number in np.flatnonzero(mask.any((1, 2))).tolist():
         position, to_column, to_row = source.plane(number)
         image = _reference(source.first, *source.references[number])
         for polygon in outlines(mask[number]):
             points = position + polygon[:, :1] * to_column + polygon[:, 1:] * to_row
-            made.append(
+            contours.append(
                 _dataset(
                     ContourImageSequence=[image],
                     ContourGeometricType="CLOSED_PLANAR",
@@ -163,4 +163,4 @@ def _contours(mask: np.ndarray, source: Source) -> list[Any]:
                     ContourData=[f"{value:.{DECIMALS}f}" for value in points.ravel()],
                 )
             )
-    return made
+    return contours

@@ -69,7 +69,7 @@ def write_segmentation(
             slice_thickness=float(measured.get("SliceThickness") or between_slices),
             spacing_between_slices=between_slices,
         )
-        made = hd.seg.Segmentation(
+        segmentation = hd.seg.Segmentation(
             source_images=list(source.objects),
             pixel_array=_segment_masks(grid, len(classes)) if regions else grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
@@ -80,13 +80,13 @@ def write_segmentation(
             content_description=origin.description,
             **object_fields(source, origin, uid),
         )
-        for item in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        for item in (*segmentation.DimensionOrganizationSequence, *segmentation.DimensionIndexSequence):
             item.DimensionOrganizationUID = uid("dimensions")
         if source.is_enhanced:
-            _refer_to_files(made, source)
-        made.save_as(path)
+            _refer_to_files(segmentation, source)
+        segmentation.save_as(path)
     check_written(path, mask, scan, regions=regions)
-    return made
+    return segmentation
 
 
 def _segment_masks(grid: np.ndarray, count: int) -> np.ndarray:
@@ -95,14 +95,14 @@ def _segment_masks(grid: np.ndarray, count: int) -> np.ndarray:
     return np.stack(masks, axis=-1).astype(np.uint8)
 
 
-def _refer_to_files(made: Any, source: Source) -> None:
+def _refer_to_files(segmentation: Any, source: Source) -> None:
     """Refer to the files and frames that the slices are in, in place of the one object that highdicom was given."""
-    for series in made.ReferencedSeriesSequence:
+    for series in segmentation.ReferencedSeriesSequence:
         first = series.ReferencedInstanceSequence[0]
         series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.files]
         for item, uid in zip(series.ReferencedInstanceSequence, source.files, strict=True):
             item.ReferencedSOPInstanceUID = uid
-    derivations = [group.get("DerivationImageSequence", []) for group in made.PerFrameFunctionalGroupsSequence]
+    derivations = [group.get("DerivationImageSequence", []) for group in segmentation.PerFrameFunctionalGroupsSequence]
     images = [image for items in derivations for item in items for image in item.SourceImageSequence]
     for image in {id(image): image for image in images}.values():  # frames of several segments share them
         uid, frame = source.references[int(image.ReferencedFrameNumber) - 1]

@@ -255,8 +255,8 @@ def _complete(dataset: Any, path: Path) -> None:
     dataset.SpecificCharacterSet = UTF_8
     for name in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID"):
         if not dataset.get(name):
-            said = f"{path} has an object without {name}: export the series again, or leave DICOM out"
-            raise DataError("dicom-attributes", said)
+            message = f"{path} has an object without {name}: export the series again, or leave DICOM out"
+            raise DataError("dicom-attributes", message)
     for name in EMPTY:
         if name not in dataset:
             setattr(dataset, name, "")
@@ -269,8 +269,8 @@ def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Sou
 
     What a part says of all its frames is said of each where other parts say something else.
     """
-    made = parts[0]
-    shared = made.SharedFunctionalGroupsSequence[0]
+    dataset = parts[0]
+    shared = dataset.SharedFunctionalGroupsSequence[0]
     groups, references = [], []
     for part in parts:
         differing = [item for item in part.SharedFunctionalGroupsSequence[0] if shared.get(item.tag) != item]
@@ -283,13 +283,13 @@ def _from_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Sou
     chosen = [groups[frame] for frame in frames]
     for place, group in enumerate(chosen, start=1):
         if "FrameContentSequence" not in group:
-            group.FrameContentSequence = [made.__class__()]
+            group.FrameContentSequence = [dataset.__class__()]
         group.FrameContentSequence[0].DimensionIndexValues = [place]
-    made.PerFrameFunctionalGroupsSequence, made.NumberOfFrames = chosen, len(chosen)
-    index = copy.deepcopy(made.DimensionIndexSequence[0])
+    dataset.PerFrameFunctionalGroupsSequence, dataset.NumberOfFrames = chosen, len(chosen)
+    index = copy.deepcopy(dataset.DimensionIndexSequence[0])
     index.DimensionIndexPointer, index.FunctionalGroupPointer = POSITION, PLANE_POSITION
-    made.DimensionIndexSequence = [index]
-    return Source(path, (made,), tuple(references[frame] for frame in frames))
+    dataset.DimensionIndexSequence = [index]
+    return Source(path, (dataset,), tuple(references[frame] for frame in frames))
 
 
 def check_written(path: Path, mask: np.ndarray, scan: Scan, *, regions: bool = False) -> None:
@@ -301,5 +301,5 @@ def check_written(path: Path, mask: np.ndarray, scan: Scan, *, regions: bool = F
     back, _ = read_mask(path, scan, None, sets=regions)
     if not np.array_equal(back.voxels, mask):
         path.unlink()
-        said = f"{path} was not the mask when read back, so it was deleted: export the scan again"
-        raise DataError("mask-differs", said)
+        message = f"{path} was not the mask when read back, so it was deleted: export the scan again"
+        raise DataError("mask-differs", message)

@@ -52,9 +52,9 @@ def averaged(ready: ReadyModel, others: Sequence[ReadyModel]) -> ReadyModel:
     chosen = next((each for each in members if each.used != Choice()), ready)  # whose statistics matter
     if chosen.used != Choice():
         notes.pop(SAME_EVERYWHERE, None)
-    given = {field.name: getattr(ready, field.name) for field in fields(ready)}
-    said = {"notes": tuple(notes), "used": chosen.used, "statistics": chosen.statistics}
-    return Ensemble(**given | said, others=tuple(others))
+    ready_fields = {field.name: getattr(ready, field.name) for field in fields(ready)}
+    about = {"notes": tuple(notes), "used": chosen.used, "statistics": chosen.statistics}
+    return Ensemble(**ready_fields | about, others=tuple(others))
 
 
 def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
@@ -65,13 +65,13 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
             the others are of patients, or is given twice.
     """
     if paths and not model.is_segmentation:
-        said = "classifies, and --models averages models that segment: leave it out"
-        raise ConfigError("no-effect", f"{model.path} {said}")
+        message = "classifies, and --models averages models that segment: leave it out"
+        raise ConfigError("no-effect", f"{model.path} {message}")
     opened: list[Model] = []
     for path in paths:
         if path.is_dir():
-            said = "is a bundle, and bundles are not averaged: name model files with --models"
-            raise ConfigError("models-differ", f"{path} {said}")
+            message = "is a bundle, and bundles are not averaged: name model files with --models"
+            raise ConfigError("models-differ", f"{path} {message}")
         other = open_model(path)
         same = next((each for each in (model, *opened) if _same(each, other)), None)
         if same is not None:
@@ -84,8 +84,8 @@ def open_others(model: Model, paths: Sequence[Path]) -> list[Model]:
         ):
             if ours != theirs:
                 shown = "" if what.startswith("preparation") else f" ({_named(ours)} and {_named(theirs)})"
-                said = f"{path} and {model.path} have different {what}{shown}: average models of the same task"
-                raise ConfigError("models-differ", said)
+                message = f"{path} and {model.path} have different {what}{shown}: average models of the same task"
+                raise ConfigError("models-differ", message)
         opened.append(other)
     return opened
 

@@ -178,8 +178,8 @@ def check_onnx(path: Path) -> None:
     """The same of an ONNX file, which needs packages."""
     for name in ("onnxruntime", "onnxscript"):  # the exporter needs the second
         if find_spec(name) is None:
-            said = f"--onnx needs {name}, which is not installed: pip install 'fedshift[export]'"
-            raise ConfigError("package-missing", said)
+            message = f"--onnx needs {name}, which is not installed: pip install 'fedshift[export]'"
+            raise ConfigError("package-missing", message)
     check_file(path)
 
 
@@ -207,8 +207,8 @@ def _exporting(ready: ReadyModel, path: Path, what: str, named: Path) -> Iterato
     except ConfigError:
         raise
     except OSError as error:
-        said = f"{named} cannot be written ({error.strerror or error}): free disk space or name another place"
-        raise ConfigError("file-unwritable", said) from None
+        message = f"{named} cannot be written ({error.strerror or error}): free disk space or name another place"
+        raise ConfigError("file-unwritable", message) from None
     except Exception as error:  # exporters raise many types of error
         job = ready.model.header.job
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

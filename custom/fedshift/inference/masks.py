@@ -92,11 +92,11 @@ def _formats_of(case: ScanCase, wanted: Collection[Format], *, apart: bool) -> t
     if "sr" in wanted and "seg" not in wanted:
         raise ConfigError("options-clash", "--format sr reports on the segments of a DICOM SEG: add --format seg")
     if not {*wanted} <= IN_ITS_FORMAT and not case.is_dicom:
-        said = "is no DICOM, to which a result could refer: leave out --format, or name a series"
-        said = (
-            "is a picture, of which the mask alone is written: leave out --format" if is_picture(case.image) else said
+        fault = "is no DICOM, to which a result could refer: leave out --format, or name a series"
+        fault = (
+            "is a picture, of which the mask alone is written: leave out --format" if is_picture(case.image) else fault
         )
-        raise ConfigError("not-dicom", f"{case.image} {said}")
+        raise ConfigError("not-dicom", f"{case.image} {fault}")
     return tuple(each for each in FORMATS if each in wanted)
 
 
@@ -130,7 +130,7 @@ def output_paths(
             `_formats_of`.
     """
     paths: list[dict[str, Path]] = []
-    taken: dict[Path, Path] = {}
+    occupied: dict[Path, Path] = {}
     images = {case.image.resolve() for case in cases}
     for case in cases:
         chosen, mask = _formats_of(case, formats, apart=apart), mask_path(case.named, out)
@@ -158,15 +158,15 @@ def output_paths(
         headers = [path for path in files if path.suffix == ".mhd"]  # ITK writes the voxels beside such a header
         files += [path.with_suffix(end) for path in headers for end in (".raw", ".zraw")]
         for path in sorted(files):
-            if path in taken:
-                said = f"the masks of {taken[path]} and {case.image} would both become {mask.stem}…"
-                raise ConfigError("same-output", f"{said}: predict them into different folders")
+            if path in occupied:
+                message = f"the masks of {occupied[path]} and {case.image} would both become {mask.stem}…"
+                raise ConfigError("same-output", f"{message}: predict them into different folders")
             if path.resolve() in images:
                 raise ConfigError("overwrites-image", f"{path} is one of the images: name another folder with --out")
             if path.exists() and case.image.resolve() not in replace:
-                said = f"{path} already exists: name another folder with --out, or replace it with --force"
-                raise ConfigError("output-exists", said)
-        taken |= dict.fromkeys(files, case.image)
+                message = f"{path} already exists: name another folder with --out, or replace it with --force"
+                raise ConfigError("output-exists", message)
+        occupied |= dict.fromkeys(files, case.image)
         paths.append(results)
     return paths
 
@@ -289,8 +289,8 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
             sitk.WriteImage(image, str(path), useCompression=True)
     except (RuntimeError, OSError):
         path.unlink(missing_ok=True)
-        said = f"{path} cannot be written: free disk space or give write permission there"
-        raise DataError("file-unwritable", said) from None
+        message = f"{path} cannot be written: free disk space or give write permission there"
+        raise DataError("file-unwritable", message) from None
     back = read_scan(path)
     same = (
         np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
@@ -299,8 +299,8 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
     )
     if not same:
         path.unlink()
-        said = f"{path} does not match the geometry of its scan when read back, so it was deleted"
-        raise DataError("mask-differs", f"{said}: export the scan again")
+        message = f"{path} does not match the geometry of its scan when read back, so it was deleted"
+        raise DataError("mask-differs", f"{message}: export the scan again")
 
 
 def write_picture_mask(mask: np.ndarray, path: Path, *, classes: int) -> None:
@@ -325,9 +325,9 @@ def _lies_on(back: Scan, mask: np.ndarray, scan: Scan) -> bool:
 
     Axes turned by exactly 45 degrees have no nearest direction of the body, and rounding decides which they are given.
     """
-    there, wanted = _affine(back), _affine(scan)
-    to_back = np.rint(np.linalg.inv(there) @ wanted)  # from index to index
-    placed = there @ to_back
+    written, wanted = _affine(back), _affine(scan)
+    to_back = np.rint(np.linalg.inv(written) @ wanted)  # from index to index
+    placed = written @ to_back
     sizes, wanted_sizes = (np.linalg.norm(affine[:3, :3], axis=0) for affine in (placed, wanted))
     if not (
         sizes.all()

@@ -98,11 +98,11 @@ def model_of(content: Mapping[str, Any], path: Path) -> Model:
     """The model that a file's content is; raises as `open_model`."""
     header = header_of(dict(content), where=str(path))
     if header.encrypted:
-        said = f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first"
-        raise ConfigError("model-encrypted", said)
+        message = f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first"
+        raise ConfigError("model-encrypted", message)
     task = build_task(header.job)
     if header.preparation != task.preparation():
-        said = f"was trained on images prepared differently from this version: use fedshift {header.fedshift}"
-        raise ConfigError("other-version", f"{path} {said}")
+        message = f"was trained on images prepared differently from this version: use fedshift {header.fedshift}"
+        raise ConfigError("other-version", f"{path} {message}")
     arrays = {name: {key: value.numpy() for key, value in a.items()} for name, a in content["methods"].items()}
     return Model(path, header, task, content["weights"], arrays, content.get(ADAPTED, {}))

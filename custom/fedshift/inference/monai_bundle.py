@@ -155,16 +155,16 @@ class Bundle:
             raise self._failure(name, scan, error) from None
         structures = data[PRED].as_tensor()
         if structures.shape[1:] != shape:
-            said = f"{self.path} does not put its result back on the scan's grid: take a bundle that has Invertd"
-            raise DataError("bundle-grid", said)
+            message = f"{self.path} does not put its result back on the scan's grid: take a bundle that has Invertd"
+            raise DataError("bundle-grid", message)
         count, most = (len(self.classes), 1) if self.overlapping else (1, len(self.classes))
         if (
             len(structures) != count
             or not torch.equal(structures, structures.round())
             or not 0 <= structures.min() <= structures.max() <= most
         ):
-            said = f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel"
-            raise DataError("bundle-classes", said)
+            message = f"{self.path} gives other values than one of its {len(self.classes)} classes for a voxel"
+            raise DataError("bundle-classes", message)
         if sure is None or not 0 <= sure.min() <= sure.max() <= 1:
             certainty[...] = np.nan
         elif self.overlapping:
@@ -213,8 +213,8 @@ def bundle_of(config: BundleConfig, state: dict[str, Tensor], weights: Path, *, 
         net.load_state_dict(without_second_names(net, state))
     except RuntimeError as error:
         first = next((line.strip() for line in str(error).splitlines()[1:]), "")
-        said = f"{weights} does not fit the network of {config.file} ({first}): download it again"
-        raise ConfigError("weights-misfit", said) from None
+        message = f"{weights} does not fit the network of {config.file} ({first}): download it again"
+        raise ConfigError("weights-misfit", message) from None
     before, invertible = _before(config)
     after = _after(config, before, out_channels=out_channels)
     if after.interpolated:
@@ -252,10 +252,10 @@ def _network(config: BundleConfig) -> tuple[nn.Module, int, int]:
     component = config.component(NETWORK)
     arguments = {key: config.value(node, f"{NETWORK}.{key}") for key, node in component.options.items()}
     net = monai_networks.as_given(component.name, arguments, where=f"{config.file}: {NETWORK}")
-    given = {**monai_networks.defaults(component.name), **arguments}
-    if given.get("spatial_dims") != 3:
+    options = {**monai_networks.defaults(component.name), **arguments}
+    if options.get("spatial_dims") != 3:
         raise config.refusal(NETWORK, "is not for volumes (spatial_dims: 3)", OTHER)
-    return net, int(given["out_channels"]), int(given["in_channels"])
+    return net, int(options["out_channels"]), int(options["in_channels"])
 
 
 def _before(config: BundleConfig) -> tuple[Any, bool]:
@@ -293,15 +293,15 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> _After:
         if overlapping and part is parts[-1] and part.name == AS_ONE_MASK:
             as_one_mask = True
             break
-        given: dict[str, Any] = {"keys": PRED}
+        step_options: dict[str, Any] = {"keys": PRED}
         if part.name == "Invertd":
             smooth = config.value(part.options.get("nearest_interp", True), f"{part.where}.nearest_interp") is False
             interpolated |= smooth and discrete
             kept = Component("Invertd", {}, part.where)
-            given |= {"transform": before, "orig_keys": IMAGE, "nearest_interp": discrete or not smooth}
-            steps.append(("Invertd", _instance(config, kept, AFTER, given)))
+            step_options |= {"transform": before, "orig_keys": IMAGE, "nearest_interp": discrete or not smooth}
+            steps.append(("Invertd", _instance(config, kept, AFTER, step_options)))
             continue
-        step = _instance(config, part, AFTER_OVERLAPPING if overlapping else AFTER, given)
+        step = _instance(config, part, AFTER_OVERLAPPING if overlapping else AFTER, step_options)
         if type(step).__name__ in NEED_SCIKIT_IMAGE and find_spec("skimage") is None:
             raise config.refusal(
                 part.where, f"is {part.name}, which needs scikit-image", "install it (pip install scikit-image)"
@@ -343,11 +343,11 @@ def _instance(
     config: BundleConfig,
     component: Component,
     allowed: Sequence[str],
-    given: dict[str, Any],
+    replacements: dict[str, Any],
     *,
     module: str = "monai.transforms",
 ) -> Any:
-    """An instance of a listed class of MONAI; ``given`` replaces the configuration's options of the same names."""
+    """An instance of a listed class of MONAI; ``replacements`` go before its options of the same names."""
     name = next((f"{component.name.removesuffix(end)}d" for end in ("Dict", "D") if component.name.endswith(end)), "")
     name = name if name in allowed else component.name
     if name not in allowed:
@@ -355,12 +355,12 @@ def _instance(
     options = {
         key: config.value(node, f"{component.where}.{key}")
         for key, node in component.options.items()
-        if key not in given and key not in PLACES and not key.endswith("meta_keys") and key != "meta_key_postfix"
+        if key not in replacements and key not in PLACES and not key.endswith("meta_keys") and key != "meta_key_postfix"
     }
     try:
         with warnings.catch_warnings():  # of defaults that changed in MONAI, which nobody here can set
             warnings.simplefilter("ignore", FutureWarning)
-            return getattr(importlib.import_module(module), name)(**options, **given)
+            return getattr(importlib.import_module(module), name)(**options, **replacements)
     except FAULTS as error:
         why = f"cannot be made by the installed MONAI ({_reason(error)})"
         raise config.refusal(component.where, why, OTHER) from None

@@ -55,8 +55,8 @@ class BundleConfig:
         self.folder = folder
         self.file = next((path for name in INFERENCE if (path := folder / FOLDER / name).is_file()), None)
         if self.file is None:
-            said = f"{folder} is neither a model file nor a MONAI bundle for segmentation, which has "
-            raise ConfigError("no-model", f"{said}{FOLDER}/{INFERENCE[0]}{did_you_mean(folder)}")
+            fault = f"{folder} is neither a model file nor a MONAI bundle for segmentation, which has "
+            raise ConfigError("no-model", f"{fault}{FOLDER}/{INFERENCE[0]}{did_you_mean(folder)}")
         self._content = _read(self.file)
         metadata = folder / FOLDER / METADATA
         self.metadata = _read(metadata) if metadata.is_file() else {}
@@ -186,14 +186,14 @@ def _cut(text: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST:
-            said = f"{path} is larger than {LARGEST // 2**20} MiB, which no configuration is"
-            raise ConfigError("file-large", said)
+            message = f"{path} is larger than {LARGEST // 2**20} MiB, which no configuration is"
+            raise ConfigError("file-large", message)
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        said = f"{path} cannot be read as {path.suffix[1:].upper()}: download the bundle again"
-        raise ConfigError("file-unreadable", said) from None
+        message = f"{path} cannot be read as {path.suffix[1:].upper()}: download the bundle again"
+        raise ConfigError("file-unreadable", message) from None
     if not isinstance(content, dict):
-        said = f"{path} has no names at its top, as a bundle's configuration has: download the bundle again"
-        raise ConfigError("not-a-mapping", said)
+        message = f"{path} has no names at its top, as a bundle's configuration has: download the bundle again"
+        raise ConfigError("not-a-mapping", message)
     return content

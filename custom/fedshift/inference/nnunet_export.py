@@ -111,8 +111,8 @@ def _expressible(ready: ReadyModel) -> PatchSpec:
     """How the model segments, if nnU-Net can do the same."""
     model, job = ready.model, ready.model.header.job
     if not isinstance(model.spec, PatchSpec):
-        said = f"{model.path} segments no patches of volumes, and nnU-Net does nothing else: use another export"
-        raise ConfigError("wrong-task", said)
+        message = f"{model.path} segments no patches of volumes, and nnU-Net does nothing else: use another export"
+        raise ConfigError("wrong-task", message)
     spec, network = model.spec, job.task.network.name
     if ready.of_pictures:
         raise _refused(ready, "it segments pictures, and volumes alone are prepared likewise", "use --onnx")
@@ -249,9 +249,9 @@ def _dataset(ready: ReadyModel) -> dict[str, Any]:
 
 def _compare(ready: ReadyModel, architecture: Mapping[str, Any], weights: Mapping[str, Tensor], folder: Path) -> None:
     """Make the network as nnU-Net does, and compare its logits with the model's."""
-    made = nnunet_network(architecture, max(len(ready.sequences), 1), ready.model.header.job.task.outputs)
+    network = nnunet_network(architecture, max(len(ready.sequences), 1), ready.model.header.job.task.outputs)
     try:
-        made.load_state_dict(weights)
+        network.load_state_dict(weights)
     except RuntimeError as error:
         raise _refused(
             ready,
@@ -261,7 +261,7 @@ def _compare(ready: ReadyModel, architecture: Mapping[str, Any], weights: Mappin
     predictor = ready.predictor.to("cpu")
     try:
         with torch.no_grad():
-            check_logits(ready.model, predictor, made.eval(), folder)
+            check_logits(ready.model, predictor, network.eval(), folder)
     finally:
         ready.predictor.to(ready.device)
 
@@ -274,8 +274,8 @@ def nnunet_network(architecture: Mapping[str, Any], channels: int, outputs: int)
         if arguments[key] is not None:
             arguments[key] = getattr(nn, arguments[key].rpartition(".")[2])
     cls = getattr(importlib.import_module(module), short)
-    made: nn.Module = cls(input_channels=channels, num_classes=outputs, deep_supervision=False, **arguments)
-    return made
+    network: nn.Module = cls(input_channels=channels, num_classes=outputs, deep_supervision=False, **arguments)
+    return network
 
 
 def _notes(ready: ReadyModel) -> list[str]:

@@ -165,18 +165,18 @@ def _save(sheet: Image.Image, path: Path) -> None:
     try:
         sheet.save(path, optimize=True)
     except OSError as error:
-        said = (
+        message = (
             f"{path} cannot be written ({error.strerror or error}): free disk space or name another folder with --out"
         )
-        raise DataError("file-unwritable", said) from None
+        raise DataError("file-unwritable", message) from None
 
 
 def _legend_lines(classes: Sequence[str], font: Font, width: int) -> Iterator[list[tuple[int, int, str]]]:
     """Place, number and text of the classes in each line of the legend."""
     line: list[tuple[int, int, str]] = []
     x = 0
-    for number, said in enumerate(classes, start=1):
-        text = _truncated(said, font, width - SWATCH - 6)
+    for number, name in enumerate(classes, start=1):
+        text = _truncated(name, font, width - SWATCH - 6)
         needed = SWATCH + 6 + round(font.getlength(text))
         if line and x + needed > width:
             yield line
@@ -198,11 +198,11 @@ def _shown_slices(areas: np.ndarray, most: int) -> list[int]:
     def spaced(count: int) -> list[int]:
         return [round(k) for k in np.linspace(first, last, min(count, last - first + 1))]
 
-    there = areas[areas.any(1)]
-    if there[:, spaced(most)].any(1).all():
+    present = areas[areas.any(1)]
+    if present[:, spaced(most)].any(1).all():
         return spaced(most)
     needed: list[int] = []
-    for area in there:
+    for area in present:
         if not area[needed].any():
             needed.append(int(area.argmax()))
     return sorted({*needed[:most], *spaced(max(most - len(needed), 0))})

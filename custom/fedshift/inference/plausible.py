@@ -86,10 +86,10 @@ def without_spacing(*, by_matrix: bool) -> str:
 
     ``by_matrix``: as ``resamples_by_matrix`` of `fedshift.inference.model.Model`.
     """
-    done = "it is resampled by data.matrix and not by its 1 mm, and " if by_matrix else ""
+    resampled = "it is resampled by data.matrix and not by its 1 mm, and " if by_matrix else ""
     return (
-        f"has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: {done}its volume may be wrong; "
-        f"{REAL}"
+        f"has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: {resampled}its volume may be "
+        f"wrong; {REAL}"
     )
 
 

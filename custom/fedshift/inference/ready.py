@@ -218,8 +218,8 @@ def make_ready(
     """
     header, job = model.header, model.header.job
     if choice.site is not None and choice.site not in header.statistics:
-        said = f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
-        raise ConfigError("site-unknown", said)
+        message = f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
+        raise ConfigError("site-unknown", message)
     state, torch_device = _load_site_state(model, choice), choose_device(device)
     net = model.task.network()
     methods = MethodSet(job, net)
@@ -243,11 +243,11 @@ def make_ready(
     states = {m.name: _TrackedState(m.name, state.methods.get(m.name, {})) for m in active}
     ClientChain([method for method in active if method.client().attached_to_predict], run, {}).attach(net)
     chain = ClientChain(active, run, cast("dict[str, dict[str, Tensor]]", states))
-    notes, given = _personal_notes(model, methods, choice), None
+    notes, images_given = _personal_notes(model, methods, choice), None
     if choice.estimate:
         assert images is not None
-        given = images()
-        chain.statistics(given)
+        images_given = images()
+        chain.statistics(images_given)
     try:
         if choice.site is not None:
             index = header.statistics.index(choice.site)
@@ -257,10 +257,10 @@ def make_ready(
         with _site_state_needed(model, choice):
             chain.receive(model.arrays)
     except (KeyError, IndexError) as error:
-        said = f"lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from the server"
-        raise ConfigError("model-incomplete", f"{model.path} {said}") from None
-    if given is not None:
-        chain.newcomer(given)
+        message = f"lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from the server"
+        raise ConfigError("model-incomplete", f"{model.path} {message}") from None
+    if images_given is not None:
+        chain.newcomer(images_given)
     with _site_state_needed(model, choice):  # found here, and not at the first prediction
         x = torch.zeros(1, cast(StagedNetwork, net).in_channels, *model.task.spatial)
         chain.inputs(x.to(torch_device), training=False)
@@ -272,7 +272,7 @@ def make_ready(
     if choice != Choice() and not has_effect:
         notes.append(SAME_EVERYWHERE)
     used = choice if has_effect else Choice()
-    name = _statistics_name(model, used, given)
+    name = _statistics_name(model, used, images_given)
     adapted = header.adaptation
     if adapted is not None and adapted.decision != "kept" and adapted.statistics.split(",")[0] != name.split(",")[0]:
         notes.append(f"it was adapted with other statistics ({adapted.statistics})")

@@ -64,5 +64,5 @@ def write(path: Path, image: np.ndarray, places: np.ndarray, lines: Sequence[str
     try:
         page.save(path)
     except OSError as error:
-        said = f"{path} cannot be written ({error.strerror or error}): name another folder with --out"
-        raise DataError("file-unwritable", said) from None
+        message = f"{path} cannot be written ({error.strerror or error}): name another folder with --out"
+        raise DataError("file-unwritable", message) from None

@@ -93,7 +93,7 @@ def labelled_cases(
             lines = ["nothing was scored, images and masks do not go together:", *errors]
             raise DataError("pairing", "\n  ".join(lines))
         meant = settle_labels(
-            given=labels,
+            label_values=labels,
             described=folder.described_labels(labels),
             classes=classes,
             annotated=annotated,
@@ -184,10 +184,10 @@ def score_cases(
                         "remove one of the two, or it counts twice",
                     )
             with prediction_out_of_memory(case.image):
-                seen = None if risks is None else _Seen(ready, case, decoded)
-                scored = _scored(ready, case, decoded, tolerance, true_spacing=true_spacing, seen=seen)
-            if risks is not None and seen is not None:
-                seen.add_to(risks, subjects[place])
+                counts = None if risks is None else _CaseCounts(ready, case, decoded)
+                scored = _scored(ready, case, decoded, tolerance, true_spacing=true_spacing, counts=counts)
+            if risks is not None and counts is not None:
+                counts.add_to(risks, subjects[place])
             yield replace(scored, warnings=warnings)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
@@ -233,8 +233,8 @@ def decode(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
     """
     decoded, findings = read_case(case)
     if decoded is None:
-        said = "; ".join(finding.sentence() for finding in findings if finding.level == "error")
-        raise DataError("case-unreadable", said)
+        message = "; ".join(finding.sentence() for finding in findings if finding.level == "error")
+        raise DataError("case-unreadable", message)
     return decoded, tuple(finding.sentence() for finding in findings)
 
 
@@ -261,9 +261,9 @@ def _outlined(
     case: CaseFiles,
     decoded: Decoded,
     spacing: tuple[float, float, float] | None,
-    seen: _Seen | None = None,
+    counts: _CaseCounts | None = None,
 ) -> _Outlined:
-    on_scan = None if seen is None else seen.add
+    on_scan = None if counts is None else counts.add
     task, predicted = ready.model.header.job.task, ready.segment(_sequences(decoded), spacing, on_scan=on_scan)
     regions, reference, numbers = task.made_regions, decoded.mask.voxels, _numbers(ready, case)
     assert case.labels is not None
@@ -286,7 +286,7 @@ def _numbers(ready: ReadyModel, case: CaseFiles) -> dict[str, int]:
     return {task.classes[number]: number for number in outlined}
 
 
-class _Seen:
+class _CaseCounts:
     """Counts of a case's structures, from probabilities that come in parts; voxels to ignore count for nothing."""
 
     def __init__(self, ready: ReadyModel, case: CaseFiles, decoded: Decoded) -> None:
@@ -326,12 +326,12 @@ def _scored(
     tolerance: float,
     *,
     true_spacing: bool,
-    seen: _Seen | None,
+    counts: _CaseCounts | None,
 ) -> Scored:
     scan = decoded.image
     segment.refuse_other_kind(scan, case.image, pictures=ready.of_pictures)
     spacing = known_spacing(scan, true=true_spacing)
-    masks = _outlined(ready, case, decoded, spacing, seen)
+    masks = _outlined(ready, case, decoded, spacing, counts)
     return Scored(
         case.id,
         case.image,
@@ -380,8 +380,8 @@ def summary(scored: Sequence[Scored], classes: Sequence[str], *, subjects: Seque
     kept = [(case, whose) for case, whose in zip(scored, subjects, strict=True) if case.error is None]
     cases, owners = [case.scores for case, _ in kept], [whose for _, whose in kept]
     if len({tuple(case) for case in cases}) > 1:
-        said = "the folders' masks outline different classes: score one folder at a time"
-        raise ConfigError("classes-differ", said)
+        message = "the folders' masks outline different classes: score one folder at a time"
+        raise ConfigError("classes-differ", message)
     drawn = derive_seed(seed, "scoring", 0, "bootstrap")
     return Summary(
         cases=tuple(case.id for case, _ in kept),

@@ -251,12 +251,14 @@ def _segment_case(
         }
         total = _result(mask != 0, None if written else certainty, scan, spacing)
         if segmenter.of_pictures:
-            remarks = [said for name, result in classes.items() for said in check_found(result.voxels, target=name)]
+            remarks = [remark for name, result in classes.items() for remark in check_found(result.voxels, target=name)]
         else:
             remarks = [] if spacing is not None else [without_spacing(by_matrix=segmenter.resamples_by_matrix)]
             remarks += check_scan(scan, read_tags(case.image), target=segmenter.classes[0], signed=segmenter.signed)
             remarks += [
-                said for name, result in classes.items() for said in check_volume(result.volume_ml or 0.0, target=name)
+                remark
+                for name, result in classes.items()
+                for remark in check_volume(result.volume_ml or 0.0, target=name)
             ]
             remarks += scan.reading.remarks if case.is_dicom else check_positions(scan)
         if not mask.any() and (dicom := [each for each in DICOM if each in wanted]):
@@ -297,7 +299,7 @@ def sized(volume_ml: float | None, area_mm2: float | None, voxels: int) -> str:
 def refuse_other_kind(scan: Scan, file: Path, *, pictures: bool) -> None:
     """Refuse a picture where a model takes volumes, and the other way round (`DataError`)."""
     if scan.is_picture != pictures:
-        given, taken = ("a volume", "pictures") if pictures else ("a picture", "volumes")
+        kind, wanted = ("a volume", "pictures") if pictures else ("a picture", "volumes")
         raise DataError(
-            "kind-of-data", f"{file} is {given}, and the model segments {taken}: name another model or file"
+            "kind-of-data", f"{file} is {kind}, and the model segments {wanted}: name another model or file"
         )

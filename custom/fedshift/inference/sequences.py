@@ -65,8 +65,8 @@ class ScanCase:
                 another number of volumes than there are sequences.
         """
         if self.volumes is not None and self.volume is not None:
-            said = f"{self.image} has the model's sequences as its volumes: leave out --volume"
-            raise DataError("options-clash", said)
+            message = f"{self.image} has the model's sequences as its volumes: leave out --volume"
+            raise DataError("options-clash", message)
         if is_picture(self.image):
             return self._read_picture()
         try:
@@ -78,17 +78,17 @@ class ScanCase:
         except SeveralVolumes:
             if self.is_dicom or self.sequences or self.volume is not None:
                 raise
-            said = f"{self.image} has {volumes_in(self.image)} volumes, and the model takes one"
+            message = f"{self.image} has {volumes_in(self.image)} volumes, and the model takes one"
             remedy = "save that one alone as a 3D file, or say which with --volume N"
-            raise DataError("volumes-count", f"{said}: {remedy}") from None
+            raise DataError("volumes-count", f"{message}: {remedy}") from None
         for number, (path, scan) in enumerate(zip(self.files, scans, strict=True)):
             if scan.voxels.min() == scan.voxels.max():
                 where = "" if self.volumes is None else f" of {self.sequences[number]}"
-                said = f"{path} has the same intensity everywhere{where}: export the scan again"
-                raise DataError("scan-empty", said)
+                message = f"{path} has the same intensity everywhere{where}: export the scan again"
+                raise DataError("scan-empty", message)
             if number and (differences := ", ".join(_differences(scans[0], scan))):
-                said = f"{path} lies on another grid than {self.image}: it differs in {differences}"
-                raise DataError("sequence-grid", f"{said}: resample it to that scan's grid")
+                message = f"{path} lies on another grid than {self.image}: it differs in {differences}"
+                raise DataError("sequence-grid", f"{message}: resample it to that scan's grid")
         return scans
 
     def _read_picture(self) -> list[Scan]:
@@ -111,12 +111,14 @@ class ScanCase:
         if self.volumes == len(names):
             return [names.index(number) for number in self.order.numbers]
         listed = f"{len(names)} ({', '.join(self.order.names.values())})"
-        said = f"{self.image} has {self.volumes} volumes, and the model takes {listed}: save those alone, in this order"
-        said += f", or name all {self.volumes} in the channel_names of a {FILE} beside it"
+        message = (
+            f"{self.image} has {self.volumes} volumes, and the model takes {listed}: save those alone, in this order"
+        )
+        message += f", or name all {self.volumes} in the channel_names of a {FILE} beside it"
         if (source := self.order.source) is not None:
-            said = f"{self.image} has {self.volumes} volumes, and {source} names {listed}: name every volume there, "
-            said += "in their order"
-        raise DataError("volumes-count", said)
+            message = f"{self.image} has {self.volumes} volumes, and {source} names {listed}: name every volume there, "
+            message += "in their order"
+        raise DataError("volumes-count", message)
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ def find_cases(images: Sequence[Path], sequences: Sequence[str], *, volume: int 
         missing = next((path for path in case.files if not path.exists() and not is_series(path)), None)
         if missing is not None and sequences:
             listed = _order_in(image.parent, sequences).listed
-            said = f"{missing} does not exist, and the model takes {len(sequences)} files of a case: {listed}"
-            raise ConfigError("sequence-missing", said)
+            message = f"{missing} does not exist, and the model takes {len(sequences)} files of a case: {listed}"
+            raise ConfigError("sequence-missing", message)
         cases.setdefault(case.image, replace(case, volume=volume))
     return list(cases.values())
 
@@ -183,10 +185,10 @@ def picture_cases(images: Sequence[Path], sequences: Sequence[str]) -> list[Scan
     """
     other = next((image for image in images if not is_picture(image)), None)
     if other is not None:
-        said = f"{other} is no picture, and the model segments pictures"
+        fault = f"{other} is no picture, and the model segments pictures"
         raise ConfigError(
             "kind-of-data",
-            f"{said}: name PNG, JPEG, TIFF or BMP files, DICOM images that are no slices, or a model of volumes",
+            f"{fault}: name PNG, JPEG, TIFF or BMP files, DICOM images that are no slices, or a model of volumes",
         )
     return [ScanCase(image, (image,), image, tuple(sequences)) for image in dict.fromkeys(images)]
 
@@ -209,8 +211,8 @@ def find_case(image: Path, sequences: Sequence[str]) -> ScanCase:
     order = _order_in(image.parent, sequences)
     stem, _, number = stem_of(image).rpartition("_")
     if int(number) not in order.names:
-        said = f"{image}: the model takes {len(sequences)} files of a case, whose names end in {order.listed}"
-        raise ConfigError("sequence-unknown", said)
+        message = f"{image}: the model takes {len(sequences)} files of a case, whose names end in {order.listed}"
+        raise ConfigError("sequence-unknown", message)
     files = tuple(image.with_name(f"{stem}_{number:04d}{suffix}") for number in order.numbers)
     return replace(case, image=files[0], files=files, named=image.with_name(f"{stem}{suffix}"), order=order)
 
@@ -292,8 +294,8 @@ def _may_be_scan(entry: Path) -> bool:
 def _differences(first: Scan, other: Scan) -> Iterator[str]:
     """What keeps two scans from lying on one grid."""
     if other.voxels.shape != first.voxels.shape:
-        given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
-        yield f"size, {given} voxels instead of {wanted}"
+        size, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
+        yield f"size, {size} voxels instead of {wanted}"
         return
     for what, unit, tolerance in (
         ("spacing", " mm", SPACING_TOLERANCE),

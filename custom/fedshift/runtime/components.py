@@ -17,20 +17,20 @@ from .regions import voxels_of
 EVERY_NEIGHBOUR = np.ones((3, 3, 3), bool)
 
 
-def keep_largest(taken: np.ndarray, numbers: Sequence[int], *, regions: bool) -> None:
+def keep_largest(labels: np.ndarray, numbers: Sequence[int], *, regions: bool) -> None:
     """Leave of some classes, or regions, only their largest connected part, of each by itself.
 
     Of several parts that are equally large all are left (`largest_parts`).
 
     Args:
-        taken: classes, or sets of regions, (z, y, x) uint8; changed in place.
+        labels: classes, or sets of regions, (z, y, x) uint8; changed in place.
         numbers: of the classes or regions, from 1.
         regions: which of the two it is.
     """
     for number in numbers:
-        mask = voxels_of(taken, number, regions=regions)
+        mask = voxels_of(labels, number, regions=regions)
         lost = mask & ~largest_parts(mask, neighbours=EVERY_NEIGHBOUR)
-        taken[lost] = taken[lost] & ~np.uint8(1 << (number - 1)) if regions else 0
+        labels[lost] = labels[lost] & ~np.uint8(1 << (number - 1)) if regions else 0
 
 
 def largest_parts(mask: np.ndarray, *, neighbours: np.ndarray, count: int = 1) -> np.ndarray:

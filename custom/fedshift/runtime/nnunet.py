@@ -203,15 +203,15 @@ def resampled(
     if volume.shape[1:] == tuple(shape):
         return volume
     axis = _coarse_axis(before, after)
-    made = np.empty((len(volume), *shape), np.float32)
-    for channel, result in zip(volume.astype(np.float64), made, strict=True):
+    channels_resampled = np.empty((len(volume), *shape), np.float32)
+    for channel, result in zip(volume.astype(np.float64), channels_resampled, strict=True):
         if axis is None:
             result[...] = _interpolated(channel, shape, order)
             continue
         flat = [size for number, size in enumerate(shape) if number != axis]
         slices = [_interpolated(plane, flat, order) for plane in np.moveaxis(channel, axis, 0)]
         result[...] = np.stack([slices[row] for row in _nearest(len(slices), shape[axis])], axis)
-    return made
+    return channels_resampled
 
 
 def _coarse_axis(before: Sequence[float], after: Sequence[float]) -> int | None:
@@ -235,8 +235,8 @@ def _interpolated(values: np.ndarray, shape: Sequence[int], order: int) -> np.nd
     if values.shape == tuple(shape):
         return values
     factors = [1 / (before / after) for before, after in zip(values.shape, shape, strict=True)]
-    made = scipy.ndimage.zoom(values, factors, order=order, mode="nearest", grid_mode=True)
-    return np.asarray(np.clip(made, values.min(), values.max()))
+    zoomed = scipy.ndimage.zoom(values, factors, order=order, mode="nearest", grid_mode=True)
+    return np.asarray(np.clip(zoomed, values.min(), values.max()))
 
 
 # --- windows ----------------------------------------------------------------------------------------------

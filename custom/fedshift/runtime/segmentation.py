@@ -274,9 +274,9 @@ def classes_of(
     With ``regions`` sets of those that are more probable than not. ``certainty`` is filled in as by `segment`.
     ``placement``: where the other grid lies in nnU-Net's convention.
     """
-    taken = np.zeros(tuple(shape), np.uint8)
-    _take(planes_of(probability, shape, regions=regions, placement=placement), taken, certainty, regions=regions)
-    return _largest(taken, largest_component, regions=regions)
+    labels = np.zeros(tuple(shape), np.uint8)
+    _take(planes_of(probability, shape, regions=regions, placement=placement), labels, certainty, regions=regions)
+    return _largest(labels, largest_component, regions=regions)
 
 
 def planes_of(
@@ -305,7 +305,9 @@ def _by_patches(
     volume = _network_volume(voxels, spacing, spec)
     first, weights = taps(volume.shape[1], scan[0])
     classes = np.zeros(scan, np.uint8)
-    start = done = 0  # the slice of the network's grid with which `held` begins, and how many of the scan's are ready
+    start = finished = (
+        0  # the slice of the network's grid with which `held` begins, and how many of the scan's are ready
+    )
     held: np.ndarray | None = None
     for probability in _probabilities(volume, network, spec):
         if see is not None:
@@ -313,7 +315,7 @@ def _by_patches(
         held = probability if held is None else np.concatenate([held, probability], axis=1)
         end = start + held.shape[1]
         ready = int(np.searchsorted(first, end - weights.shape[1], side="right"))
-        part = slice(done, ready)
+        part = slice(finished, ready)
         slab = classes[part]
         planes = (resized(summed(plane, 0, first[part] - start, weights[part]), slab.shape) for plane in held)
         _take(
@@ -324,7 +326,7 @@ def _by_patches(
         )
         following = int(first[ready]) if ready < len(first) else end
         held = held[:, following - start :].copy() if following < end else None
-        start, done = following, ready
+        start, finished = following, ready
     return _largest(classes, spec.largest_component, regions=bool(spec.regions))
 
 
@@ -404,11 +406,11 @@ def _slices(volume: np.ndarray, spec: PatchSpec) -> Iterator[Tensor]:
         yield as_images(volume, dims=spec.dims, context=spec.context, part=slice(start, start + AT_ONCE[2]))
 
 
-def _take(planes: Iterable[np.ndarray], taken: np.ndarray, certainty: np.ndarray | None, *, regions: bool) -> None:
+def _take(planes: Iterable[np.ndarray], labels: np.ndarray, certainty: np.ndarray | None, *, regions: bool) -> None:
     if regions:
-        _take_probable(planes, taken, certainty)
+        _take_probable(planes, labels, certainty)
     else:
-        _take_most_probable(planes, taken, np.empty(taken.shape, np.float32) if certainty is None else certainty)
+        _take_most_probable(planes, labels, np.empty(labels.shape, np.float32) if certainty is None else certainty)
 
 
 def _take_most_probable(planes: Iterable[np.ndarray], classes: np.ndarray, highest: np.ndarray) -> None:
@@ -427,10 +429,10 @@ def _take_probable(planes: Iterable[np.ndarray], sets: np.ndarray, certainty: np
             certainty[number] = plane
 
 
-def _largest(taken: np.ndarray, numbers: Sequence[int], *, regions: bool) -> np.ndarray:
+def _largest(labels: np.ndarray, numbers: Sequence[int], *, regions: bool) -> np.ndarray:
     """Classes or sets of regions, in the same memory, of which these have only their largest part left."""
     if numbers:
         from .components import keep_largest  # needs SciPy, which slices do without
 
-        keep_largest(taken, numbers, regions=regions)
-    return taken
+        keep_largest(labels, numbers, regions=regions)
+    return labels

@@ -146,14 +146,14 @@ def sliding_by_slices(
             total[window] += window_logits * weight
             count[window] += weight
         following = windows[index + len(batch)][0].start if index + len(batch) < len(windows) else depth
-        done = following - low
-        if done == 0:
+        finished = following - low
+        if finished == 0:
             continue
-        inside = (ALL, slice(max(slices.start - low, 0), min(slices.stop - low, done)), *plane)
+        inside = (ALL, slice(max(slices.start - low, 0), min(slices.stop - low, finished)), *plane)
         yield total[inside] / count[inside]
         for plane_of_one in (*total, *count):  # one class after the other: a copy of all is as large as `total`
-            plane_of_one[: held - done] = plane_of_one[done:].clone()
-            plane_of_one[held - done :] = 0
+            plane_of_one[: held - finished] = plane_of_one[finished:].clone()
+            plane_of_one[held - finished :] = 0
         low = following
 
 

@@ -131,8 +131,8 @@ def takes_empty(data: Mapping[str, Any], classes: Sequence[str], codes: Codes) -
         classes: the task's, the background first.
         codes: of the classes.
     """
-    said = data.get("empty")
-    if said is not None:
-        return bool(said)
+    stated = data.get("empty")
+    if stated is not None:
+        return bool(stated)
     foreground = classes[1:]
     return bool(foreground) and all(name in codes and codes[name].category.same_as in LESION for name in foreground)

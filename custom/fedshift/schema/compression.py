@@ -127,12 +127,12 @@ def feed_back(
         residual: rounding error of the previous update; empty before the first.
         weights_as: number format of the packed arrays.
     """
-    packed, left = {}, {}
+    packed, remainder = {}, {}
     for key, value in change.items():
         wanted = value + residual[key] if key in residual else value
         packed[key] = pack(wanted, weights_as)
-        left[key] = wanted - packed[key].unpack()
-    return packed, left
+        remainder[key] = wanted - packed[key].unpack()
+    return packed, remainder
 
 
 def _by_first(scale: np.ndarray, ndim: int) -> np.ndarray:

@@ -175,11 +175,11 @@ class Manifest(Strict):
             return self
         listed = count(self.entries, self.classes)
         for split, of_class in listed.items():
-            said = self.counts.get(split, {})
-            for label in dict.fromkeys((*of_class, *said)):
-                if said.get(label, 0) != of_class.get(label, 0):
+            stated = self.counts.get(split, {})
+            for label in dict.fromkeys((*of_class, *stated)):
+                if stated.get(label, 0) != of_class.get(label, 0):
                     raise ValueError(
-                        f"'counts' says {said.get(label, 0)} {split} picture(s) of {label!r}, 'pictures' lists "
+                        f"'counts' says {stated.get(label, 0)} {split} picture(s) of {label!r}, 'pictures' lists "
                         f"{of_class.get(label, 0)}: prepare the site again"
                     )
         return self
@@ -212,14 +212,14 @@ class Manifest(Strict):
     @property
     def simulated(self) -> str | None:
         """What was simulated of a site's scans, such as its scanner; None for scans as they were taken."""
-        said = self.preparation.get(SIMULATED)
-        return str(said) if said else None
+        stated = self.preparation.get(SIMULATED)
+        return str(stated) if stated else None
 
     @property
     def phantom(self) -> PhantomOptions | None:
         """What simulated scans were made with; None for others, and for a phantom of an earlier version."""
-        said = self.preparation.get(PHANTOM)
-        return None if said is None else PhantomOptions.parse(said, where="preparation.phantom")
+        options = self.preparation.get(PHANTOM)
+        return None if options is None else PhantomOptions.parse(options, where="preparation.phantom")
 
     @property
     def has_findings(self) -> bool:

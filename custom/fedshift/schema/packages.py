@@ -189,15 +189,15 @@ def installed(name: str) -> Installed:
     Raises:
         ConfigError: it is not installed, or twice. The sentence names no folder, as it may leave a site.
     """
-    there = {(str(each.locate_file("")), each.version): each for each in distributions(name=name)}
-    if not there or canonicalize_name(name) != name:
+    copies = {(str(each.locate_file("")), each.version): each for each in distributions(name=name)}
+    if not copies or canonicalize_name(name) != name:
         raise ConfigError("package-missing", f"package {name} is not installed here: install its wheel")
-    if len(there) > 1:
-        versions = " and ".join(sorted(each.version for each in there.values()))
+    if len(copies) > 1:
+        versions = " and ".join(sorted(each.version for each in copies.values()))
         raise ConfigError(
             "package-twice", f"package {name} is installed twice here ({versions}): uninstall it until one is left"
         )
-    return Installed(name, *there.values())
+    return Installed(name, *copies.values())
 
 
 def offering() -> list[str]:

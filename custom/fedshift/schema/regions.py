@@ -97,7 +97,7 @@ def make_regions(
         return None
     if len(regions) > MOST_REGIONS:
         raise ValueError(f"{len(regions)} regions are named, at most {MOST_REGIONS} can be: leave some out")
-    seen: dict[frozenset[str], str] = {}
+    names: dict[frozenset[str], str] = {}
     spelled = {plain_name(name): name for name in classes[1:]}
     for name, members in regions.items():
         if (other := spelled.get(plain_name(name), name)) != name:
@@ -107,10 +107,10 @@ def make_regions(
         for member in members:
             if member not in classes[1:]:
                 raise ValueError(f"region {name!r} has {member!r}, which is no class{nearest(member, classes[1:])}")
-        if (twin := seen.setdefault(frozenset(members), name)) != name:
+        if (twin := names.setdefault(frozenset(members), name)) != name:
             raise ValueError(f"regions {twin!r} and {name!r} have the same classes: leave one of them out")
-    made = Regions(tuple(regions), _numbers(regions.values(), classes), len(classes))
-    return made if not order else _ordered(made, classes, order)
+    table = Regions(tuple(regions), _numbers(regions.values(), classes), len(classes))
+    return table if not order else _ordered(table, classes, order)
 
 
 def _numbers(regions: Iterable[Sequence[str]], classes: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -69,7 +69,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
                 current = []
             for key in named or current:
                 (mentions if named else of_it).setdefault(key, []).append(_without_key(sentence, key))
-    return {key: _plain(" ".join(said)) for key, said in {**mentions, **of_it}.items()}
+    return {key: _plain(" ".join(sentences)) for key, sentences in {**mentions, **of_it}.items()}
 
 
 def _sentences(paragraph: str) -> list[str]:
@@ -105,8 +105,8 @@ def _words(kind: Any) -> str:
         return f"list of {len(inside)} {_plural(_words(inside[0]))}"
     if hasattr(kind, "__metadata__"):  # Annotated
         limits = [_limit(part) for info in kind.__metadata__ for part in getattr(info, "metadata", [info])]
-        said = ", ".join(limit for limit in limits if limit)
-        return f"{_words(inside[0])} ({said})" if said else _words(inside[0])
+        bounds = ", ".join(limit for limit in limits if limit)
+        return f"{_words(inside[0])} ({bounds})" if bounds else _words(inside[0])
     return WORDS.get(origin or kind, "mapping" if _model_of(kind) else "text")
 
 

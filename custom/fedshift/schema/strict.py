@@ -52,14 +52,14 @@ class Strict(BaseModel):
                 raise ConfigError(
                     "unknown-key", f"{where}: unknown key {path!r}{nearest(str(first['loc'][-1]), known)}"
                 ) from None
-            said = sentence(first)
+            reason = sentence(first)
             if first["type"] == "value_error":  # a sentence of ours
                 raise ConfigError(
-                    "invalid-value", f"{where}: {path!r}: {said}" if path else f"{where}: {said}"
+                    "invalid-value", f"{where}: {path!r}: {reason}" if path else f"{where}: {reason}"
                 ) from None
             place = f"{path!r} " if path else ""
             raise ConfigError(
-                "invalid-value", f"{where}: {place}{said[0].lower()}{said[1:]}{_instead(first)}"
+                "invalid-value", f"{where}: {place}{reason[0].lower()}{reason[1:]}{_instead(first)}"
             ) from None
 
 

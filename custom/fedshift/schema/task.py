@@ -103,8 +103,8 @@ class LossSpec(Strict):
 
     def __str__(self) -> str:
         """``monai.DiceCELoss (lambda_ce 0.5)``."""
-        said = ", ".join(f"{key} {value}" for key, value in self.options.items())
-        return f"{self.name} ({said})" if said else self.name
+        options = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
 
 
 class ScheduleSpec(Sparse):
@@ -254,12 +254,12 @@ def with_overlapping(raw: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: it has classes or regions too, or too many structures.
     """
-    made = dict(raw)
-    structures = made.pop("overlapping", None)
+    declared = dict(raw)
+    structures = declared.pop("overlapping", None)
     if structures is None:
-        return made
+        return declared
     for key in ("classes", "regions", "regions_class_order"):
-        if made.get(key):
+        if declared.get(key):
             raise ValueError(f"'overlapping' takes the place of {key!r}: leave one of the two out")
     if (
         not isinstance(structures, list | tuple)
@@ -267,8 +267,8 @@ def with_overlapping(raw: Mapping[str, Any]) -> dict[str, Any]:
         or not all(isinstance(s, str) for s in structures)
     ):
         raise ValueError("'overlapping' must be a list of two or more names")
-    made["classes"], made["regions"] = overlapping(_unique(tuple(structures)))
-    return made
+    declared["classes"], declared["regions"] = overlapping(_unique(tuple(structures)))
+    return declared
 
 
 def check_codes(codes: Mapping[str, ClassCodes], structures: Sequence[str], *, parts: Sequence[str] = ()) -> None:
@@ -286,9 +286,9 @@ def check_codes(codes: Mapping[str, ClassCodes], structures: Sequence[str], *, p
     for name in structures:
         if name not in codes:
             raise ValueError(f"codes are given, but none for the class {name!r}: give category and type of each")
-    seen: dict[object, str] = {}
+    names: dict[object, str] = {}
     for name in structures:
-        if (twin := seen.setdefault(codes[name].same_as, name)) != name:
+        if (twin := names.setdefault(codes[name].same_as, name)) != name:
             raise ValueError(f"{twin!r} and {name!r} have the same codes: give them other types or modifiers")
 
 

@@ -18,7 +18,7 @@ from fedshift.schema.policy import Policy
 if TYPE_CHECKING:
     from fedshift.flare.kit import Kit
 
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 """What a file's mode gives to others than its owner."""
 
 
@@ -70,7 +70,7 @@ def about_permissions(kit: Kit) -> Iterator[Remark]:
         yield Remark("note", "permissions", f"not checked on Windows: see that only the party's user can read {key}")
         return
     wrong = False
-    if key.exists() and key.stat().st_mode & OTHERS:
+    if key.exists() and key.stat().st_mode & OTHER_USERS:
         wrong = True
         yield Remark("error", "permissions", f"{key} can be read by other users of this machine: chmod 600 {key}")
     for folder in (kit.folder, kit.local):

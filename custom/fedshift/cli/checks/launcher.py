@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABOUT = "launcher"
 SLURM = ("sbatch", "squeue", "sacct", "scancel")
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def about_launcher(kit: Kit) -> Iterator[Remark]:
@@ -58,7 +58,7 @@ def _about_shared_kit(kit: Kit) -> Iterator[Remark]:
     folder = kit.folder.absolute()
     if folder.resolve() != folder:
         yield Remark("error", ABOUT, f"{folder} leads to {folder.resolve()}: name the kit so, in every command")
-    if folder.stat().st_mode & OTHERS:
+    if folder.stat().st_mode & OTHER_USERS:
         yield Remark(
             "error", ABOUT, f"{folder} is open to other users, which Slurm's launcher refuses: chmod 700 {folder}"
         )
@@ -144,13 +144,13 @@ def _claims(settings: Kubernetes) -> tuple[str, ...]:
 def _ask(*command: str) -> str | None:
     """Why a command has failed, in one line; None if it has not."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {LIMIT:g} s"
     except OSError as error:
         return str(error.strerror)
-    if done.returncode == 0:
+    if result.returncode == 0:
         return None
-    return (done.stderr.strip() or done.stdout.strip()).partition("\n")[0] or f"exit code {done.returncode}"
+    return (result.stderr.strip() or result.stdout.strip()).partition("\n")[0] or f"exit code {result.returncode}"

@@ -76,12 +76,12 @@ def about_packages() -> Iterator[Remark]:
 
 def about_disk(*folders: Path) -> Iterator[Remark]:
     """Room where a party works, the first of the folders, and where its data lie; each disk once."""
-    seen: set[int] = set()
+    devices: set[int] = set()
     for folder in folders:
-        if not folder.is_dir() or folder.stat().st_dev in seen:
+        if not folder.is_dir() or folder.stat().st_dev in devices:
             continue
-        what = f"in {folder}" if seen else "for jobs and logs"
-        seen.add(folder.stat().st_dev)
+        what = f"in {folder}" if devices else "for jobs and logs"
+        devices.add(folder.stat().st_dev)
         free = shutil.disk_usage(folder).free
         if free > LITTLE_SPACE:
             yield Remark("ok", "disk", f"{free / GIGA:.0f} GB free {what}")
@@ -109,7 +109,7 @@ def about_gpu() -> Iterator[Remark]:
             driver = next((driver for _, driver in gpus), "")
             driver_note = f", driver {driver}" if driver else ""
             text = f"{torch.cuda.get_device_name(number)}{driver_note}, {free / GIGA:.0f} of {total / GIGA:.0f} GB free"
-            yield Remark("ok" if free > total / 2 else "warning", "GPU", text + _others(free, total))
+            yield Remark("ok" if free > total / 2 else "warning", "GPU", text + _other_processes(free, total))
     elif gpus and torch.version.cuda is None:
         text = f"{gpus[0][0]} is there, and this build of PyTorch is for processors: install one for CUDA"
         yield Remark("warning", "GPU", text)
@@ -123,7 +123,7 @@ def about_gpu() -> Iterator[Remark]:
         yield Remark("ok", "GPU", f"none: jobs run on {cores()} processor core(s)")
 
 
-def _others(free: int, total: int) -> str:
+def _other_processes(free: int, total: int) -> str:
     return "" if free > total / 2 else ": another program uses it, see 'nvidia-smi'"
 
 
@@ -134,10 +134,10 @@ def _by_driver() -> list[tuple[str, str]]:
         return []
     asked = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False)
+        result = subprocess.run(asked, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [line.split(",") for line in done.stdout.splitlines() if done.returncode == 0]
+    rows = [line.split(",") for line in result.stdout.splitlines() if result.returncode == 0]
     return [(row[0].strip(), row[-1].strip()) for row in rows]
 
 

@@ -72,11 +72,11 @@ def about_proxy(kit: Kit, environ: Mapping[str, str] = os.environ) -> Iterator[R
         )
         yield Remark("warning", "proxy", text)
         return
-    there = next((name for name in ANY_PROXY if environ.get(name)), None)
-    if there is None:
+    variable = next((name for name in ANY_PROXY if environ.get(name)), None)
+    if variable is None:
         yield Remark("ok", "proxy", "the environment names none")
         return
-    text = f"${there} is set, and FLARE does not use it with scheme {kit.scheme}: {where} must be reachable directly"
+    text = f"${variable} is set, and FLARE does not use it with scheme {kit.scheme}: {where} must be reachable directly"
     yield Remark("note", "proxy", text)
 
 

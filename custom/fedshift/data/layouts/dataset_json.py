@@ -118,9 +118,9 @@ def _pairs(content: Mapping[str, Any]) -> tuple[Pair, ...]:
 
 def _pair(entry: Any, case: str = "") -> Pair:
     """An entry of a list: ``{"image": …, "label": …}``, whose image may be a list of files, or an image alone."""
-    said = entry if isinstance(entry, dict) else {"image": entry}
-    images = said["image"] if isinstance(said["image"], list) else [said["image"]]
-    label = said.get("label") or ""
+    pair = entry if isinstance(entry, dict) else {"image": entry}
+    images = pair["image"] if isinstance(pair["image"], list) else [pair["image"]]
+    label = pair.get("label") or ""
     if not images or not all(isinstance(text, str) and text for text in images) or not isinstance(label, str):
         raise ValueError(f"it lists {entry!r}, which names no image and label")
     return Pair(tuple(images), label, case)
@@ -139,13 +139,13 @@ def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
     return Finding("error", "sequence-twice", path, f"names several sequences {twice}", remedy)
 
 
-def _labels(said: Mapping[str, Any], order: Sequence[int], path: Path) -> Labels | Finding | None:
+def _labels(labels: Mapping[str, Any], order: Sequence[int], path: Path) -> Labels | Finding | None:
     """Labels from either form, or what is wrong with them; names that repeat are one class.
 
     With lists of values they are nnU-Net's regions, and ``order`` is the value that it writes for each of them.
     """
-    numbered = all(key.isdigit() for key in said)
-    pairs = [(str(name), number) for number, name in said.items()] if numbered else list(said.items())
+    numbered = all(key.isdigit() for key in labels)
+    pairs = [(str(name), number) for number, name in labels.items()] if numbered else list(labels.items())
     values: dict[str, list[int]] = {}
     for name, number in pairs:
         if number == []:

@@ -32,23 +32,25 @@ LABELS = "labelsTr"  # where the label is of an image that is listed without one
 
 def recognise(folder: Path, sequences: Sequence[str]) -> CaseTable | None:
     """The scans of ``imagesTr`` and ``labelsTr``, or of a list, with what ``dataset.json`` says where it is there."""
-    said = read_description(folder)
+    description = read_description(folder)
     images, masks = folder / "imagesTr", folder / "labelsTr"
-    if not images.is_dir() and not said.pairs:
+    if not images.is_dir() and not description.pairs:
         return None
-    if said.pairs:
-        table = _pair_listed(folder, said)
+    if description.pairs:
+        table = _pair_listed(folder, description)
         if all(len(case.images) == 1 for case in table.cases):
-            table = (_split_colours if table.of_pictures else _split_volumes)(table, said.sequences, folder / FILE)
+            table = (_split_colours if table.of_pictures else _split_volumes)(
+                table, description.sequences, folder / FILE
+            )
     else:
-        table = _pair_by_name(images, masks, said, folder / FILE)
+        table = _pair_by_name(images, masks, description, folder / FILE)
     errors = any(finding.level == "error" for finding in table.findings)
-    contradictions = _contradictions(folder, said, table.cases, errors=errors)
-    table = replace(table, name=said.name or folder.name, folder=folder)
-    return _with_meaning(replace(table, findings=(*table.findings, *contradictions)), said)
+    contradictions = _contradictions(folder, description, table.cases, errors=errors)
+    table = replace(table, name=description.name or folder.name, folder=folder)
+    return _with_meaning(replace(table, findings=(*table.findings, *contradictions)), description)
 
 
-def pair_beside_description(images: Path, masks: Path, said: Description) -> CaseTable | None:
+def pair_beside_description(images: Path, masks: Path, description: Description) -> CaseTable | None:
     """Two folders beside a ``dataset.json``, such as imagesTs and labelsTs, paired by name; None without one.
 
     What it says of labels and sequences holds for them. Its list is compared (`against_list`).
@@ -56,38 +58,43 @@ def pair_beside_description(images: Path, masks: Path, said: Description) -> Cas
     folder = images.absolute().parent
     if masks.absolute().parent != folder or not (folder / FILE).is_file():
         return None
-    return _with_meaning(_pair_by_name(images, masks, said, folder / FILE), said)
+    return _with_meaning(_pair_by_name(images, masks, description, folder / FILE), description)
 
 
-def _pair_by_name(images: Path, masks: Path, said: Description, path: Path) -> CaseTable:
+def _pair_by_name(images: Path, masks: Path, description: Description, path: Path) -> CaseTable:
     """The files of two folders by their names; ``path`` is the description's."""
     if images.is_dir() and not scan_files(images) and picture_files(images):
-        return _split_colours(pair_folders(images, masks, layout="described"), said.sequences, path)
+        return _split_colours(pair_folders(images, masks, layout="described"), description.sequences, path)
     if _is_suffixed(images, masks):
-        return pair_folders(images, masks, names=said.sequences, layout="described")
-    return _split_volumes(pair_folders(images, masks, layout="described"), said.sequences, path)
+        return pair_folders(images, masks, names=description.sequences, layout="described")
+    return _split_volumes(pair_folders(images, masks, layout="described"), description.sequences, path)
 
 
-def _with_meaning(table: CaseTable, said: Description) -> CaseTable:
+def _with_meaning(table: CaseTable, description: Description) -> CaseTable:
     """The table with what the description says of labels, sequences and licence."""
     return replace(
         table,
-        labels=said.labels,
-        licence=said.licence,
-        unusable_labels=said.unusable_labels,
-        unusable_names=None if table.of_pictures else said.unusable_names,
+        labels=description.labels,
+        licence=description.licence,
+        unusable_labels=description.unusable_labels,
+        unusable_names=None if table.of_pictures else description.unusable_names,
     )
 
 
-def _contradictions(folder: Path, said: Description, cases: Sequence[CaseFiles], *, errors: bool) -> Iterator[Finding]:
+def _contradictions(
+    folder: Path, description: Description, cases: Sequence[CaseFiles], *, errors: bool
+) -> Iterator[Finding]:
     """What the description says of its cases as a whole, and is not so; ``errors`` say of each what it lacks."""
-    path, there = folder / FILE, len(said.pairs) or len(cases)
-    if said.training is not None and there and said.training != there and not errors:
-        what = f"says numTraining {said.training}, and {'lists' if said.pairs else 'its folders have'} {there} case(s)"
+    path, count = folder / FILE, len(description.pairs) or len(cases)
+    if description.training is not None and count and description.training != count and not errors:
+        lists = "lists" if description.pairs else "its folders have"
+        what = f"says numTraining {description.training}, and {lists} {count} case(s)"
         yield Finding("warning", "list-count", path, what, "look whether cases are missing, and correct the number")
-    other = sorted({file.name for case in cases for file in case.images if not file.name.endswith(said.ending)})
-    if said.ending and other:
-        what = f"says file_ending {said.ending}, and there are other files, such as {other[0]}, which are taken too"
+    other = sorted({file.name for case in cases for file in case.images if not file.name.endswith(description.ending)})
+    if description.ending and other:
+        what = (
+            f"says file_ending {description.ending}, and there are other files, such as {other[0]}, which are taken too"
+        )
         remedy = "look whether they belong to the set, and correct file_ending"
         yield Finding("warning", "file-ending", path, what, remedy)
 
@@ -113,10 +120,10 @@ def _split_volumes(table: CaseTable, names: Sequence[str], path: Path) -> CaseTa
     remedy = f"name every volume in {FILE}, or save those that are used without the others"
     cases, findings = [], list(table.findings)
     for case in table.cases:
-        there = volumes_in(case.image)
-        if there > several:
+        count = volumes_in(case.image)
+        if count > several:
             wanted = f"{FILE} {named}" if names else f"{table.cases[0].image.name} has {several}"
-            what = f"has {there} volumes, and {wanted}"
+            what = f"has {count} volumes, and {wanted}"
             findings.append(Finding("error", "volumes-extra", case.image, what, remedy, case.id))
             continue
         cases.append(replace(case, images=case.images * several, channels=channels, sequences=sequences))
@@ -159,11 +166,11 @@ class _Listed:
     label: Path
 
 
-def _pair_listed(folder: Path, said: Description) -> CaseTable:
-    listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]
+def _pair_listed(folder: Path, description: Description) -> CaseTable:
+    listed = [_files_of(folder, pair, description.sequences) for pair in description.pairs]
     listed = [_renamed(entry, folder) for entry in listed] if _same_names(listed) else listed
-    findings = [*_left_out(folder, listed, said), *_crossed(folder, listed)]
-    sequences = _sequences(listed, said.sequences)
+    findings = [*_left_out(folder, listed, description), *_crossed(folder, listed)]
+    sequences = _sequences(listed, description.sequences)
     cases, seen, labels = [], dict[Path, _Listed](), dict[Path, _Listed]()
     broken: set[str] = set()
     for entry in listed:
@@ -271,8 +278,8 @@ def _faults(entry: _Listed, sequences: Sequence[str]) -> Iterator[Finding]:
             elif file in absent and NUMBERED.fullmatch(stem_of(file)):
                 what = f"is of case {entry.case}, which has no sequence {named[k]} ({stem_of(file)})"
                 remedy = "add the file, or take the case from the list"
-                there = next((other for other in entry.images if other not in absent), file)
-                yield Finding("error", "sequence-missing", there, what, remedy, entry.case)
+                beside = next((other for other in entry.images if other not in absent), file)
+                yield Finding("error", "sequence-missing", beside, what, remedy, entry.case)
                 absent.remove(file)
         if len(entry.images) < len(sequences):
             what = f"is of case {entry.case}, which has no sequence {sequences[len(entry.images)]}"
@@ -299,11 +306,11 @@ def _crossed(folder: Path, listed: Sequence[_Listed]) -> Iterator[Finding]:
         yield Finding("warning", "list-crossed", folder / FILE, what, "look whether the masks lie on their images")
 
 
-def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Iterator[Finding]:
+def _left_out(folder: Path, listed: Sequence[_Listed], description: Description) -> Iterator[Finding]:
     """What lies beside the listed images and is not listed, and what is listed elsewhere."""
     used = {file.resolve() for entry in listed for file in (*entry.images, entry.label)}
     elsewhere = {
-        key: {_place(folder, text).resolve() for text in texts} for key, texts in (said.elsewhere or {}).items()
+        key: {_place(folder, text).resolve() for text in texts} for key, texts in (description.elsewhere or {}).items()
     }
     for key, files in elsewhere.items():
         if times := len(files & used):
@@ -324,15 +331,15 @@ def _left_out(folder: Path, listed: Sequence[_Listed], said: Description) -> Ite
         yield Finding("warning", "list-incomplete", folder / FILE, what, "list them too, or take them away")
 
 
-def against_list(table: CaseTable, masks: Path, said: Description) -> Iterator[Finding]:
+def against_list(table: CaseTable, masks: Path, description: Description) -> Iterator[Finding]:
     """What a list beside the folders of images and masks says otherwise than their names, by which they were paired.
 
     Labels in another folder than ``masks`` are none that somebody wants who names that folder.
     """
     folder = table.folder.absolute().parent
-    if not said.pairs:
+    if not description.pairs:
         return
-    listed = [_files_of(folder, pair, said.sequences) for pair in said.pairs]
+    listed = [_files_of(folder, pair, description.sequences) for pair in description.pairs]
     label_of = {file.resolve(): entry.label for entry in listed for file in entry.images}
     unlisted = []
     for case in table.cases:

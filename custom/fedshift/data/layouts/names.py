@@ -116,12 +116,12 @@ def _by_structure(masks: Path, cases: Set[str]) -> tuple[list[tuple[str, Path]],
                 return None
             of_case.setdefault(begin, {})[structure] = file
         path_of = by_suffix
-    structures = dict.fromkeys(name for those in of_case.values() for name in those)
+    structures = dict.fromkeys(name for mask_files in of_case.values() for name in mask_files)
     lacking = [
-        Finding("error", "mask-missing", next(iter(those.values())), f"has no {name} beside it", _ADD_EMPTY, case)
-        for case, those in of_case.items()
+        Finding("error", "mask-missing", next(iter(mask_files.values())), f"has no {name} beside it", _ADD_EMPTY, case)
+        for case, mask_files in of_case.items()
         for name in structures
-        if name not in those
+        if name not in mask_files
     ]
     return ([(case, path_of(masks, case)) for case in of_case], lacking) if of_case else None
 

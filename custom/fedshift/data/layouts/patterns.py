@@ -71,12 +71,12 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
         if others:
             shown = few_names([file.name for file in others])
             remedy = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
-        what = f"{pattern!r} finds no scan below {start} ({_there(start, rest)})"
+        what = f"{pattern!r} finds no scan below {start} ({_nearest_folder(start, rest)})"
         raise DataError("pattern-empty", f"{what}: {remedy}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 
-def _there(start: Path, rest: str) -> str:
+def _nearest_folder(start: Path, rest: str) -> str:
     """What there is where a pattern, followed folder by folder, finds nothing more."""
     last = start
     for number in range(1, len(Path(rest).parts)):

@@ -101,21 +101,21 @@ class _Scans:
         self._by_image: dict[str, Path] = {}
         self._by_frame: dict[str, list[Path]] = {}
 
-    def meant_by(self, said: References) -> tuple[list[Path], str]:
+    def meant_by(self, references: References) -> tuple[list[Path], str]:
         """The scans that a mask means, and by what if not by the UID of the series.
 
         Masks do not always name the series. Then one of the images tells it; or, where no image is named, the frame of
         reference, if a single series has it.
         """
-        named = [path for uid in said.series for path in self._series.get(uid, [])]
+        named = [path for uid in references.series for path in self._series.get(uid, [])]
         if len(named) == 1:
             return named, ""
-        by_image = {path for uid in said.images if (path := self._images.get(uid)) is not None}
+        by_image = {path for uid in references.images if (path := self._images.get(uid)) is not None}
         if by_image and (not named or by_image <= set(named)):
             return sorted(by_image), " by the images that it names"
-        if named or said.series or said.images or not said.frames:
+        if named or references.series or references.images or not references.frames:
             return named, ""
-        by_frame = [path for frame in said.frames for path in self._frames.get(frame, [])]
+        by_frame = [path for frame in references.frames for path in self._frames.get(frame, [])]
         return by_frame, " by its frame of reference alone"
 
     @property

@@ -49,7 +49,7 @@ class Outcome:
 
 def with_masks(
     ready: ReadyModel,
-    given: LabelledCases,
+    labelled: LabelledCases,
     *,
     part: Part = "all",
     anyway: bool = False,
@@ -60,7 +60,7 @@ def with_masks(
 
     Args:
         ready: the model, which is changed in place.
-        given: of `fedshift.inference.adaptation.fine_tuning.open_cases`.
+        labelled: of `fedshift.inference.adaptation.fine_tuning.open_cases`.
         part: what is trained.
         anyway: adapt it whatever the evidence says.
         seed: of all random numbers.
@@ -72,46 +72,48 @@ def with_masks(
     job = ready.model.header.job
     trials = fine_tuning.settings(job, part)
     if not trials:
-        said = f"the network {job.task.network.name} has no part {part} that could be trained by itself"
-        raise ConfigError("no-effect", f"{ready.model.path}: {said}: leave out --part")
-    if len(set(given.subjects)) == 1:
-        said = "a single labelled patient cannot be cross-validated, so nothing says whether fine-tuning helps or harms"
-        return _fine_tuned(ready, given, trials[0], None, said, helps=False, anyway=anyway, seed=seed)
+        reason = f"the network {job.task.network.name} has no part {part} that could be trained by itself"
+        raise ConfigError("no-effect", f"{ready.model.path}: {reason}: leave out --part")
+    if len(set(labelled.subjects)) == 1:
+        reason = (
+            "a single labelled patient cannot be cross-validated, so nothing says whether fine-tuning helps or harms"
+        )
+        return _fine_tuned(ready, labelled, trials[0], None, reason, helps=False, anyway=anyway, seed=seed)
     before, after = fine_tuning.cross_validate(
         ready,
-        given,
+        labelled,
         trials,
         seed=seed,
         progress=lambda done, total: progress(f"cross-validation: training {done + 1} of {total}"),
     )
     if len(before) < 2:
-        said = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"
-        return _fine_tuned(ready, given, trials[0], None, said, helps=False, anyway=anyway, seed=seed)
+        reason = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"
+        return _fine_tuned(ready, labelled, trials[0], None, reason, helps=False, anyway=anyway, seed=seed)
     gains = np.nan_to_num(after) - before
     chosen = trials[best_setting(gains)]
     evidence = _evidence("dice", before, gains_of_choice(gains))
     helps = evidence.gain >= LEAST_DICE and (evidence.confidence or 0.0) >= LEAST_CONFIDENCE
-    said = f"Dice of patients that training had not seen {_change(evidence)}"
-    return _fine_tuned(ready, given, chosen, evidence, said, helps=helps, anyway=anyway, seed=seed)
+    reason = f"Dice of patients that training had not seen {_change(evidence)}"
+    return _fine_tuned(ready, labelled, chosen, evidence, reason, helps=helps, anyway=anyway, seed=seed)
 
 
 def _fine_tuned(
     ready: ReadyModel,
-    given: LabelledCases,
+    labelled: LabelledCases,
     setting: Setting,
     evidence: Evidence | None,
-    said: str,
+    reason: str,
     *,
     helps: bool,
     anyway: bool,
     seed: int,
 ) -> Outcome:
     if helps or anyway:
-        fine_tuning.fine_tune_on_all(ready, given, setting, seed=seed)
+        fine_tuning.fine_tune_on_all(ready, labelled, setting, seed=seed)
     how = {"part": setting.part, "rate": setting.rate, "steps": setting.steps}
     how |= {"anchor": fine_tuning.ANCHOR, "share": fine_tuning.SHARE}
-    counts = {"labelled": len(given.cases), "unlabelled": 0}
-    return _outcome(ready, "fine-tuning", evidence, said, counts, how, helps=helps, anyway=anyway, seed=seed)
+    counts = {"labelled": len(labelled.cases), "unlabelled": 0}
+    return _outcome(ready, "fine-tuning", evidence, reason, counts, how, helps=helps, anyway=anyway, seed=seed)
 
 
 def without_masks(
@@ -146,8 +148,8 @@ def without_masks(
         else:
             raise ConfigError("no-effect", f"{ready.model.path} cannot be adapted by {each}: {reason}")
     if not possible:
-        said = "its norm layers have neither running statistics nor scale and shift: give masks of some cases"
-        raise ConfigError("no-effect", f"{ready.model.path} cannot be adapted without masks: {said}")
+        sentence = "its norm layers have neither running statistics nor scale and shift: give masks of some cases"
+        raise ConfigError("no-effect", f"{ready.model.path} cannot be adapted without masks: {sentence}")
     start = copied_weights(net)
     before, best = unlabelled.judge(ready, scans), None
     for each in possible:
@@ -163,29 +165,29 @@ def without_masks(
     chosen, evidence, against, adapted = best
     low = -1.0 if evidence.interval is None else evidence.interval[0]
     helps = len(scans) >= FEWEST_SCANS and against is None and low >= LEAST_AGREEMENT
-    said = f"agreement of outlines with those of altered scans {_change(evidence)}"
+    sentence = f"agreement of outlines with those of altered scans {_change(evidence)}"
     if len(scans) < FEWEST_SCANS:
-        said += f", and fewer than {FEWEST_SCANS} scans tell too little"
+        sentence += f", and fewer than {FEWEST_SCANS} scans tell too little"
     elif against is not None:
-        said += f", but {against}"
+        sentence += f", but {against}"
     elif evidence.interval is None:
-        said += ", and changes that are all the same have no interval, whose lower end decides"
+        sentence += ", and changes that are all the same have no interval, whose lower end decides"
     elif not helps:
-        said += f", and less than {100 * LEAST_AGREEMENT:.0f} points at the lower end tell nothing of the masks"
+        sentence += f", and less than {100 * LEAST_AGREEMENT:.0f} points at the lower end tell nothing of the masks"
     if helps or anyway:
         net.load_state_dict(adapted)
     how = {} if chosen == "statistics" else {"part": "norm", "steps": unlabelled.STEPS}
     if how:
         how["rate"] = ready.model.header.job.task.optimizer.lr
     counts = {"labelled": 0, "unlabelled": len(scans)}
-    return _outcome(ready, chosen, evidence, said, counts, how, helps=helps, anyway=anyway, seed=seed)
+    return _outcome(ready, chosen, evidence, sentence, counts, how, helps=helps, anyway=anyway, seed=seed)
 
 
 def _outcome(
     ready: ReadyModel,
     means: Means,
     evidence: Evidence | None,
-    said: str,
+    reason: str,
     counts: Mapping[str, int],
     how: Mapping[str, object],
     *,
@@ -198,7 +200,7 @@ def _outcome(
     record = Adaptation.parse(
         {
             "decision": decision,
-            "reason": f"{begins[decision]}: {said}",
+            "reason": f"{begins[decision]}: {reason}",
             "means": means,
             "evidence": evidence,
             "seed": seed,

@@ -181,11 +181,11 @@ def settings(job: JobSpec, part: Part) -> list[Setting]:
 
 def cross_validate(
     ready: ReadyModel,
-    given: LabelledCases,
+    labelled: LabelledCases,
     trials: Sequence[Setting],
     *,
     seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda step, total: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
 
@@ -197,20 +197,20 @@ def cross_validate(
     """
     net = ready.predictor.net
     start = copied_weights(net)
-    before = given.dice(ready, set(given.subjects))
+    before = labelled.dice(ready, set(labelled.subjects))
     names = sorted(before)
     after = np.full((len(trials), len(names)), np.nan)
     folds, stops = folds_of(names, seed=seed) if len(names) > 1 else [], [setting.steps for setting in trials]
     for number, fold in enumerate(folds):
         progress(number, len(folds))
-        samples = given.samples(set(given.subjects) - fold)
+        samples = labelled.samples(set(labelled.subjects) - fold)
         if not samples.n_train:
-            said = f"without {', '.join(sorted(fold))} the labelled cases have nothing to train on"
-            raise DataError("no-images", f"{said}: give masks of more patients")
-        for steps in fine_tune(ready, given.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
+            fault = f"without {', '.join(sorted(fold))} the labelled cases have nothing to train on"
+            raise DataError("no-images", f"{fault}: give masks of more patients")
+        for steps in fine_tune(ready, labelled.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
             trained_weights = copied_weights(net)
             net.load_state_dict(_part_way(start, trained_weights))
-            for name, value in given.dice(ready, fold).items():
+            for name, value in labelled.dice(ready, fold).items():
                 after[stops.index(steps), names.index(name)] = value
             net.load_state_dict(trained_weights)
         net.load_state_dict(start)
@@ -257,7 +257,7 @@ def fine_tune(
     parameters = [parameter for name, parameter in net.named_parameters() if name in keys]
     anchors = [parameter.detach().clone() for parameter in parameters]
     feed = batches(samples, batch_size=min(BATCH_SIZE, job.task.schedule.batch_size), seed=seed)
-    for done in range(1, max(stops) + 1):
+    for step in range(1, max(stops) + 1):
         with trained(net, keys):
             x, y = next(feed)
             optimizer.zero_grad(set_to_none=True)
@@ -268,8 +268,8 @@ def fine_tune(
                     parameter.grad.add_(parameter.detach() - anchor, alpha=ANCHOR)
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
             optimizer.step()
-        if done in stops:
-            yield done
+        if step in stops:
+            yield step
 
 
 def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -284,10 +284,10 @@ def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[T
             first += len(index)
 
 
-def fine_tune_on_all(ready: ReadyModel, given: LabelledCases, setting: Setting, *, seed: int) -> None:
+def fine_tune_on_all(ready: ReadyModel, labelled: LabelledCases, setting: Setting, *, seed: int) -> None:
     """Fine-tune the model on all cases, in place, and go `SHARE` of the way."""
-    net, samples, stops = ready.predictor.net, given.samples(set(given.subjects)), [setting.steps]
+    net, samples, stops = ready.predictor.net, labelled.samples(set(labelled.subjects)), [setting.steps]
     start = copied_weights(net)
-    for _ in fine_tune(ready, given.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
+    for _ in fine_tune(ready, labelled.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
         pass
     net.load_state_dict(_part_way(start, copied_weights(net)))

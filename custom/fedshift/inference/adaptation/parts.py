@@ -40,8 +40,8 @@ def _after_bottleneck(net: nn.Module, size: tuple[int, ...]) -> frozenset[str]:
     if not stages:
         return frozenset()
     last, every = stages[-1], trial.calls(net, size)
-    end = min(call.left if last.where == "output" else call.entered for call in every if call.module is last.module)
-    before = {call.name for call in every if call.entered <= end}
+    end = min(call.ended if last.where == "output" else call.began for call in every if call.module is last.module)
+    before = {call.name for call in every if call.began <= end}
     after = {call.name for call in every} - before
     return frozenset(key for name, _, keys in module_keys(net) if name in after for key in keys)
 
