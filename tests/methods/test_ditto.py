@@ -23,7 +23,7 @@ MOMENTUM = ("optimizer.momentum=0.5", "optimizer.keep=true")
 
 def personal(folder: Path, site: str, round_: int) -> dict[str, torch.Tensor]:
     """A site's personal model."""
-    return under(ditto.OWN, site_state(folder, site, round_)["methods"]["ditto"])
+    return under(ditto.PERSONAL, site_state(folder, site, round_)["methods"]["ditto"])
 
 
 @pytest.mark.slow

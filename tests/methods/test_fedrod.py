@@ -118,7 +118,7 @@ def test_heads_differ_from_site_to_site_and_stay(
     job = small_image_job("fedrod", *options.split())
     results = run_in_process(job, three_image_sites, tmp_path).results
     states = [site_state(tmp_path, site, 2)["methods"]["fedrod"] for site in "ABC"]
-    heads = [under(fedrod.OWN, state) for state in states]
+    heads = [under(fedrod.PERSONAL, state) for state in states]
     assert all(head.keys() == {"weight", "bias"} for head in heads)
     assert not torch.equal(heads[0]["weight"], heads[1]["weight"])
     assert last_weights(tmp_path).keys() == build_task(job).network().state_dict().keys() and results.final is not None

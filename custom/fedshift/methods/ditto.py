@@ -53,7 +53,7 @@ from fedshift.schema.strict import Strict
 
 SEARCH = {"lam": search.log(0.05, 2)}
 
-OWN = "own."
+PERSONAL = "own."
 OPTIMIZER = "optimizer."
 
 
@@ -89,7 +89,7 @@ class Client(base.Client[Config]):
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Put the personal model in place of the received one, to be evaluated."""
-        personal = under(OWN, ctx.state)
+        personal = under(PERSONAL, ctx.state)
         if personal:
             ctx.run.net.load_state_dict(personal)
 
@@ -98,7 +98,7 @@ class Client(base.Client[Config]):
         run = ctx.run
         assert run.optimizer is not None
         run.net.load_state_dict({key: torch.as_tensor(value) for key, value in run.received.items()})
-        personal = under(OWN, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
+        personal = under(PERSONAL, ctx.state) or {key: value.detach() for key, value in run.net.state_dict().items()}
         personal = {key: value.to(run.device, copy=True) for key, value in personal.items()}
         self._anchor = {name: received for name, _, received in run.received_parameters()}
         self._parameters = {name: personal.pop(name).requires_grad_() for name in self._anchor}
@@ -134,13 +134,13 @@ class Client(base.Client[Config]):
         self._optimizer.step()
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        personal = {OWN + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
+        personal = {PERSONAL + key: value.detach() for key, value in {**self._parameters, **self._buffers}.items()}
         return personal | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
         held = {**self._parameters, **self._buffers}
-        for key, value in under(OWN, kept).items():
+        for key, value in under(PERSONAL, kept).items():
             held[key].copy_(value)
         restore_optimizer(self._optimizer, under(OPTIMIZER, kept))
 
@@ -151,7 +151,7 @@ class Client(base.Client[Config]):
             DataError: it diverged.
         """
         held = {key: value.cpu().clone() for key, value in self.checkpoint(ctx).items()}
-        if not all(bool(value.isfinite().all()) for value in under(OWN, held).values()):
+        if not all(bool(value.isfinite().all()) for value in under(PERSONAL, held).values()):
             raise DataError(
                 "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the personal model is not finite after training: lower "

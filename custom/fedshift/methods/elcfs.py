@@ -174,8 +174,8 @@ def edges(y: Tensor, run: base.Run) -> Iterator[tuple[Tensor, Tensor]]:
 
     Where voxels that are to be ignored begin there is no boundary, and they are no background.
     """
-    for there, possible in structures(y, run):
-        mask, whole = there.float(), possible.float()
+    for inside, possible in structures(y, run):
+        mask, whole = inside.float(), possible.float()
         yield mask * (1 - eroded(whole, BOUNDARY)), dilated(mask, BACKGROUND) * (1 - whole)
 
 
@@ -207,10 +207,10 @@ def boundary_loss(
     total = features.new_zeros(())
     versions = features.reshape(-1, *y.shape[:1], *features.shape[1:])
     for boundary, background in edges(y, run):
-        there = (boundary.flatten(1).sum(1) > 0) & (background.flatten(1).sum(1) > 0)
-        if there.any():
-            z = versions[:, there].flatten(0, 1)
-            means = (mean_over(z, mask[there]) for mask in (boundary, background))
+        has_both = (boundary.flatten(1).sum(1) > 0) & (background.flatten(1).sum(1) > 0)
+        if has_both.any():
+            z = versions[:, has_both].flatten(0, 1)
+            means = (mean_over(z, mask[has_both]) for mask in (boundary, background))
             total = total + info_nce(*means, temperature=temperature, bounded=bounded, released=released)
     return total
 
@@ -280,8 +280,8 @@ class Client(base.Client[Config]):
         if not arrays:
             return
         owner, sites = arrays["owner"], ctx.run.sites
-        this = sites.index(ctx.run.site) if ctx.run.site in sites else -1
-        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != this]
+        own_index = sites.index(ctx.run.site) if ctx.run.site in sites else -1
+        self._banks = [torch.from_numpy(arrays["spectra"][owner == n]) for n in np.unique(owner) if n != own_index]
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Keep the features before the last layer of each training pass, if boundaries are to be held apart."""

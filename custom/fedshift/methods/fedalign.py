@@ -203,8 +203,8 @@ def of_structures(features: Tensor, y: Tensor, run: base.Run) -> tuple[Tensor, T
     masks = [mask for mask, _ in structures(y, run)]
     z, labels = [], []
     for number, mask in enumerate([y == 0, *masks]):
-        there = mask.flatten(1).any(1)
-        z.append(mean_over(features[:, there].flatten(0, 1), mask[there]))
+        present = mask.flatten(1).any(1)
+        z.append(mean_over(features[:, present].flatten(0, 1), mask[present]))
         labels.append(torch.full((z[-1].shape[1],), number, device=y.device))
     return torch.cat(z, 1), torch.cat(labels)
 

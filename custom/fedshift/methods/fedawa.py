@@ -88,12 +88,12 @@ def learned(
     logits: np.ndarray, products: np.ndarray, *, lr: float, steps: int, released: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """T after a round's steps, and λ for its models: (K,), (K + 1, K + 1) -> (K,), (K,)."""
-    values, given = torch.from_numpy(logits.copy()).requires_grad_(), torch.from_numpy(products)
+    values, inner_products = torch.from_numpy(logits.copy()).requires_grad_(), torch.from_numpy(products)
     optimizer = torch.optim.Adam([values], lr=lr, betas=BETAS)
     shares = values.softmax(0)
     for _ in range(steps):
         shares = values.softmax(0)
-        (values.grad,) = torch.autograd.grad(objective(shares, given, released=released), values)
+        (values.grad,) = torch.autograd.grad(objective(shares, inner_products, released=released), values)
         optimizer.step()
     if not released:
         shares = values.softmax(0)

@@ -94,18 +94,18 @@ def matched(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> np.nda
             break
         value, slope = objective(ahead)
         while True:
-            there = project(ahead - step * slope)
-            by = there - ahead
+            step_end = project(ahead - step * slope)
+            by = step_end - ahead
             bound = value + _dot(by, slope) + _dot(by, by) / (2 * step)
-            if objective(there)[0] <= bound + ROUNDING or step <= SMALLEST:
+            if objective(step_end)[0] <= bound + ROUNDING or step <= SMALLEST:
                 break
             step /= 2
-        if _dot(by, there - gamma) < 0:  # momentum leads back: go on from here without it
+        if _dot(by, step_end - gamma) < 0:  # momentum leads back: go on from here without it
             ahead, momentum = gamma, 1.0
             continue
         grown = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = there + (momentum - 1) / grown * (there - gamma)
-        gamma, momentum, step = there, grown, 1.2 * step
+        ahead = step_end + (momentum - 1) / grown * (step_end - gamma)
+        gamma, momentum, step = step_end, grown, 1.2 * step
     return gamma
 
 

@@ -49,7 +49,7 @@ from fedshift.tasks.precision import precise
 
 SEARCH = {"gamma": search.uniform(0.25, 1.5)}
 
-OWN = "own."
+PERSONAL = "own."
 OPTIMIZER = "optimizer."
 COUNTS = "counts"
 LACKING = -30.0
@@ -92,7 +92,7 @@ class Client(EmbeddingClient[Config]):
     @torch.no_grad()
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """Put g + h_k in place of g, to be evaluated."""
-        personal = under(OWN, ctx.state)
+        personal = under(PERSONAL, ctx.state)
         for name, parameter in head_of(ctx.run.net).named_parameters() if personal else ():
             parameter.add_(personal[name].to(parameter))
 
@@ -109,8 +109,8 @@ class Client(EmbeddingClient[Config]):
             ctx.state[COUNTS] = class_counts(data, head.out_features)
         logarithms = ctx.state[COUNTS].double().log().clamp_min(LACKING)
         self._prior = (self.config.gamma * logarithms).float().to(run.device)
-        personal = under(OWN, ctx.state)
-        values = {name: personal.get(name, torch.zeros_like(given)) for name, given in head.named_parameters()}
+        personal = under(PERSONAL, ctx.state)
+        values = {name: personal.get(name, torch.zeros_like(initial)) for name, initial in head.named_parameters()}
         self._personal_head = {name: value.to(run.device, copy=True).requires_grad_() for name, value in values.items()}
         self._optimizer = like(run.optimizer, list(self._personal_head.values()))
         if run.optimizer.state:  # it was restored, so the task keeps it
@@ -136,12 +136,12 @@ class Client(EmbeddingClient[Config]):
         self._optimizer.zero_grad(set_to_none=True)
 
     def checkpoint(self, ctx: base.Context) -> dict[str, Tensor]:
-        head = {OWN + name: value.detach().cpu().clone() for name, value in self._personal_head.items()}
+        head = {PERSONAL + name: value.detach().cpu().clone() for name, value in self._personal_head.items()}
         return head | {OPTIMIZER + key: value for key, value in optimizer_tensors(self._optimizer).items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor], ctx: base.Context) -> None:
-        for name, value in under(OWN, kept).items():
+        for name, value in under(PERSONAL, kept).items():
             self._personal_head[name].copy_(value)
         restore_optimizer(self._optimizer, under(OPTIMIZER, kept))
 
@@ -152,7 +152,7 @@ class Client(EmbeddingClient[Config]):
             DataError: it diverged.
         """
         held, counts = self.checkpoint(ctx), ctx.state[COUNTS]
-        if not all(bool(value.isfinite().all()) for value in under(OWN, held).values()):
+        if not all(bool(value.isfinite().all()) for value in under(PERSONAL, held).values()):
             raise DataError(
                 "not-finite",
                 f"site {ctx.run.site}, round {ctx.round}: the site's own head is not finite after training: lower "

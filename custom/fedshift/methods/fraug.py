@@ -424,11 +424,11 @@ class Client(base.Client[Config]):
 
     def _synthesise(self, source: Source, scale: float, ctx: base.Context) -> Tensor:
         """Eq. 3: û or û_c, (n, d); the generator's own output for the agnostic kind."""
-        made: Tensor = self._generator.net(self._draw(source.kind, len(source.labels), ctx), source.labels)
+        embeddings: Tensor = self._generator.net(self._draw(source.kind, len(source.labels), ctx), source.labels)
         if source.kind == "agnostic":
-            return made
+            return embeddings
         condition = (source.labels,) if self.config.variant == "released" else ()
-        residual: Tensor = self._rtnet.net(made, *condition)
+        residual: Tensor = self._rtnet.net(embeddings, *condition)
         return source.embedding + scale * residual
 
     def _total(self, values: Mapping[SourceKind, Tensor]) -> Tensor:

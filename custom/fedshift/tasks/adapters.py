@@ -44,7 +44,7 @@ ATTENTION = frozenset({"SABlock", "CrossAttentionBlock", "WindowAttention"})
 """Classes of MONAI whose linear layers make queries, keys, values and the output of attention."""
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-OWN = ("alexnet", "resnet18", "unet")
+BUILT_IN = ("alexnet", "resnet18", "unet")
 HEAD, NORMS = "head", "norms"
 _PART = re.compile(rf"(?P<layer>.+)\.lora_(?P<factor>[AB])\.(?P<adapter>{SHARED}|{PRIVATE})\.weight")
 
@@ -64,7 +64,7 @@ class Adapted(nn.Module):
 
 def names() -> list[str]:
     """Built-in networks that may have adapters: those for which there are files of others, and the U-Net."""
-    return [*OWN, *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
+    return [*BUILT_IN, *monai_networks.names(), *monai_classifiers.names(), *nnunet_networks.names()]
 
 
 def with_adapters(job: JobSpec, adapters: AdaptersSpec | None) -> JobSpec:

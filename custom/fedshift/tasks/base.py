@@ -196,8 +196,8 @@ class ScanData(SiteData):
             None,
         )
         if lost is not None:
-            said = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
-            raise DataError("mask-missing", f"{folder / 'volumes'} {said}")
+            fault = f"has no mask of case {lost}, which the final evaluation reads: prepare the site again"
+            raise DataError("mask-missing", f"{folder / 'volumes'} {fault}")
 
     @abstractmethod
     def stacks(self, subset: Subset) -> Iterator[np.ndarray]:

@@ -48,10 +48,10 @@ def _efficientnet(ours: Iterable[str]) -> dict[str, str]:
     prefixes = {name + ".": new + "." for name, new in TIMM_ENDS.items()}
     prefixes |= {"features.0.0.": "_conv_stem.", "features.0.1.": "_bn0."}
     prefixes |= {f"features.{last + 1}.0.": "_conv_head.", f"features.{last + 1}.1.": "_bn1."}
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for number, block in enumerate(blocks):
         stage = int(block.split(".")[1])
-        place = seen[stage] = seen.get(stage, -1) + 1
+        place = counts[stage] = counts.get(stage, -1) + 1
         timm, vision = (TIMM, TORCHVISION) if stage else (TIMM_FIRST, TORCHVISION_FIRST)
         prefixes[f"_blocks.{number}."] = block
         for part, of_timm, of_vision in zip(PARTS, timm, vision, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedshift.tasks import trial
 
-_FOUND: WeakKeyDictionary[nn.Module, tuple[nn.Module, ...]] = WeakKeyDictionary()
+_LAST_LAYERS: WeakKeyDictionary[nn.Module, tuple[nn.Module, ...]] = WeakKeyDictionary()
 """Of networks that were tried: a trial takes up to a second."""
 
 
@@ -26,10 +26,10 @@ def last_layers(net: nn.Module) -> tuple[nn.Module, ...]:
     head = getattr(net, "head", None)
     if isinstance(head, nn.Module):
         return (head,)
-    if net not in _FOUND:
+    if net not in _LAST_LAYERS:
         both = (*_giving(net, training=False), *_giving(net, training=True))
-        _FOUND[net] = tuple({id(layer): layer for layer in both}.values())
-    return _FOUND[net]
+        _LAST_LAYERS[net] = tuple({id(layer): layer for layer in both}.values())
+    return _LAST_LAYERS[net]
 
 
 @contextmanager
@@ -49,17 +49,17 @@ def _without_hooks(net: nn.Module) -> Iterator[None]:
 
 
 def _giving(net: nn.Module, *, training: bool) -> list[nn.Module]:
-    made: list[tuple[nn.Module, Tensor]] = []
+    results: list[tuple[nn.Module, Tensor]] = []
 
     def note(module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor):
-            made.append((module, output))
+            results.append((module, output))
 
     # Frozen weights (`fedshift.tasks.adapters`) are buffers.
     layers = [m for m in net.modules() if any(w.dim() > 1 for w in (*m.parameters(False), *m.buffers(False)))]
     with _without_hooks(net):
         for layer in layers:
             layer.register_forward_hook(note)
-        given = trial.run(net, cast(Any, net).trial_size, training=training)
-    outputs = [given] if isinstance(given, Tensor) else list(given)
-    return [layer for output in outputs for layer, result in made if result is output] or [made[-1][0]]
+        logits = trial.run(net, cast(Any, net).trial_size, training=training)
+    outputs = [logits] if isinstance(logits, Tensor) else list(logits)
+    return [layer for output in outputs for layer, result in results if result is output] or [results[-1][0]]

@@ -63,7 +63,7 @@ class FullPrecision:
 
     def __init__(self, padding: int) -> None:
         self._deepest = 2 * padding
-        self._left = False
+        self._suspended = False
 
     def before(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Of a batch (B, C, depth, height, width)."""
@@ -71,14 +71,14 @@ class FullPrecision:
         affected = x.dim() == 5 and 2 <= x.shape[2] <= self._deepest
         if not affected or not torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu"):
             return None
-        self._left = True
+        self._suspended = True
         torch.set_autocast_enabled("cpu", False)
         return (x.float(),)
 
     def after(self, *_: Any) -> None:
         """Also if the convolution failed."""
-        if self._left:
-            self._left = False
+        if self._suspended:
+            self._suspended = False
             torch.set_autocast_enabled("cpu", True)
 
 

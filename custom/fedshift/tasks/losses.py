@@ -83,8 +83,8 @@ def regions_ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
     return (functional.binary_cross_entropy_with_logits(logits, target) + regions_dice_loss(logits, target)) / 2
 
 
-OWN: Mapping[str, Base] = {"ce_dice": ce_dice_loss, "dice": dice_loss}
-OWN_OF_REGIONS: Mapping[str, Base] = {"ce_dice": regions_ce_dice_loss, "dice": regions_dice_loss}
+BUILT_IN: Mapping[str, Base] = {"ce_dice": ce_dice_loss, "dice": dice_loss}
+BUILT_IN_OF_REGIONS: Mapping[str, Base] = {"ce_dice": regions_ce_dice_loss, "dice": regions_dice_loss}
 
 
 WHOLE = 0.999
@@ -94,7 +94,7 @@ SURE = 30.0
 
 
 def available() -> list[str]:
-    return [*OWN, *(PREFIX + name for name in ALLOWED)]
+    return [*BUILT_IN, *(PREFIX + name for name in ALLOWED)]
 
 
 def takes_soft_targets(name: str) -> bool:
@@ -242,13 +242,13 @@ def make_loss(
         raise ConfigError("unknown-loss", f"there is no loss {name!r}{nearest(name, available())}")
     outputs = n_classes if regions is None else len(regions.names)
     partial = _partial(name, annotated, n_classes, regions)
-    if name in OWN:
+    if name in BUILT_IN:
         if options:
             raise ConfigError(
                 "unknown-option",
                 f"loss {name} has no options: leave out {', '.join(options)}, or take {PREFIX}DiceCELoss",
             )
-        base = OWN[name] if regions is None else OWN_OF_REGIONS[name]
+        base = BUILT_IN[name] if regions is None else BUILT_IN_OF_REGIONS[name]
         return Loss(name, base, soft=True, annotated=partial, regions=regions, ignores=ignores)
     if of_package:
         if (partial is not None or ignores) and not package_losses.is_of_probabilities(name):
@@ -257,7 +257,7 @@ def make_loss(
                 f"loss {name} does not say that classes and voxels can be left out of it (OF_PROBABILITIES), and the "
                 f"task has voxels to ignore, or a site does not outline all classes: take {PREFIX}DiceCELoss",
             )
-        with torch.device("cpu"), _made(name, options):
+        with torch.device("cpu"), _making(name, options):
             base = _of_package(name, options, of_regions=regions is not None)
             loss = Loss(name, base, soft=True, annotated=partial, regions=regions, ignores=ignores)
             _try(loss, n_classes=n_classes, dims=dims, regions=regions)
@@ -277,7 +277,7 @@ def make_loss(
         )
     about: dict[str, Any] = {"annotated": partial, "regions": regions, "ignores": ignores}
     # Jobs are checked with tasks that are made without memory, and a trial needs values.
-    with torch.device("cpu"), _made(name, options):
+    with torch.device("cpu"), _making(name, options):
         base = monai_losses.build(name, options, outputs=outputs, annotated=partial, regions=regions)
         loss = Loss(name, base, soft=allowed.soft, by_sample=not options.get("batch"), **about)
         _try(loss, n_classes=n_classes, dims=dims, regions=regions)
@@ -285,7 +285,7 @@ def make_loss(
 
 
 @contextmanager
-def _made(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+def _making(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     """What another library's loss says of options that it cannot take, as one sentence."""
     try:
         yield

@@ -103,14 +103,14 @@ class Classifier(nn.Module):
         holder, head = self.get_submodule(above), self.head
         setattr(holder, name, nn.Identity())
         try:
-            return self._given(x)
+            return self._logits(x)
         finally:
             setattr(holder, name, head)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._given(x)
+        return self._logits(x)
 
-    def _given(self, x: Tensor) -> Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         output = super().forward(x)  # of MONAI's class, the next of the bases; ViT's has its hidden states too
         return output if isinstance(output, Tensor) else cast(Tensor, output[0])
 
@@ -131,14 +131,14 @@ def build(
     short = name.removeprefix(PREFIX)
     listed = LISTED[short]
     cls: type[nn.Module] = getattr(importlib.import_module("monai.networks.nets"), listed.class_name or short)
-    given = {listed.channels: in_channels, listed.classes: n_classes, "spatial_dims": spatial_dims, **listed.fixed}
-    fixed_names = {*given, listed.size}
+    settings = {listed.channels: in_channels, listed.classes: n_classes, "spatial_dims": spatial_dims, **listed.fixed}
+    fixed_names = {*settings, listed.size}
     known = [key for key in _parameters(cls) if key not in fixed_names | listed.withheld]
     check_options(name, options, known=known, fixed=fixed_names)
     chosen = {**DEFAULTS.get(short, {}), **{key: with_tuples(value) for key, value in options.items()}}
     if listed.size is not None:
-        given[listed.size] = _size(name, patch, chosen["patch_size"])
-    net: Classifier = type(short, (Classifier, cls), {"__module__": __name__})(**given, **chosen)
+        settings[listed.size] = _size(name, patch, chosen["patch_size"])
+    net: Classifier = type(short, (Classifier, cls), {"__module__": __name__})(**settings, **chosen)
     net.in_channels, net.head_name, net.staged = in_channels, listed.head, listed.size is None
     net.trial_size = tuple(patch) if listed.size and patch else trial.trial_size(spatial_dims)
     return net

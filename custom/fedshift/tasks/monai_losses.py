@@ -29,13 +29,13 @@ Base = Callable[[Tensor, Tensor], Tensor]
 class Allowed:
     """A loss of ``monai.losses``.
 
-    ``given``: options that follow from classes that exclude each other. ``soft``: whether targets may be shares of
+    ``activation``: options that follow from classes that exclude each other. ``soft``: whether targets may be shares of
     classes. ``marginal``: whether it is of the softmax's probabilities alone, so that classes can be added up.
     ``foreground``: whether it can be of the foreground alone; not where MONAI cuts the background off before the
     softmax, which then never learns it. ``everywhere``: whether it needs all voxels, and not single ones.
     """
 
-    given: Mapping[str, Any]
+    activation: Mapping[str, Any]
     soft: bool = True
     marginal: bool = True
     foreground: bool = True
@@ -89,25 +89,28 @@ def build(
     """
     allowed = ALLOWED[name.removeprefix(PREFIX)]
     chosen = _chosen(name, options, allowed, outputs=outputs, annotated=annotated, regions=regions)
-    return _made(name, chosen, allowed, of_regions=regions is not None)
+    return _loss(name, chosen, allowed, of_regions=regions is not None)
 
 
-def _made(name: str, chosen: Mapping[str, Any], allowed: Allowed, *, of_regions: bool) -> Base:
+def _loss(name: str, chosen: Mapping[str, Any], allowed: Allowed, *, of_regions: bool) -> Base:
     if not of_regions:
-        return _Monai(*(_class(name)(**chosen, **allowed.given, to_onehot_y=hard) for hard in (True, False)))
-    given = {} if "use_softmax" in allowed.given else SIGMOID
-    made = _class(name)(**chosen, **given, include_background=True, to_onehot_y=False)  # the first is a region too
-    return _OfRegions(_DiceBce(made) if name == f"{PREFIX}DiceCELoss" else made)
+        return _Monai(*(_class(name)(**chosen, **allowed.activation, to_onehot_y=hard) for hard in (True, False)))
+    activation = {} if "use_softmax" in allowed.activation else SIGMOID
+    loss = _class(name)(**chosen, **activation, include_background=True, to_onehot_y=False)  # the first is a region too
+    return _OfRegions(_DiceBce(loss) if name == f"{PREFIX}DiceCELoss" else loss)
 
 
 def _class(name: str) -> Any:
     module = importlib.import_module("monai.losses")
     short = name.removeprefix(PREFIX)
-    made = getattr(module, short, None)
-    if made is None or not ALLOWED[short].given.keys() <= inspect.signature(made.__init__).parameters.keys():
+    loss_class = getattr(module, short, None)
+    if (
+        loss_class is None
+        or not ALLOWED[short].activation.keys() <= inspect.signature(loss_class.__init__).parameters.keys()
+    ):
         message = f"loss {name} is not in the MONAI that is installed, or takes no softmax there: install a newer one"
         raise ConfigError("library-old", message)
-    return made
+    return loss_class
 
 
 def _chosen(
@@ -204,14 +207,14 @@ class _OfRegions:
 class _DiceBce(nn.Module):
     """MONAI's ``DiceCELoss`` for regions: it takes a cross-entropy over several outputs, as if they were classes."""
 
-    def __init__(self, made: nn.Module) -> None:
+    def __init__(self, loss: nn.Module) -> None:
         super().__init__()
-        self._made: Any = made
+        self._loss: Any = loss
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        weight = self._made.binary_cross_entropy.pos_weight
+        weight = self._loss.binary_cross_entropy.pos_weight
         if weight is not None:
             weight = weight.reshape(-1, *[1] * (logits.dim() - 2))
         cross_entropy = functional.binary_cross_entropy_with_logits(logits, target, pos_weight=weight)
-        loss: Tensor = self._made.lambda_dice * self._made.dice(logits, target) + self._made.lambda_ce * cross_entropy
+        loss: Tensor = self._loss.lambda_dice * self._loss.dice(logits, target) + self._loss.lambda_ce * cross_entropy
         return loss

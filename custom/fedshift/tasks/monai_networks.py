@@ -53,15 +53,15 @@ class Allowed:
 WIDTHS = (16, 32, 64, 128, 256)
 
 
-def _halving(dims: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _halving(dims: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """As many strides of 2 as the widths ask for."""
-    channels = given.get("channels", WIDTHS)
+    channels = options.get("channels", WIDTHS)
     return {"channels": channels, "strides": (2,) * (len(channels) - 1)}
 
 
-def _dynunet(dims: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _dynunet(dims: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Kernels of 3, and up again as it went down."""
-    strides = given.get("strides", (1, 2, 2, 2, 2))
+    strides = options.get("strides", (1, 2, 2, 2, 2))
     return {"kernel_size": (3,) * len(strides), "strides": strides, "upsample_kernel_size": tuple(strides[1:])}
 
 
@@ -143,17 +143,17 @@ def build(
         raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, names())}")
     short = name.removeprefix(PREFIX)
     allowed, cls = ALLOWED[short], _class(short)
-    given: dict[str, Any] = {"in_channels": in_channels, "out_channels": n_classes, "spatial_dims": spatial_dims}
+    settings: dict[str, Any] = {"in_channels": in_channels, "out_channels": n_classes, "spatial_dims": spatial_dims}
     parameters = inspect.signature(cls.__init__).parameters
-    fixed = {"self", *given, allowed.patch}
+    fixed = {"self", *settings, allowed.patch}
     known = [key for key in parameters if key not in fixed | allowed.withheld]
     check_options(name, options, known=known, fixed=fixed)
     if allowed.patch is not None:
-        given[allowed.patch] = _fixed(name, allowed, patch)
+        settings[allowed.patch] = _fixed(name, allowed, patch)
     plain = {key: with_tuples(value) for key, value in options.items()}
     chosen = {**allowed.defaults(spatial_dims, plain), **plain}
-    made = type(short, (Segmenter, cls), {"__module__": __name__})
-    net = _made(made, name, {**given, **chosen})
+    network_class = type(short, (Segmenter, cls), {"__module__": __name__})
+    net = _instance(network_class, name, {**settings, **chosen})
     pad_only_odd_sizes(net)
     net.in_channels, net.main_last = in_channels, allowed.main_last
     net.trial_size = tuple(patch) if allowed.patch and patch else trial.trial_size(spatial_dims)
@@ -179,9 +179,9 @@ def as_given(short: str, arguments: Mapping[str, Any], *, where: str) -> nn.Modu
             raise ConfigError("unknown-option", f"{where}: {short} has no option {key!r} here{nearest(key, known)}")
         if not is_plain(value):
             raise ConfigError("invalid-value", f"{where}: option {key} must be numbers, words or lists of them")
-    made = type(short, (Segmenter, cls), {"__module__": __name__})
+    network_class = type(short, (Segmenter, cls), {"__module__": __name__})
     try:
-        net = _made(made, PREFIX + short, {key: with_tuples(value) for key, value in arguments.items()})
+        net = _instance(network_class, PREFIX + short, {key: with_tuples(value) for key, value in arguments.items()})
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(
@@ -205,17 +205,17 @@ def _class(short: str) -> type[nn.Module]:
     nets = importlib.import_module("monai.networks.nets")
     if not hasattr(nets, short):
         version = importlib.import_module("monai").__version__
-        there = ", ".join(PREFIX + listed for listed in ALLOWED if hasattr(nets, listed))
+        names = ", ".join(PREFIX + listed for listed in ALLOWED if hasattr(nets, listed))
         raise ConfigError(
             "library-old",
             f"network {PREFIX}{short}: MONAI {version} is installed and does not have it: install monai>="
-            f"{ALLOWED[short].since}, or take another of {there}",
+            f"{ALLOWED[short].since}, or take another of {names}",
         )
     cls: type[nn.Module] = getattr(nets, short)
     return cls
 
 
-def _made(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
+def _instance(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
     """An instance; on the meta device by way of the CPU, where a constructor reads values."""
     try:
         net = cls(**arguments)
@@ -240,10 +240,10 @@ def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[in
     unit = allowed.multiple
     near = [max(int(side / unit + 0.5), 1) * unit for side in patch]
     if near != list(patch):
-        given = " x ".join(map(str, patch))
+        sides = " x ".join(map(str, patch))
         raise ConfigError(
             "patch-size",
-            f"network {name}: each side of a patch must be a multiple of {unit}, not {given}; the "
+            f"network {name}: each side of a patch must be a multiple of {unit}, not {sides}; the "
             f"nearest that fits is {' x '.join(map(str, near))}: set data.patch=[{', '.join(map(str, near))}]",
         )
     return tuple(patch)

@@ -108,12 +108,14 @@ def described(content: Mapping[str, Any], path: Path) -> Described:
     Raises:
         ConfigError: plans are missing, or their network is not on the list.
     """
-    given = content.get(ARGUMENTS)
-    given = given if isinstance(given, dict) else {}
-    plans = given.get("plans") or _beside(path, "plans.json")
-    dataset = given.get("dataset_json") or _beside(path, "dataset.json")
+    arguments = content.get(ARGUMENTS)
+    arguments = arguments if isinstance(arguments, dict) else {}
+    plans = arguments.get("plans") or _beside(path, "plans.json")
+    dataset = arguments.get("dataset_json") or _beside(path, "dataset.json")
     missing = [
-        name for name, found in (("plans.json", plans), ("dataset.json", dataset)) if not isinstance(found, dict)
+        name
+        for name, content_of_file in (("plans.json", plans), ("dataset.json", dataset))
+        if not isinstance(content_of_file, dict)
     ]
     if missing:
         raise ConfigError(
@@ -123,10 +125,10 @@ def described(content: Mapping[str, Any], path: Path) -> Described:
         )
     try:
         planned = _described(
-            cast(dict[str, Any], plans), cast(dict[str, Any], dataset), given.get("configuration"), path
+            cast(dict[str, Any], plans), cast(dict[str, Any], dataset), arguments.get("configuration"), path
         )
         order = _order(cast(dict[str, Any], plans), planned.dims)
-        if order != AS_THEY_LIE[: planned.dims] and not given.get("plans"):
+        if order != AS_THEY_LIE[: planned.dims] and not arguments.get("plans"):
             raise ConfigError(
                 "weights-unfit",
                 f"{path}: the plans beside it turn the axes of files, and a site gets the checkpoint alone: take it as "
@@ -233,8 +235,8 @@ def _order(plans: Mapping[str, Any], dims: int) -> tuple[int, ...]:
 
 def weights_along_files(content: Mapping[str, Any]) -> Any:
     """The weights in a checkpoint's ``content``, with kernels along the axes of files."""
-    weights, given = content[WEIGHTS], content.get(ARGUMENTS)
-    plans = given.get("plans") if isinstance(given, dict) else None
+    weights, arguments = content[WEIGHTS], content.get(ARGUMENTS)
+    plans = arguments.get("plans") if isinstance(arguments, dict) else None
     if not isinstance(plans, dict) or not isinstance(weights, dict):
         return weights
     return {key: _along_files(value, plans) for key, value in weights.items()}
@@ -311,16 +313,16 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def other_axes(found: Described, spacing: Sequence[float | None] | None) -> bool:
+def other_axes(nnunet: Described, spacing: Sequence[float | None] | None) -> bool:
     """Whether the voxels of a checkpoint are long along another axis than the task's: scans lay otherwise in files.
 
     ``spacing``: as of `check_fits`.
     """
-    here = (spacing or ())[-found.dims :]
-    if None in here or len(here) != len(found.spacing):
+    axes = (spacing or ())[-nnunet.dims :]
+    if None in axes or len(axes) != len(nnunet.spacing):
         return False
-    trained, given = _longest(found.spacing), _longest([float(mm or 0) for mm in here])
-    return None not in (trained, given) and trained != given
+    trained, longest = _longest(nnunet.spacing), _longest([float(mm or 0) for mm in axes])
+    return None not in (trained, longest) and trained != longest
 
 
 def _longest(spacing: Sequence[float]) -> int | None:
@@ -339,7 +341,7 @@ def alike(trained: Sequence[str], named: Sequence[str]) -> bool:
 
 
 def check_fits(
-    found: Described,
+    nnunet: Described,
     *,
     channels: int,
     sequences: Sequence[str] | None,
@@ -355,41 +357,41 @@ def check_fits(
     ``named``: what its outputs are of, in their order: classes with the background first, or ``regions``.
     ``spacing``: mm of the task's voxels along z, y, x; None if it has none, or none along an axis.
     """
-    for what, trained, given in (
-        ("dimensions", found.dims, dims),
-        ("channels of images", found.channels, channels),
-        ("classes or regions", len(found.named), len(named)),
+    for what, trained, wanted in (
+        ("dimensions", nnunet.dims, dims),
+        ("channels of images", nnunet.channels, channels),
+        ("classes or regions", len(nnunet.named), len(named)),
     ):
-        if trained != given:
+        if trained != wanted:
             raise ConfigError(
                 "weights-unfit",
-                f"{path} was trained with {trained} {what}, and the task has {given}: take a task with as many, or "
+                f"{path} was trained with {trained} {what}, and the task has {wanted}: take a task with as many, or "
                 "another checkpoint",
             )
-    if found.regions != regions:
-        words = ("regions, which overlap", "classes") if found.regions else ("classes", "regions")
+    if nnunet.regions != regions:
+        words = ("regions, which overlap", "classes") if nnunet.regions else ("classes", "regions")
         raise ConfigError(
             "weights-unfit", f"{path} was trained on {words[0]}, and the task has {words[1]}: take another checkpoint"
         )
     if sequences is not None and channels != max(len(sequences), 1):
         raise ConfigError(
             "weights-unfit",
-            f"{path} was trained on the channels {', '.join(found.images)}, and the task's are of neighbouring slices: "
-            "set data.context=1 and as many sequences, or take another checkpoint",
+            f"{path} was trained on the channels {', '.join(nnunet.images)}, and the task's are of neighbouring "
+            "slices: set data.context=1 and as many sequences, or take another checkpoint",
         )
-    if found.thin and other_axes(found, spacing):
+    if nnunet.thin and other_axes(nnunet, spacing):
         raise ConfigError(
             "weights-unfit",
-            f"{path}: it has learnt voxels of {_mm(found.spacing)} mm, and the task's are of {_mm(spacing)}, and its "
+            f"{path}: it has learnt voxels of {_mm(nnunet.spacing)} mm, and the task's are of {_mm(spacing)}, and its "
             "network has thin layers along one axis, which would be another here: take one whose files lie as the "
             "task's volumes, or leave out --init",
         )
-    for what, trained_on, here in (("channels", found.images, sequences or ()), ("outputs", found.named, named)):
-        if not alike(trained_on, here) and sorted(map(plain_name, trained_on)) == sorted(map(plain_name, here)):
+    for what, trained_on, of_task in (("channels", nnunet.images, sequences or ()), ("outputs", nnunet.named, named)):
+        if not alike(trained_on, of_task) and sorted(map(plain_name, trained_on)) == sorted(map(plain_name, of_task)):
             raise ConfigError(
                 "weights-unfit",
                 f"{path} has the {what} {', '.join(trained_on)}, and the task the same in the order "
-                f"{', '.join(here)}: put the task's in that of the checkpoint",
+                f"{', '.join(of_task)}: put the task's in that of the checkpoint",
             )
 
 

@@ -127,8 +127,8 @@ def _stages(name: str, options: Mapping[str, Any]) -> int:
         lengths["n_stages"] = options["n_stages"]
     counts = set(lengths.values())
     if len(counts) > 1:
-        said = ", ".join(f"{key} {count}" for key, count in lengths.items())
-        raise ConfigError("options-clash", f"network {name}: options are of different numbers of stages: {said}")
+        fault = ", ".join(f"{key} {count}" for key, count in lengths.items())
+        raise ConfigError("options-clash", f"network {name}: options are of different numbers of stages: {fault}")
     stages = counts.pop() if counts else STAGES
     if stages < 2:
         raise ConfigError("invalid-value", f"network {name}: n_stages must be at least 2, not {stages}")
@@ -167,9 +167,9 @@ def build(
         word = chosen[key]
         arguments[key] = None if word is None else getattr(nn, f"{words[word]}{spatial_dims}d")
     arguments["nonlin"] = getattr(nn, chosen["nonlin"])
-    made: Any = type(short, (_Supervised, getattr(package, short)), {"__module__": __name__})
-    net: Segmenter = made(input_channels=in_channels, num_classes=n_classes, **arguments)
-    net.apply(made.initialize)  # nnU-Net's initial weights
+    network_class: Any = type(short, (_Supervised, getattr(package, short)), {"__module__": __name__})
+    net: Segmenter = network_class(input_channels=in_channels, num_classes=n_classes, **arguments)
+    net.apply(network_class.initialize)  # nnU-Net's initial weights
     _name_once(net)
     net.in_channels, net.main_last = in_channels, False
     net.trial_size = trial.trial_size(spatial_dims)

@@ -34,14 +34,14 @@ def function_of(name: str, options: Mapping[str, Any], *, of_regions: bool = Fal
         ConfigError: as `fedshift.schema.components.load`; or it has no such option, or is not for regions.
     """
     attribute = "loss_of_regions" if of_regions else "loss"
-    made: Callable[..., Tensor] | None = getattr(load("loss", name), attribute, None)
-    if made is None:
+    function: Callable[..., Tensor] | None = getattr(load("loss", name), attribute, None)
+    if function is None:
         raise ConfigError("loss-unfit", f"loss {name} is not for regions, which overlap: take ce_dice or another loss")
-    known = [key for key, each in inspect.signature(made).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    known = [key for key, each in inspect.signature(function).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for key in options:
         if key not in known:
             raise ConfigError("unknown-option", f"loss {name}: unknown option {key!r}{nearest(key, known)}")
-    return partial(made, **options)
+    return partial(function, **options)
 
 
 def is_of_probabilities(name: str) -> bool:

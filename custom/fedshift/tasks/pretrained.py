@@ -45,7 +45,7 @@ AROUND = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
 
 @dataclass(frozen=True)
-class Taken:
+class LoadedArrays:
     """The arrays that a network loads from a file."""
 
     arrays: dict[str, Tensor]
@@ -115,7 +115,7 @@ def read(path: Path) -> dict[str, Tensor]:
     return {AROUND.sub("", str(key)): value.detach() for key, value in content.items()}
 
 
-def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
+def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> LoadedArrays:
     """Select the arrays of a file that the network has by name and shape. The network is not changed.
 
     A file of a classification network is for the encoder of one that has it (`fedshift.tasks.encoder_names`).
@@ -131,7 +131,7 @@ def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -
         )
     arrays = {key: _checked(state[key], initial[key], f"{where}: {key}") for key in initial if key in fitting}
     new, unused = (key for key in initial if key not in fitting), (key for key in state if key not in fitting)
-    return Taken(arrays, len(initial), _by_layer(new), _by_layer(unused))
+    return LoadedArrays(arrays, len(initial), _by_layer(new), _by_layer(unused))
 
 
 def _named_once(net: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -147,12 +147,12 @@ def _by_layer(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{layer} ({n} array{'' if n == 1 else 's'})" for layer, n in counts.items())
 
 
-def select(net: nn.Module, spec: WeightsSpec, path: Path) -> Taken:
+def select(net: nn.Module, spec: WeightsSpec, path: Path) -> LoadedArrays:
     """The arrays of a job's file at ``path`` that its network starts from: all that must fit, or those that do."""
     return (take_what_fits if spec.partial else take)(net, read(path), where=spec.file)
 
 
-def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
+def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> LoadedArrays:
     """Select the arrays of a file, as `read` gave them, that fit a network, which is not changed.
 
     Raises:
@@ -166,26 +166,26 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     of_norms = [key for key in initial if _owner(key) in norms]
     counters = [key for key in initial if key.endswith(COUNTER) and key not in state]  # torch before 0.4.1 had none
     new = {*(() if fits else heads), *of_norms, *counters}
-    taken = {key: value for key, value in initial.items() if key not in new}
+    wanted = {key: value for key, value in initial.items() if key not in new}
     unfit = f"{where} does not fit the job's network"
-    for key in taken:
+    for key in wanted:
         if key not in state:
             raise ConfigError("weights-unfit", f"{unfit}: it has no {key}{_hint(state)}")
     for key in state:
         if key not in initial and _owner(key) not in norms | head:
             raise ConfigError("weights-unfit", f"{unfit}: the network has no {key}{_hint(state)}")
-    for key, value in taken.items():
+    for key, value in wanted.items():
         if state[key].shape != value.shape:
             raise ConfigError(
                 "weights-unfit",
                 f"{unfit}: its {key} is {_shape(state[key])}, the network's {_shape(value)}: choose network.options "
                 "and data.channels as they were when the file was made, or another file",
             )
-    arrays = {key: _checked(state[key], value, f"{where}: {key}") for key, value in taken.items()}
+    arrays = {key: _checked(state[key], value, f"{where}: {key}") for key, value in wanted.items()}
     words = [] if fits else list(heads)
     words += [f"group norms ({len(of_norms)} arrays)"] if of_norms else []
     words += [f"counters of norms ({len(counters)} arrays)"] if counters else []
-    return Taken(arrays, len(initial), tuple(words))
+    return LoadedArrays(arrays, len(initial), tuple(words))
 
 
 def from_nnunet(path: Path) -> nnunet_checkpoint.Described | None:
@@ -194,9 +194,9 @@ def from_nnunet(path: Path) -> nnunet_checkpoint.Described | None:
     return nnunet_checkpoint.described(content, path) if nnunet_checkpoint.is_checkpoint(content) else None
 
 
-def describe(spec: WeightsSpec, taken: Taken) -> str:
+def describe(spec: WeightsSpec, loaded: LoadedArrays) -> str:
     """One line for the log, results and reports."""
-    return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {taken})"
+    return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {loaded})"
 
 
 def trained_by(

@@ -30,13 +30,13 @@ def starting_network(job: JobSpec, *, weights: Path | None = None) -> tuple[nn.M
 
 def network_from(job: JobSpec, path: Path) -> tuple[nn.Module, str]:
     """As `starting_network`, from the job's file at ``path``."""
-    net, taken = _plain(job, path)
-    loaded, network = pretrained.describe(_file(job), taken), job.task.network
+    net, weights = _plain(job, path)
+    loaded, network = pretrained.describe(_file(job), weights), job.task.network
     if network.adapters is None:
         return net, loaded
     plain = net.state_dict()
     adapters.adapt(net, network, seed=job.seed)
-    for key in sorted(plain.keys() - taken.arrays.keys() - net.state_dict().keys()):
+    for key in sorted(plain.keys() - weights.arrays.keys() - net.state_dict().keys()):
         if plain[key].is_floating_point():  # others are counters, and tables that the network makes itself
             raise ConfigError(
                 "adapters-unfit",
@@ -55,12 +55,12 @@ def base_weights(job: JobSpec, *, weights: Path | None = None) -> dict[str, Tens
     return _plain(job, pretrained.find(_file(job), site_folder=weights))[0].state_dict()
 
 
-def _plain(job: JobSpec, path: Path) -> tuple[nn.Module, pretrained.Taken]:
+def _plain(job: JobSpec, path: Path) -> tuple[nn.Module, pretrained.LoadedArrays]:
     """The job's network without adapters, and what it took of a file."""
     net = build_task(adapters.with_adapters(job, None)).network()
-    taken = pretrained.select(net, _file(job), path)
-    net.load_state_dict(taken.arrays, strict=False)
-    return net, taken
+    weights = pretrained.select(net, _file(job), path)
+    net.load_state_dict(weights.arrays, strict=False)
+    return net, weights
 
 
 def _file(job: JobSpec) -> WeightsSpec:

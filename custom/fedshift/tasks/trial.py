@@ -32,10 +32,10 @@ class Call:
 
     name: str
     module: nn.Module
-    taken: Tensor | None
-    given: Tensor | None
-    entered: int
-    left: int
+    input: Tensor | None
+    output: Tensor | None
+    began: int
+    ended: int
 
     @property
     def is_place(self) -> bool:
@@ -45,11 +45,11 @@ class Call:
         other, as MONAI's skip connections do: that one is looked at instead.
         """
         holds_one = len(list(self.module.children())) == 1 and not list(self.module.parameters(recurse=False))
-        return not holds_one and self.given is not self.taken
+        return not holds_one and self.output is not self.input
 
     def inside(self, other: Call) -> bool:
         """Whether the call happened within another."""
-        return other.entered < self.entered and self.left < other.left
+        return other.began < self.began and self.ended < other.ended
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def run(net: nn.Module, size: Sequence[int], *, training: bool = False) -> Any:
 
 def calls(net: nn.Module, size: Sequence[int]) -> list[Call]:
     """The calls of all modules but the network itself, in the order in which they began."""
-    clock, opened, done, handles = [0], [], [], []
+    clock, opened, finished, handles = [0], [], [], []
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         clock[0] += 1
@@ -90,8 +90,8 @@ def calls(net: nn.Module, size: Sequence[int]) -> list[Call]:
 
     def leave(name: str, module: nn.Module, output: Any) -> None:
         clock[0] += 1
-        entered, taken = opened.pop()
-        done.append(Call(name, module, taken, output if isinstance(output, Tensor) else None, entered, clock[0]))
+        entered, argument = opened.pop()
+        finished.append(Call(name, module, argument, output if isinstance(output, Tensor) else None, entered, clock[0]))
 
     for name, module in net.named_modules():
         if module is not net:
@@ -102,7 +102,7 @@ def calls(net: nn.Module, size: Sequence[int]) -> list[Call]:
     finally:
         for handle in handles:
             handle.remove()
-    return sorted(done, key=lambda call: call.entered)
+    return sorted(finished, key=lambda call: call.began)
 
 
 def level(tensor: Tensor | None, size: Sequence[int]) -> Level | None:
@@ -163,19 +163,19 @@ def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[StagePlace, ...]:
         if pooling is not None:
             places.append((pooling, "output"))
         elif lower is not None:
-            places.append((lower, "input") if lower.taken is step.given else (step, "output"))
+            places.append((lower, "input") if lower.input is step.output else (step, "output"))
     if steps:
         last, pooling = steps[-1]
         bottleneck = _bottleneck(every, last, size)
         if pooling is None and bottleneck is not last:
-            deeper = next((c for c in every if c.entered > last.left and c.taken is last.given and c.is_place), None)
+            deeper = next((c for c in every if c.began > last.ended and c.input is last.output and c.is_place), None)
             places.append((last, "output") if deeper is None else (deeper, "input"))
         if pooling is not bottleneck:
             places.append((bottleneck, "output"))
     return tuple(
         StagePlace(call.name, cast(Tensor, tensor).shape[1], where, cast(Level, level(tensor, size)))
         for call, where in places
-        for tensor in (call.taken if where == "input" else call.given,)
+        for tensor in (call.input if where == "input" else call.output,)
         if times[call.name] == 1
     )
 
@@ -184,8 +184,8 @@ def _steps_down(every: list[Call], size: Sequence[int]) -> list[tuple[Call, Call
     """Each step down, with the pooling that it begins with, if it does."""
     steps: list[tuple[Call, Call | None]] = []
     reached: Level = (1,) * len(size)
-    for call in sorted(every, key=lambda call: call.left):
-        call_level = level(call.given, size)
+    for call in sorted(every, key=lambda call: call.ended):
+        call_level = level(call.output, size)
         if (
             call_level is None
             or prod(call_level) <= prod(reached)
@@ -193,39 +193,41 @@ def _steps_down(every: list[Call], size: Sequence[int]) -> list[tuple[Call, Call
         ):
             continue
         reached, step = call_level, call
-        around = sorted((other for other in every if call.inside(other)), key=lambda other: -other.entered)
+        around = sorted((other for other in every if call.inside(other)), key=lambda other: -other.began)
         for other in around:
             if (
-                level(other.given, size) != call_level
-                or level(other.taken, size) == call_level
+                level(other.output, size) != call_level
+                or level(other.input, size) == call_level
                 or _goes_below(every, other, call_level, size)
             ):
                 break
             if other.is_place:
                 step = other
-        same = [c for c in every if c.taken is step.taken and c.inside(step) and c.is_place]
-        first = same[0] if len(same) == 1 and level(same[0].given, size) == call_level else step
+        same = [c for c in every if c.input is step.input and c.inside(step) and c.is_place]
+        first = same[0] if len(same) == 1 and level(same[0].output, size) == call_level else step
         steps.append((step, None if list(first.module.parameters()) else first))
     return steps
 
 
 def _goes_below(every: list[Call], call: Call, limit: Level, size: Sequence[int]) -> bool:
     """Whether anything within a call is coarser than a level: nested U-Nets hold all that is below them."""
-    inner = (level(other.given, size) for other in every if other.inside(call))
+    inner = (level(other.output, size) for other in every if other.inside(call))
     return any(prod(reached) > prod(limit) for reached in inner if reached is not None)
 
 
 def _bottleneck(every: list[Call], last: Call, size: Sequence[int]) -> Call:
     """The last module at the smallest resolution, before the first that leads back up."""
-    smallest = level(last.given, size)
-    later = [c for c in every if c.entered > last.left and level(c.taken, size) == smallest and c.is_place]
+    smallest = level(last.output, size)
+    later = [c for c in every if c.began > last.ended and level(c.input, size) == smallest and c.is_place]
     finer = [
-        c for c in later if (call_level := level(c.given, size)) is not None and prod(call_level) < prod(smallest or ())
+        c
+        for c in later
+        if (call_level := level(c.output, size)) is not None and prod(call_level) < prod(smallest or ())
     ]
-    end = finer[0].entered if finer else max((c.left for c in every), default=0)
-    stays = [c for c in later if c.left < end and level(c.given, size) == smallest]
-    candidates = sorted((last, *stays), key=lambda c: c.left)
-    leads = [c for c in candidates if finer and c.given is finer[0].taken]
+    end = finer[0].began if finer else max((c.ended for c in every), default=0)
+    stays = [c for c in later if c.ended < end and level(c.output, size) == smallest]
+    candidates = sorted((last, *stays), key=lambda c: c.ended)
+    leads = [c for c in candidates if finer and c.output is finer[0].input]
     return leads[-1] if leads else candidates[-1]
 
 

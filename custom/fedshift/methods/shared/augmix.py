@@ -63,8 +63,8 @@ def _changed(x: Tensor, changes: tuple[Change, ...], kind: Tensor, strength: Ten
     for number, change in enumerate(changes):
         rows = torch.nonzero(kind == number)[:, 0]
         if len(rows):
-            there = rows.to(x.device)
-            x[there] = change(x[there], strength[rows].to(x), sign[rows].to(x))
+            index = rows.to(x.device)
+            x[index] = change(x[index], strength[rows].to(x), sign[rows].to(x))
     return x
 
 

@@ -80,9 +80,9 @@ class AuxiliaryNetwork:
 def like(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
     """An optimiser of the same type and settings for other parameters."""
     settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    made: torch.optim.Optimizer = type(optimizer)(parameters, lr=settings["lr"])  # type: ignore[call-arg]
-    made.param_groups[0].update(settings)
-    return made
+    twin: torch.optim.Optimizer = type(optimizer)(parameters, lr=settings["lr"])  # type: ignore[call-arg]
+    twin.param_groups[0].update(settings)
+    return twin
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -75,13 +75,13 @@ def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
     net.eval()
     for norm in norms:
         norm.train()
-    seen = 0
+    n_images = 0
     try:
         order = generator(run.seed, run.site, run.round, "running statistics")
         for (x,) in trainable((x,) for x in data.images_alone(order)):
-            seen += len(x)
+            n_images += len(x)
             for norm in norms:
-                norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there
+                norm.momentum = len(x) / n_images  # a mean over images so far; the first chunk replaces what was there
             net(run.normalise(x.to(device), training=False))
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

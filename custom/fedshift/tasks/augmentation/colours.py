@@ -77,22 +77,22 @@ class PictureBatches:
         preset = self._preset
         some = torch.nonzero(drawn[:, 0] < preset.colours)[:, 0]
         if len(some):
-            there = some.to(images.device)
-            images[there] = self._recoloured(images[there], drawn[some, 1:5])
+            chosen = some.to(images.device)
+            images[chosen] = self._recoloured(images[chosen], drawn[some, 1:5])
         some = torch.nonzero(drawn[:, 5] < preset.blur)[:, 0]
         if len(some):
-            there, sigmas = some.to(images.device), geometry.within(drawn[some, 6], preset.sigmas)
-            images[there] = intensity.blur(images[there], sigmas[:, None].expand(-1, 2))
+            chosen, sigmas = some.to(images.device), geometry.within(drawn[some, 6], preset.sigmas)
+            images[chosen] = intensity.blur(images[chosen], sigmas[:, None].expand(-1, 2))
         some = torch.nonzero(drawn[:, 7] < preset.noise)[:, 0]
         if len(some):
-            there, deviations = some.to(images.device), drawn[some, 8] * preset.noise_std
+            chosen, deviations = some.to(images.device), drawn[some, 8] * preset.noise_std
             noise = draws.normal(seeds[some].to(images.device), images[0].numel(), stream=draws.NOISE)
-            noisy = images[there] + noise.view(-1, *images.shape[1:]) * intensity.column(deviations, images)
-            images[there] = noisy.clamp_(0, 1)
+            noisy = images[chosen] + noise.view(-1, *images.shape[1:]) * intensity.column(deviations, images)
+            images[chosen] = noisy.clamp_(0, 1)
         some = torch.nonzero(drawn[:, 9] < preset.jpeg)[:, 0]
         if len(some):
-            there, qualities = some.to(images.device), geometry.within(drawn[some, 10], preset.qualities)
-            images[there] = jpeg(images[there], qualities, coloured=self._coloured)
+            chosen, qualities = some.to(images.device), geometry.within(drawn[some, 10], preset.qualities)
+            images[chosen] = jpeg(images[chosen], qualities, coloured=self._coloured)
 
     def _recoloured(self, pictures: Tensor, drawn: Tensor) -> Tensor:
         """Pictures (n, C, rows, columns) with other colours; ``drawn`` (n, 4) is uniform."""

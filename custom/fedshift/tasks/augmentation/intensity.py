@@ -74,9 +74,9 @@ def _fewer_and_back(side: int, zooms: Tensor) -> Tensor:
     """Matrices (n, side, side) from an axis' old voxels to its new ones, which are mixed from one or two of them."""
     fewer = (side * zooms.double()).round().long().clamp_(min=1)[:, None]
     # Where each new voxel lies among the fewer ones, and which old voxels those are.
-    there = ((torch.arange(side) + 0.5) * fewer / side - 0.5).clamp_(min=0)
-    before = there.long()
+    places = ((torch.arange(side) + 0.5) * fewer / side - 0.5).clamp_(min=0)
+    before = places.long()
     after = torch.minimum(before + 1, fewer - 1)
     first, second = ((2 * index + 1) * side // (2 * fewer) for index in (before, after))
-    weight, old = (there - before).float()[:, None], torch.arange(side)[:, None]
+    weight, old = (places - before).float()[:, None], torch.arange(side)[:, None]
     return (old == first[:, None]) * (1 - weight) + (old == second[:, None]) * weight

@@ -52,7 +52,7 @@ CHANGING = (
     "RandStdShiftIntensity",
 )
 """Transforms of images alone."""
-GIVEN = frozenset(
+SET_HERE = frozenset(
     {"self", "keys", "mode", "allow_missing_keys", "device", "lazy", "dtype", "keep_size", "kwargs"}
     | {"factor_key", "meta_keys", "meta_key_postfix"}
 )
@@ -65,7 +65,7 @@ TRIAL = 16
 It is for the longest side of a patch; the ramp's other sides are in proportion. Sides that differ get more voxels, so
 that they differ in the ramp too.
 """
-OF = {"Rand2DElastic": 2, "Rand3DElastic": 3}
+DIMENSIONS = {"Rand2DElastic": 2, "Rand3DElastic": 3}
 IMAGE, LABEL = "image", "label"
 
 
@@ -86,7 +86,7 @@ class Listed:
             ConfigError: no such transform or option, or a value that does not fit.
         """
         self.margin = (0,) * len(patch)
-        self._steps = [_made(entry, patch) for entry in spec]
+        self._steps = [_transform(entry, patch) for entry in spec]
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
         x, y = [], []
@@ -102,7 +102,7 @@ class Listed:
         return torch.stack(x), torch.stack(y)
 
 
-def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
+def _transform(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
     where, dims = "data.augmentation", len(patch)
     odd = [key for key in entry if key not in ("name", "options")] if isinstance(entry, Mapping) else [entry]
     if odd or "name" not in entry:
@@ -113,9 +113,10 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
     if name not in available():
         raise ConfigError("unknown-transform", f"{where}: there is no transform {name!r}{nearest(name, available())}")
     short = name.removeprefix(PREFIX)
-    if OF.get(short, dims) != dims:
+    if DIMENSIONS.get(short, dims) != dims:
         raise ConfigError(
-            "transform-unfit", f"{where}: {name} is for {OF[short]} dimensions, and data.dims is {dims}: leave it out"
+            "transform-unfit",
+            f"{where}: {name} is for {DIMENSIONS[short]} dimensions, and data.dims is {dims}: leave it out",
         )
     cls = getattr(importlib.import_module("monai.transforms"), f"{short}d", None)
     if cls is None:
@@ -124,7 +125,7 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
         )
     parameters = inspect.signature(cls.__init__).parameters
     moves = short in MOVING
-    withheld = GIVEN | {SIZE} if moves else GIVEN
+    withheld = SET_HERE | {SIZE} if moves else SET_HERE
     known = [key for key in parameters if key not in withheld]
     for key in options:
         if key in withheld and key in parameters:
@@ -132,14 +133,14 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
         if key not in known:
             raise ConfigError("unknown-option", f"{where}: {name}: unknown option {key!r}{nearest(key, known)}")
     linear = "trilinear" if dims == 3 else "bilinear"
-    given: dict[str, Any] = {"keys": (IMAGE, LABEL) if moves else (IMAGE,)}
+    settings: dict[str, Any] = {"keys": (IMAGE, LABEL) if moves else (IMAGE,)}
     if "mode" in parameters:
-        given["mode"] = (linear if short == "RandZoom" else "bilinear", "nearest")
+        settings["mode"] = (linear if short == "RandZoom" else "bilinear", "nearest")
     if "padding_mode" in parameters and "padding_mode" not in options:
-        given["padding_mode"] = "edge" if short == "RandZoom" else "border"
+        settings["padding_mode"] = "edge" if short == "RandZoom" else "border"
     if "upsample_mode" in parameters:
-        given["upsample_mode"] = linear
-    chosen = {**given, **{key: _tuples(value) for key, value in options.items()}}
+        settings["upsample_mode"] = linear
+    chosen = {**settings, **{key: _tuples(value) for key, value in options.items()}}
     sides = sorted(set(patch))
     small = [max(round(side * TRIAL / sides[-1]), 4) + sides.index(side) for side in patch]
     ramp = torch.linspace(0, 1, prod(small)).reshape(1, *small)
@@ -147,7 +148,7 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
         sure = cls(**{**chosen, "prob": 1.0}).set_random_state(seed=0)
         with _plain_tensors():
             after = sure({IMAGE: ramp, LABEL: torch.ones_like(ramp)})
-        made = cls(**chosen)
+        transform = cls(**chosen)
     except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(
@@ -159,7 +160,7 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
             "transform-unfit",
             f"{where}: {name} changes the shape of a patch of {size}: take equal sides, or leave it out",
         )
-    return made
+    return transform
 
 
 def _tuples(value: Any) -> Any:

@@ -42,8 +42,8 @@ class Drawn:
 
     def normal(self, count: int, *, device: torch.device | None = None) -> Tensor:
         """Normal numbers, (n, count), drawn on a device."""
-        there = device or self.seeds.device
-        return draws.normal(self.seeds.to(there), count, stream=self.streams.to(there))
+        place = device or self.seeds.device
+        return draws.normal(self.seeds.to(place), count, stream=self.streams.to(place))
 
 
 Change = Callable[[Tensor, Drawn], Tensor]
@@ -59,9 +59,9 @@ class ScannerBatches(Batches[ScannerPreset]):
         chances = draws.uniform(seeds, 2, stream=draws.BENDS)
         some = torch.nonzero(chances[:, 0] < self._preset.deform)[:, 0]
         if len(some):
-            there, deviations = some.to(images.device), within(chances[some, 1], self._preset.bends)
+            chosen, deviations = some.to(images.device), within(chances[some, 1], self._preset.bends)
             normals = draws.normal(seeds[some], geometry.numbers_of_a_bend(self._patch), stream=draws.BENDS + 1)
-            images[there], labels[there] = geometry.bend(images[there], labels[there], normals, deviations)
+            images[chosen], labels[chosen] = geometry.bend(images[chosen], labels[chosen], normals, deviations)
         return images, labels
 
     def _change(self, rows: Tensor, chances: Tensor, seeds: Tensor) -> None:
@@ -107,9 +107,9 @@ class ScannerBatches(Batches[ScannerPreset]):
         for place, (probability, change) in enumerate(steps):
             index, values = self._chosen(chances[:, place], probability, (0, 1))
             if len(index):
-                there = index.to(rows.device)
+                chosen = index.to(rows.device)
                 streams = draws.SHAPES + place * self._sequences + index % self._sequences
-                rows[there] = change(rows[there], Drawn(values, seeds[index // self._sequences], streams))
+                rows[chosen] = change(rows[chosen], Drawn(values, seeds[index // self._sequences], streams))
 
     def _convolved(self, rows: Tensor, drawn: Drawn) -> Tensor:
         count = tissue.numbers_of_a_network(len(self._patch), flat=self._flat)

@@ -49,19 +49,19 @@ def convolved(rows: Tensor, normals: Tensor, points: Tensor, mixes: Tensor, *, f
     centre = torch.zeros(sides)
     centre[tuple(side // 2 for side in sides)] = 1
     convolve = functional.conv2d if dims == 2 else functional.conv3d
-    made, done = rows.transpose(0, 1), 0
+    features, start = rows.transpose(0, 1), 0
     for layer, (inputs, outputs) in enumerate(LAYERS):
         size = inputs * outputs * centre.numel()
-        weights = normals[:, done : done + size].reshape(number, -1, *sides)
+        weights = normals[:, start : start + size].reshape(number, -1, *sides)
         weights = torch.where(column(points[:, layer], weights) > 0, weights * centre, weights)
-        offsets = normals[:, done + size : done + size + outputs]
-        done += size + outputs
+        offsets = normals[:, start + size : start + size + outputs]
+        start += size + outputs
         if layer:
-            made = functional.leaky_relu_(made)
+            features = functional.leaky_relu_(features)
         weights = weights.reshape(number * outputs, inputs, *sides).to(rows)
         padding = tuple(side // 2 for side in sides)
-        made = convolve(made, weights, offsets.reshape(-1).to(rows), padding=padding, groups=number)
-    mixed = rows.lerp(made.transpose(0, 1), column(mixes, rows))
+        features = convolve(features, weights, offsets.reshape(-1).to(rows), padding=padding, groups=number)
+    mixed = rows.lerp(features.transpose(0, 1), column(mixes, rows))
     norm, new_norm = (torch.linalg.vector_norm(each.flatten(1), dim=1) for each in (rows, mixed))
     return mixed.mul_(column(norm / (new_norm + EPSILON), rows))
 

@@ -95,8 +95,8 @@ class WholeBatches(Batches[Preset]):
         for place, (change, probability, limits, part) in enumerate(steps, start=1):
             index, values = self._chosen(chances[:, place], probability, limits, part=part)
             if len(index):
-                there = index.to(rows.device)
-                rows[there] = change(rows[there], values)
+                chosen = index.to(rows.device)
+                rows[chosen] = change(rows[chosen], values)
 
     def _low_resolution(self, rows: Tensor, values: Tensor) -> Tensor:
         return intensity.low_resolution(rows, values[:, 0], flat=self._flat)

@@ -86,10 +86,10 @@ class Loss:
         if spec.name == CE and spec.options:
             raise ConfigError("unknown-option", f"{place} has no options: take {WEIGHTED} or {FOCAL}")
         if spec.name == WEIGHTED:
-            given = WeightedOptions.parse(spec.options, where=place).weights
-            self.by_site = given is None
-            if given is not None:
-                numbers = _numbers("weights", given, n_classes, where=place)
+            weights = WeightedOptions.parse(spec.options, where=place).weights
+            self.by_site = weights is None
+            if weights is not None:
+                numbers = _numbers("weights", weights, n_classes, where=place)
                 self._weights = torch.stack([torch.ones(n_classes), numbers]) if findings else numbers
         if spec.name == FOCAL:
             self._focal = _focal(FocalOptions.parse(spec.options, where=place), n_classes, findings, where=place)
@@ -130,12 +130,12 @@ class Loss:
         return (torch.where(known, loss, 0).sum(1) / known.sum(1).clamp(min=1)).mean()
 
 
-def _numbers(key: str, given: Sequence[float], n_classes: int, *, where: str) -> Tensor:
-    if len(given) != n_classes or min(given) <= 0:
+def _numbers(key: str, values: Sequence[float], n_classes: int, *, where: str) -> Tensor:
+    if len(values) != n_classes or min(values) <= 0:
         raise ConfigError(
-            "invalid-value", f"{where}: {key} must be {n_classes} numbers above 0, one for each class, not {given}"
+            "invalid-value", f"{where}: {key} must be {n_classes} numbers above 0, one for each class, not {values}"
         )
-    return torch.tensor(given, dtype=torch.float32)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _by_frequency(labels: np.ndarray, n_classes: int, *, findings: bool) -> Tensor:

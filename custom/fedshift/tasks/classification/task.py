@@ -226,10 +226,10 @@ class Task(OneClass):
             return np.asarray(np.arange(values.shape[1]) == values.argmax(1)[:, None])
         return np.asarray(values >= np.array([threshold.decision for threshold in self._thresholds]))
 
-    def _right(self, values: np.ndarray, truth: np.ndarray, said: np.ndarray) -> np.ndarray:
+    def _right(self, values: np.ndarray, truth: np.ndarray, decided: np.ndarray) -> np.ndarray:
         """Of each case (n,) whether its class is right, or which share of its known findings; NaN without any."""
         known = ~np.isnan(truth)
-        right = ((said == (truth == 1)) & known).sum(1)
+        right = ((decided == (truth == 1)) & known).sum(1)
         if not self.findings:
             return np.asarray(right == truth.shape[1], np.float64)
         return np.where(known.any(1), right / np.maximum(known.sum(1), 1), np.nan)
@@ -253,8 +253,8 @@ class Task(OneClass):
         values, truth = self._gathered(probabilities, data, subset)
         members = data.members(subset)
         subjects = data.subject_names(members)
-        said = self._decisions(values)
-        right = self._right(values, truth, said)
+        decided = self._decisions(values)
+        right = self._right(values, truth, decided)
         hides = not share_cases and len(members) < FEWEST
         scores: dict[str, float] = {}
         intervals: dict[str, tuple[float, float]] = {}
@@ -266,8 +266,8 @@ class Task(OneClass):
         if not self.findings:
             confusion = np.zeros((values.shape[1], values.shape[1]), np.int64)
             np.add.at(confusion, (truth.argmax(1), values.argmax(1)), 1)
-            seen = confusion.sum(1) > 0
-            scores["macro_accuracy"] = float((confusion.diagonal()[seen] / confusion.sum(1)[seen]).mean())
+            present = confusion.sum(1) > 0
+            scores["macro_accuracy"] = float((confusion.diagonal()[present] / confusion.sum(1)[present]).mean())
         if self._data.ordinal and (agreement := kappa(truth.argmax(1), values.argmax(1))) is not None:
             scores[KAPPA] = agreement
             ends = kappa_interval(truth.argmax(1), values.argmax(1), subjects=subjects or members, seed=seed)
@@ -278,7 +278,7 @@ class Task(OneClass):
                 self._job.task.classes,
                 truth,
                 values,
-                said,
+                decided,
                 self._thresholds,
                 by_threshold=self.findings,
                 subjects=subjects or members,
@@ -315,10 +315,10 @@ class Task(OneClass):
         """Of the most likely class, or of all known findings, whose probability is then that of being there."""
         calibration = Calibration()
         for start in range(0, len(values), size):  # sums of floats in this order
-            given, actual = values[start : start + size], truth[start : start + size]
+            predicted, actual = values[start : start + size], truth[start : start + size]
             if self.findings:
                 known = ~np.isnan(actual)
-                calibration.add(given[known], actual[known] == 1)
+                calibration.add(predicted[known], actual[known] == 1)
             else:
-                calibration.add(given.max(1), given.argmax(1) == actual.argmax(1))
+                calibration.add(predicted.max(1), predicted.argmax(1) == actual.argmax(1))
         return calibration

@@ -66,8 +66,8 @@ class ImageFreeGuess:
                 continue
             plane = _in_plane(self._plane[number][None], shape)[0]
             above = self._along(number, heights)[:, None, None] * (plane / self._threshold[number])
-            there = above >= most
-            result[there], most[there] = number, above[there]
+            higher = above >= most
+            result[higher], most[higher] = number, above[higher]
         return result
 
     def _along(self, number: int, heights: np.ndarray) -> np.ndarray:
@@ -91,11 +91,11 @@ class ImageFreeGuess:
                 self._plane[number] += planes[area > 0].mean(axis=0)
                 with_structure[number] += 1
         for number in self._classes:
-            seen = np.flatnonzero(covered[number])
+            heights = np.flatnonzero(covered[number])
             if with_structure[number]:
                 self._plane[number] /= with_structure[number]
-                means = self._profile[number, seen] / covered[number, seen]
-                self._profile[number] = np.interp(np.arange(HEIGHTS), seen, means)
+                means = self._profile[number, heights] / covered[number, heights]
+                self._profile[number] = np.interp(np.arange(HEIGHTS), heights, means)
 
     def _choose(self, stacks: Iterator[MaskStack]) -> None:
         """Choose each class's threshold, by the mean Dice over masks at every level."""

@@ -67,7 +67,9 @@ def compare(
     """
     known = ~np.isnan(federated)
     federated, local = federated[known], local[known]
-    subjects = None if subjects is None else [whose for whose, there in zip(subjects, known, strict=True) if there]
+    subjects = (
+        None if subjects is None else [whose for whose, is_known in zip(subjects, known, strict=True) if is_known]
+    )
     pairs = np.stack([federated, local], axis=1).astype(np.float64)
     differences = pairs[:, 0] - pairs[:, 1]
     n = len(pairs)

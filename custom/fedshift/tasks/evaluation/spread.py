@@ -30,7 +30,9 @@ def distribution(
     """
     scores = np.asarray(values, np.float64)
     known = ~np.isnan(scores)
-    subjects = None if subjects is None else [whose for whose, there in zip(subjects, known, strict=True) if there]
+    subjects = (
+        None if subjects is None else [whose for whose, is_known in zip(subjects, known, strict=True) if is_known]
+    )
     scores, several = scores[known], several_cases(subjects)
     if not share_cases and len(scores) < FEWEST:
         return Distribution(n=len(scores), mean=float(scores.mean()), subjects=several)

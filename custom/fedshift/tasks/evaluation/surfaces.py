@@ -62,5 +62,5 @@ def _distances(first: np.ndarray, second: np.ndarray, spacing: Sequence[float]) 
         np.argwhere(mask[box] & ~binary_erosion(mask[box])) * np.asarray(spacing, float) for mask in (first, second)
     ]
     trees = [KDTree(surface, leafsize=32) for surface in points]  # fewer, larger leaves: each tree is asked once
-    there, back = (trees[1 - i].query(points[i])[0].astype(np.float32).astype(np.float64) for i in (0, 1))
-    return there, back
+    forth, back = (trees[1 - i].query(points[i])[0].astype(np.float32).astype(np.float64) for i in (0, 1))
+    return forth, back

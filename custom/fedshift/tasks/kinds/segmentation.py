@@ -10,5 +10,5 @@ from fedshift.tasks.segmentation import patch_task, slices
 
 
 def build(job: JobSpec) -> Task:
-    made = patch_task.Task(job) if "patch" in job.task.data else slices.Task(job)
-    return cast(Task, made)  # each takes its own kind of data
+    task = patch_task.Task(job) if "patch" in job.task.data else slices.Task(job)
+    return cast(Task, task)  # each takes its own kind of data

@@ -23,7 +23,7 @@ from fedshift.schema.seeding import seeded_global
 from fedshift.schema.strict import nearest
 from fedshift.tasks import monai_classifiers, monai_networks, nnunet_networks
 
-GIVEN = ("in_channels", "n_classes", "spatial_dims")
+SET_BY_TASK = ("in_channels", "n_classes", "spatial_dims")
 
 
 def built_in() -> list[str]:
@@ -62,17 +62,17 @@ def build(
     of_package = load("network", name) if package_of(name) is not None else None
     if of_package is None and name not in available():
         raise ConfigError("unknown-network", f"there is no network {name!r}{nearest(name, available())}")
-    given = {"in_channels": in_channels, "n_classes": n_classes}
+    settings = {"in_channels": in_channels, "n_classes": n_classes}
     try:
         with seeded_global(seed):
             if name in monai_classifiers.names():
-                return monai_classifiers.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
+                return monai_classifiers.build(name, options, **settings, spatial_dims=spatial_dims, patch=patch)
             if name in monai_networks.names():
-                return monai_networks.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
+                return monai_networks.build(name, options, **settings, spatial_dims=spatial_dims, patch=patch)
             if name in nnunet_networks.names():
-                return nnunet_networks.build(name, options, **given, spatial_dims=spatial_dims)
+                return nnunet_networks.build(name, options, **settings, spatial_dims=spatial_dims)
             module = of_package or importlib.import_module(f"fedshift.tasks.networks.{name}")
-            return _of_module(module, name, options, given, spatial_dims)
+            return _of_module(module, name, options, settings, spatial_dims)
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -81,16 +81,16 @@ def build(
 
 
 def _of_module(
-    module: ModuleType, name: str, options: dict[str, Any], given: dict[str, int], spatial_dims: int
+    module: ModuleType, name: str, options: dict[str, Any], settings: dict[str, int], spatial_dims: int
 ) -> nn.Module:
     make = module.build
     parameters = inspect.signature(make).parameters
-    known = [key for key in parameters if key not in GIVEN]
+    known = [key for key in parameters if key not in SET_BY_TASK]
     for key in options:
         if key not in known:
             raise ConfigError("unknown-option", f"network {name}: unknown option {key!r}{nearest(key, known)}")
     if "spatial_dims" in parameters:
-        given = {**given, "spatial_dims": spatial_dims}
+        settings = {**settings, "spatial_dims": spatial_dims}
     elif spatial_dims != 2:
         raise ConfigError(
             "network-dims",
@@ -98,5 +98,5 @@ def _of_module(
             f"data.patch): set network.name=unet, or one of MONAI's such as {monai_networks.PREFIX}DynUNet, or "
             f"{monai_networks.PREFIX}DenseNet121 to classify",
         )
-    net: nn.Module = make(**given, **options)
+    net: nn.Module = make(**settings, **options)
     return net

@@ -101,11 +101,11 @@ class ResNet18(nn.Module):
 
 def build(*, in_channels: int, n_classes: int, norm: Norm = "batch", stem: Stem = "imagenet") -> ResNet18:
     """The paper's for ImageNet, unless options say otherwise."""
-    given: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    options: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("norm", norm, get_args(Norm)),
         ("stem", stem, get_args(Stem)),
     )
-    for key, value, known in given:
+    for key, value, known in options:
         if value not in known:
             raise ConfigError("invalid-value", f"network resnet18: {key} must be {' or '.join(known)}, not {value!r}")
     return ResNet18(in_channels=in_channels, n_classes=n_classes, norm=norm, stem=stem)

@@ -132,8 +132,8 @@ class DataSpec(Strict):
             f"normalise: {self.normalise}": self.normalise not in ("volume", "fixed", "none"),
             f"nonzero with normalise: {self.normalise}": self.nonzero and self.normalise != "volume",
         }
-        for key, given in other.items():
-            if given:
+        for key, is_set in other.items():
+            if is_set:
                 raise ValueError(f"convention: nnunet has no {key}: leave one of the two out")
         known = [length is not None for length in self.spacing or (None,) * AXES]
         if known != [self.dims == AXES, True, True]:
@@ -307,8 +307,8 @@ class Patches(ScanData):
     def _cut(self, cases: np.ndarray, starts: np.ndarray, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Patches with a margin, one after another from the files or the machine's memory."""
         places = zip(cases.tolist(), starts.tolist(), strict=True)
-        made = [self._patch(case, start, margin) for case, start in places]
-        return torch.stack([x for x, _ in made]), torch.stack([y for _, y in made])
+        patches = [self._patch(case, start, margin) for case, start in places]
+        return torch.stack([x for x, _ in patches]), torch.stack([y for _, y in patches])
 
     def _gathered(
         self, cases: np.ndarray, starts: np.ndarray, margin: Sequence[int], images: Tensor, labels: Tensor
@@ -390,7 +390,7 @@ def cut(volume: np.ndarray, first: Sequence[int], size: Sequence[int]) -> np.nda
     part = volume[..., z, y, x]
     if part.shape[-AXES:] == tuple(size):
         return part
-    made = np.zeros((*volume.shape[:-AXES], *size), volume.dtype)
+    patch = np.zeros((*volume.shape[:-AXES], *size), volume.dtype)
     z, y, x = (slice(s.start - at, s.stop - at) for s, at in zip(inside, first, strict=True))
-    made[..., z, y, x] = part
-    return made
+    patch[..., z, y, x] = part
+    return patch

@@ -258,8 +258,8 @@ class Task(OneClass):
         self.sizes = sizes(self.spatial, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
         if len(job.task.classes) != 2:
-            said = "slices (data.matrix) have background and one foreground class: set data.patch for more"
-            raise ConfigError("too-many-classes", f"task {job.task.name}: {said}")
+            fault = "slices (data.matrix) have background and one foreground class: set data.patch for more"
+            raise ConfigError("too-many-classes", f"task {job.task.name}: {fault}")
         self._loss = make_loss(job.task.loss.name, job.task.loss.options, n_classes=2)
         refuse_patch_options(job)
 
@@ -377,7 +377,7 @@ class Task(OneClass):
             if by_case and (name == "false_positives" or len(by_case) == len(by_metric["dice"]))
         }
         subjects = [subject_of(data.manifest.cases[number]) for number in order]
-        made = evaluation(
+        record = evaluation(
             cases,
             subjects,
             calibration=calibration,
@@ -387,7 +387,7 @@ class Task(OneClass):
             share_cases=share_cases,
             keep=keep,
         )
-        return made.model_copy(update={"scores": made.scores | self._papers(*map(np.concatenate, (counts, shown)))})
+        return record.model_copy(update={"scores": record.scores | self._papers(*map(np.concatenate, (counts, shown)))})
 
     def confidences(self, probabilities: Iterator[Tensor], data: Slices, subset: Subset) -> Iterator[float | None]:
         expected = dict(zip(*np.unique(data.case_of[data.members(subset)], return_counts=True), strict=True))
