@@ -58,7 +58,7 @@ class Runs:
     def __init__(self, folder: Path, *, options: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Make the sites in a new folder. ``options``: kind of task -> ``key=value`` for its jobs, as ``--set``."""
         self.data, self._folder, self._options = small_sites(folder / "data"), folder, options
-        self._done: dict[tuple[str, str], Coordinator] = {}
+        self._coordinators: dict[tuple[str, str], Coordinator] = {}
         self._serialised: dict[tuple[str, str], tuple[Federation, Coordinator]] = {}
 
     def job(self, names: str, kind: str) -> JobSpec:
@@ -67,10 +67,12 @@ class Runs:
 
     def __call__(self, names: str, kind: str) -> Coordinator:
         """The job's run in one process."""
-        if (names, kind) not in self._done:
+        if (names, kind) not in self._coordinators:
             torch.set_num_threads(1)
-            self._done[names, kind] = run(self.job(names, kind), self.data[kind], self._folder / f"{names}_{kind}")
-        return self._done[names, kind]
+            self._coordinators[names, kind] = run(
+                self.job(names, kind), self.data[kind], self._folder / f"{names}_{kind}"
+            )
+        return self._coordinators[names, kind]
 
     def serialised(self, names: str, kind: str) -> tuple[Federation, Coordinator]:
         """The federation with all its messages."""
@@ -142,9 +144,9 @@ def in_bf16_the_first_losses_are_nearly_the_same(names: str, kind: str, runs: Ru
     job = runs.job(names, kind)
     schedule = job.task.schedule.model_copy(update={"precision": "bf16"})
     job = job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
-    full, half = (made.results.rounds for made in (runs(names, kind), run(job, runs.data[kind], folder)))
+    full, half = (federated.results.rounds for federated in (runs(names, kind), run(job, runs.data[kind], folder)))
     first, again = (
-        [site_record.train_loss for _, site_record in sorted(made[0].sites.items())] for made in (full, half)
+        [site_record.train_loss for _, site_record in sorted(federated[0].sites.items())] for federated in (full, half)
     )
     assert first != again
     np.testing.assert_allclose(np.asarray(again, float), np.asarray(first, float), rtol=BF16)

@@ -94,17 +94,17 @@ class Stop(Signal):  # type: ignore[misc]
 
     def __init__(self, *, after: int) -> None:
         super().__init__()
-        self._left = after
+        self._remaining = after
 
     @property
     def is_next(self) -> bool:
         """Whether the task stops when it asks again."""
-        return self._left == 0
+        return self._remaining == 0
 
     @property
     def triggered(self) -> bool:
-        self._left -= 1
-        return self._left < 0
+        self._remaining -= 1
+        return self._remaining < 0
 
     @triggered.setter
     def triggered(self, value: bool) -> None:

@@ -132,7 +132,7 @@ class Admission:
     def __init__(self, *, resumable: str, clock: Callable[[], float] = time.monotonic) -> None:
         """``resumable`` as `Readmission.resumable`; ``clock`` gives seconds."""
         self._resumable, self._clock = resumable, clock
-        self._left: dict[str, Job] = {}
+        self._interrupted: dict[str, Job] = {}
         self._resumed: set[str] = set()
         self._admitted: set[tuple[str, str]] = set()
         self._refusals: dict[tuple[str, str], tuple[int, float]] = {}
@@ -148,7 +148,7 @@ class Admission:
         for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             if (Path(fl_ctx.get_workspace().get_app_dir(job.job_id)) / CONFIG / self._resumable).is_file():
                 log.warning("job %s ran when the server was stopped: it goes on when a site is back", job.job_id)
-                self._left[job.job_id] = job
+                self._interrupted[job.job_id] = job
             elif not in_kit:
                 log.error(
                     "job %s ran in a server whose store this is, %s, which is not in this kit: it is left as it is. "
@@ -168,12 +168,12 @@ class Admission:
             # NVFlare fails a job unless every site ends well. Here only the workflow's quorum decides.
             for name in list(runner._pending_client_outcomes.get(job_id, ())):
                 runner.resolve_client_outcome(job_id, name)
-        for job in [*self._left.values(), *list(runner.running_jobs.values())]:
+        for job in [*self._interrupted.values(), *list(runner.running_jobs.values())]:
             for client in engine.get_clients():
                 app = next((app for app, sites in job.get_deployment().items() if client.name in sites), None)
                 if app is None:
                     continue
-                if job.job_id in self._left and not self._resume(job, client, engine, fl_ctx):
+                if job.job_id in self._interrupted and not self._resume(job, client, engine, fl_ctx):
                     break
                 running = engine.run_processes.get(job.job_id)
                 if running is not None:
@@ -181,7 +181,7 @@ class Admission:
 
     def _resume(self, job: Job, first: Client, engine: Any, fl_ctx: FLContext) -> bool:
         """Start the server's process of a job that was left. NVFlare needs a site for that: ``first``."""
-        del self._left[job.job_id]
+        del self._interrupted[job.job_id]
         manager, runner = engine.get_component(SystemComponents.JOB_MANAGER), engine.job_runner
         known = manager.get_job(job.job_id, fl_ctx)
         if known is None or known.meta.get(JobMetaKey.STATUS) not in (RunStatus.RUNNING, RunStatus.DISPATCHED):

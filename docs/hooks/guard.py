@@ -36,9 +36,9 @@ def _messages() -> Rows:
 
 def _orders() -> Rows:
     """What a site does on its server's word."""
-    from flare_armour.guard.orders import DONE
+    from flare_armour.guard.orders import ORDERS
 
-    for topic, order in DONE.items():
+    for topic, order in ORDERS.items():
         yield f"`{topic}`", "a job's id" if order.job else "–", order.body
 
 

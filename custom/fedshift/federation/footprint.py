@@ -32,11 +32,11 @@ def measure(job: JobSpec, *, several: bool = False) -> Measured:
     """
     asked = read_settings(None).device
     device = choose_device(asked)
-    seen = footprint(job, precision=settled(job.task.schedule.precision, device))
+    measured = footprint(job, precision=settled(job.task.schedule.precision, device))
     if device.type != "cuda":
-        return seen
+        return measured
     used = range(torch.cuda.device_count()) if several and asked == "auto" else (device,)
-    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(number)[0] for number in used))
+    return replace(measured, gpus=tuple(torch.cuda.mem_get_info(number)[0] for number in used))
 
 
 def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:

@@ -43,11 +43,11 @@ class SiteLedger:
         Raises:
             PolicyError: it was restored from a backup, cut or deleted.
         """
-        seen = broadcast.ledgers.get(self._site)
-        if self._folder is not None and seen is not None:
+        head = broadcast.ledgers.get(self._site)
+        if self._folder is not None and head is not None:
             from fedshift.federation.site.privacy.ledger import Ledger  # imports scipy, needed with noise only
 
-            Ledger(self._folder).require(seen, site=self._site)
+            Ledger(self._folder).require(head, site=self._site)
 
     def head(self) -> LedgerHead | None:
         """Where it ends after the task; None if nothing has left with noise."""

@@ -65,7 +65,7 @@ class NoisyMeans:
         """
         name = next(score for score in BOUNDED if all(score in scores for scores in values.values()))
         has_score = ~np.isnan(next(iter(values.values()))[name])
-        whose = Counter(subject for subject, there in zip(subjects, has_score, strict=True) if there)
+        whose = Counter(subject for subject, is_scored in zip(subjects, has_score, strict=True) if is_scored)
         if len(whose) < self._policy.least_told:
             raise PolicyError(
                 "too-few-cases",

@@ -114,10 +114,10 @@ class FedshiftAggregator(FLComponent):
             answers = codec.decode_answers(shareable)
         except codec.WireError as fault:
             return self._reject(client, fault.key, fault.reason)
-        asked, given = self._asked(client), [answer.content.site for answer in answers]
-        others = [site for site in given if site not in asked]
-        if others or not given or len(given) < len(asked):
-            return self._reject(client, "site", f"the client answered for {', '.join(others or given) or 'no site'}")
+        asked, answered = self._asked(client), [answer.content.site for answer in answers]
+        others = [site for site in answered if site not in asked]
+        if others or not answered or len(answered) < len(asked):
+            return self._reject(client, "site", f"the client answered for {', '.join(others or answered) or 'no site'}")
         return all([self._take(answer, task) for answer in answers])
 
     def _asked(self, client: str) -> tuple[str, ...]:

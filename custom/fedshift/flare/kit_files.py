@@ -218,10 +218,10 @@ def launcher_settings(launcher: Launcher | None) -> str:
         return ""
     options: Strict = getattr(launcher, launcher.kind)
     lines = ["", "# Where the processes of jobs run.", "launcher:", f"  {launcher.kind}:"]
-    meant, given = meanings(type(options)), options.model_dump(mode="json")
+    meant, values = meanings(type(options)), options.model_dump(mode="json")
     for name in type(options).model_fields:
         is_set = name in options.model_fields_set
-        value = json.dumps(given[name], ensure_ascii=False)
+        value = json.dumps(values[name], ensure_ascii=False)
         lines += [*wrap(meant[name], 110, initial_indent="    # ", subsequent_indent="    # ")]
         lines.append(f"    {name}: {value}" if is_set else f"    # {name}: {value}")
     return "\n".join(lines) + "\n"
@@ -357,11 +357,11 @@ def _server_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator
 
 def _authorization_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:
     permissions = content.get("permissions")
-    for role, given in permissions.items() if isinstance(permissions, dict) else ():
-        if _code(given) != NEVER:
+    for role, commands in permissions.items() if isinstance(permissions, dict) else ():
+        if _code(commands) != NEVER:
             yield Fault(f"{path} lets the role {role} send code with a job: set its {CODE} to {NEVER!r}", grave=False)
         ours = rights(role)
-        theirs = given if isinstance(given, dict) else {"everything": given}
+        theirs = commands if isinstance(commands, dict) else {"everything": commands}
         more = sorted(n for n, where in theirs.items() if n != CODE and where not in (NEVER, ours.get(n)))
         if more:
             yield Fault(

@@ -183,8 +183,8 @@ class QuestionExecutor(Executor):
         except FedshiftError as error:
             log.error("site %s: %s", name, error)
             # The sentence may name files and folders, which must not leave a hospital.
-            said = str(error) if simulated else f"{type(error).__name__} (the site's log says more)"
-            return codec.encode_told(self.part, said)
+            reason = str(error) if simulated else f"{type(error).__name__} (the site's log says more)"
+            return codec.encode_told(self.part, reason)
         except Exception as error:
             log.exception("site %s: the %s failed", name, self.task)
             return codec.encode_told(self.part, f"{type(error).__name__} (the site's log has the details)")

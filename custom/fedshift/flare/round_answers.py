@@ -247,11 +247,11 @@ class DisabledClients:
         if (client, disabling) not in self._rounds:
             results = self._coordinator.results
             records = [*([results.statistics] if results.statistics else []), *results.rounds]
-            seen = (
+            rounds = (
                 record.round
                 for record in records
                 for fault in record.rejected
                 if fault.key == DISABLED and str(disabling) in fault.reason
             )
-            self._rounds[client, disabling] = next(seen, self._coordinator.round)
+            self._rounds[client, disabling] = next(rounds, self._coordinator.round)
         return self._rounds[client, disabling]

@@ -67,7 +67,7 @@ def server_stats(progress: Progress | None) -> dict[str, str]:
     if progress is None:
         return {"round": "not begun"}
     out = [f"{site} ({reason})" for site, reason in progress.rejected.items()]
-    left = progress.seconds_left
+    seconds = progress.seconds_left
     stats = {
         "round": _round(progress),
         "sites in": ", ".join(progress.sites_in) or NONE,
@@ -75,7 +75,7 @@ def server_stats(progress: Progress | None) -> dict[str, str]:
         "sites left out of this round": "; ".join(out) or NONE,
         f"mean validation {progress.metric}": _score(progress.score, progress.score_round),
         "best so far": _score(progress.best_score, progress.best_round),
-        "time left": "not known before round 1 is over" if left is None else f"about {duration(left)}",
+        "time left": "not known before round 1 is over" if seconds is None else f"about {duration(seconds)}",
     }
     if not progress.rounds:  # nothing is trained
         stats = {name: stats[name] for name in ("sites in", "sites awaited")}

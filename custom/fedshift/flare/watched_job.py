@@ -67,8 +67,8 @@ class WatchedJob:
         problem = self._failed[1]
         if self._last is None:
             return Snapshot(where=self._where, problem=problem)
-        progress, seen = self._last
-        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen, problem=problem)
+        progress, read_at = self._last
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - read_at, problem=problem)
 
     def close(self) -> None:
         """Log out."""
@@ -108,8 +108,8 @@ class WatchedJob:
             self._last = progress, self._clock()
         if self._last is None:
             return Snapshot(where=self._where, waits_for=waits_for)
-        progress, seen = self._last
-        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen)
+        progress, read_at = self._last
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - read_at)
 
     def _job(self, session: Session) -> dict[str, Any] | None:
         """What FLARE says of the job; which one that is may change while none was asked for and it does not run.
@@ -144,10 +144,10 @@ class WatchedJob:
                 ended=True,
                 failed=status != COMPLETED,
             )
-        progress, seen = self._last
+        progress, read_at = self._last
         if progress.state == "running":
             states = {COMPLETED: ("finished", ""), ABORTED: ("stopped", f"the job was aborted; {take}")}
             state, reason = states.get(status, ("failed", failed))
             progress = progress.model_copy(update={"state": state, "reason": reason, "seconds_left": None})
-            self._last = progress, seen
-        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - seen)
+            self._last = progress, read_at
+        return Snapshot.from_progress(progress, where=self._where, news_age=self._clock() - read_at)

@@ -196,12 +196,12 @@ def decode_answer(content: memoryview) -> Answer:
             f"the site runs fedshift {head.version} (source {head.source}), the coordinator fedshift {identity}: "
             "install the same on both",
         )
-    made: Update | Scores | Failure
+    decoded: Update | Scores | Failure
     if head.kind == "Update":
         weights, arrays, packed = _placed(head.arrays, rest)
-        made = Update(head.site, head.round, head.n_samples, head.n_steps, weights, head.metrics, arrays, packed)
+        decoded = Update(head.site, head.round, head.n_samples, head.n_steps, weights, head.metrics, arrays, packed)
     elif head.kind == "Scores":
-        made = Scores(
+        decoded = Scores(
             head.site,
             head.round,
             head.values,
@@ -213,14 +213,14 @@ def decode_answer(content: memoryview) -> Answer:
             head.risks,
         )
     else:
-        made = Failure(head.site, head.round, head.reason)
+        decoded = Failure(head.site, head.round, head.reason)
     try:
         info = None if head.info is None else _INFO.validate_python(head.info)
     except ValidationError as error:
         raise ContentError(f"does not describe a site's data ({first_fault(error)})") from None
     if info is not None and info.site != head.site:
         raise ContentError(f"describes site {info.site} in the answer of site {head.site}")
-    return Answer(made, info, head.ledger)
+    return Answer(decoded, info, head.ledger)
 
 
 _INFO = TypeAdapter(SiteInfo)

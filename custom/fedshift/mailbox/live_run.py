@@ -70,17 +70,17 @@ class LiveRun:
         coordinator = self.coordinator
         try:
             answer = decode_answer(content)
-            made = answer.content
-            if made.site != site:
-                raise Rejected("site", f"the site answered for {made.site}")
+            answered = answer.content
+            if answered.site != site:
+                raise Rejected("site", f"the site answered for {answered.site}")
             if answer.ledger is not None:  # it has left, whatever becomes of the answer
                 self._heads.keep(site, answer.ledger)
-            if isinstance(made, Failure):
-                raise Rejected(task, made.reason)
+            if isinstance(answered, Failure):
+                raise Rejected(task, answered.reason)
             if answer.info is not None:
                 coordinator.register(answer.info)
-            if not isinstance(made, Scores if task == VALIDATE else Update):
-                raise Rejected(task, f"was answered with {type(made).__name__}")
+            if not isinstance(answered, Scores if task == VALIDATE else Update):
+                raise Rejected(task, f"was answered with {type(answered).__name__}")
         except ContentError as error:
             coordinator.reject(site, "answer", f"the message {error}")
         except ValueError:
@@ -88,7 +88,7 @@ class LiveRun:
         except Rejected as fault:
             coordinator.reject(site, fault.key, fault.reason)
         else:
-            coordinator.take(made)
+            coordinator.take(answered)
 
     def leave_out(self, number: int, site: str, key: str, reason: str) -> None:
         """Leave a site out of the open request of this number, once, with what it has answered."""
@@ -100,8 +100,8 @@ class LiveRun:
         """The round in whose record a site was first left out for this reason; else the open one."""
         results = self.coordinator.results
         records = [*([results.statistics] if results.statistics else []), *results.rounds]
-        seen = (r.round for r in records for fault in r.rejected if fault.key == key and reason in fault.reason)
-        return next(seen, self.coordinator.round)
+        rounds = (r.round for r in records for fault in r.rejected if fault.key == key and reason in fault.reason)
+        return next(rounds, self.coordinator.round)
 
     def fail(self, reason: str) -> None:
         """Write why the run cannot go on."""

@@ -108,9 +108,9 @@ def _cut(buffers: Buffers) -> Iterator[bytes | bytearray]:
     piece = bytearray()
     for buffer in buffers:
         while buffer.nbytes:
-            taken = buffer[: PIECE - len(piece)]
-            piece += taken
-            buffer = buffer[taken.nbytes :]
+            part = buffer[: PIECE - len(piece)]
+            piece += part
+            buffer = buffer[part.nbytes :]
             if len(piece) == PIECE:
                 yield piece
                 piece = bytearray()

@@ -191,8 +191,8 @@ class SiteParty(Stepper):
             sealed=sealed,
             answers=letter.hash,
         )
-        done = {"task": header.task, "request": header.request, "round": header.round}
-        return self._save(state.model_copy(update=done), thread)
+        position = {"task": header.task, "request": header.request, "round": header.round}
+        return self._save(state.model_copy(update=position), thread)
 
     def _refusal(self, round_: int) -> Answer | None:
         """The answer to a job whose packages the site's policy does not list."""

@@ -67,11 +67,11 @@ class Stepper:
         """
         self.mail.require()
         card = self.keys.card
-        there = self.mail.card(self.party.name)
+        former = self.mail.card(self.party.name)
         shown = card.model_dump_json().encode()
-        if there is not None and there != shown:
+        if former is not None and former != shown:
             try:
-                other = Card.read(there[:LONGEST_CARD], project=card.project, name=card.name, root=self.root)
+                other = Card.read(former[:LONGEST_CARD], project=card.project, name=card.name, root=self.root)
             except ValueError:
                 pass  # of nobody: it is replaced
             else:

@@ -216,8 +216,8 @@ class Thread:
     def accept(self, letter: Letter) -> None:
         """The letter has been read: the next one follows it."""
         header = letter.header
-        left = tuple(sent for sent in self.chains.unacknowledged if sent.sequence > header.acknowledged)
-        changes = {"read": header.sequence, "read_hash": letter.hash, "unacknowledged": left}
+        unacknowledged = tuple(sent for sent in self.chains.unacknowledged if sent.sequence > header.acknowledged)
+        changes = {"read": header.sequence, "read_hash": letter.hash, "unacknowledged": unacknowledged}
         self.chains = self.chains.model_copy(update=changes)
 
     def _read(self, name: str) -> Letter | None:

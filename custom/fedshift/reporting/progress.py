@@ -145,10 +145,10 @@ class ProgressFile:
         if self._last is None:
             return None
         progress, written_at = self._last
-        left = progress.seconds_left
-        if left is not None:
-            left = max(left - (self._clock() - written_at), 0.0)
-        return progress.model_copy(update={"seconds_left": left, "log": self._lines()})
+        seconds = progress.seconds_left
+        if seconds is not None:
+            seconds = max(seconds - (self._clock() - written_at), 0.0)
+        return progress.model_copy(update={"seconds_left": seconds, "log": self._lines()})
 
     def update(self, coordinator: Coordinator) -> None:
         """Write the current progress; that of many sites at most once an `INTERVAL` within a round."""

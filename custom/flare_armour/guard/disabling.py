@@ -87,7 +87,7 @@ def _end_jobs(engine: Any, names: list[str]) -> None:
     connected = {client.name for client in engine.get_clients()}
     with engine.new_context() as fl_ctx:
         for job_id, running in list(engine.run_processes.items()):
-            there = {client.name for client in running[RunProcessKey.PARTICIPANTS].values()}
-            sites = [name for name in names if name in there & connected]
+            running_at = {client.name for client in running[RunProcessKey.PARTICIPANTS].values()}
+            sites = [name for name in names if name in running_at & connected]
             if sites:
                 engine.job_runner.abort_client_run(job_id, sites, fl_ctx)

@@ -74,10 +74,10 @@ def gate(asks: Asks = ASKS) -> Patch:
 
 def _why_not(me: str, endpoint: Any, connection: Any, message: Any, asks: Asks) -> str | None:
     try:
-        seen = envelope(me, endpoint, connection, message)
+        contents = envelope(me, endpoint, connection, message)
     except (TypeError, ValueError, AttributeError) as error:
         return f"it is malformed ({type(error).__name__})"
-    return refusal(seen, asks) or disabling.refusal(seen) or _anothers_stream(seen, message)
+    return refusal(contents, asks) or disabling.refusal(contents) or _anothers_stream(contents, message)
 
 
 def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
@@ -121,12 +121,12 @@ def _text(message: Any, key: str) -> str:
     return value
 
 
-def _anothers_stream(seen: Message, message: Any) -> str | None:
+def _anothers_stream(contents: Message, message: Any) -> str | None:
     """Whether it acknowledges, or stops, a stream of ours to another."""
-    if (seen.channel, seen.topic) != (STREAM_CHANNEL, STREAM_ACK_TOPIC) or seen.destination != seen.me:
+    if (contents.channel, contents.topic) != (STREAM_CHANNEL, STREAM_ACK_TOPIC) or contents.destination != contents.me:
         return None
     stream = ByteStreamer.tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
-    return None if stream is None or stream.target == seen.origin else "it acknowledges a stream to another"
+    return None if stream is None or stream.target == contents.origin else "it acknowledges a stream to another"
 
 
 def _take_off(me: str, message: Any) -> None:

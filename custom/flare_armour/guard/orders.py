@@ -2,9 +2,9 @@
 
 NVFlare 2.9: a site does more on its server's word than a federation needs, and a job may hold more than settings.
 Cost: a hostile server or coordinator, or whoever can speak as one, reads and changes everything at a site.
-Instead: a site does what is in `DONE` and nothing else, with what is said there, for job ids that NVFlare gives and for
-jobs that hold only the files that its project writes (`JobFiles`), signed by somebody with a role in the project. The
-server's console has no commands to read files or to look into connections.
+Instead: a site does what is in `ORDERS` and nothing else, with what is said there, for job ids that NVFlare gives and
+for jobs that hold only the files that its project writes (`JobFiles`), signed by somebody with a role in the project.
+The server's console has no commands to read files or to look into connections.
 Fixed in NVFlare when: a site can list the topics that it takes and the files that a job may bring.
 """
 
@@ -52,7 +52,7 @@ class Order:
     body: Body = "nothing"
 
 
-DONE: Mapping[str, Order] = {
+ORDERS: Mapping[str, Order] = {
     TrainingTopic.CHECK_STATUS: Order(),
     TrainingTopic.GET_SCOPES: Order(),
     TrainingTopic.CHECK_RESOURCE: Order(job=True, body="resources"),
@@ -182,7 +182,7 @@ def refusal(request: Any, files: JobFiles) -> str | None:
     """Why a site doesn't do this, or None if it does."""
     if not isinstance(request, Message):
         return "it is no request"
-    order = DONE.get(request.topic)
+    order = ORDERS.get(request.topic)
     if order is None:
         return f"this site does not do {request.topic!r}"
     job = request.get_header(RequestHeader.JOB_ID)

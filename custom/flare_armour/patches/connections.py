@@ -53,7 +53,7 @@ MOST_VALUES = 8
 """Values in a handshake."""
 LARGEST_HEADERS = 16 * 1024
 """Bytes of a message's headers. NVFlare's have about 2 kB."""
-HERE = "a process of this machine"
+THIS_MACHINE = "a process of this machine"
 """In place of a certificate's name."""
 CONNECTIONS = 16
 """Of one party: one for itself and one for each of its job processes."""
@@ -119,7 +119,7 @@ def _look_at_frame(original: Callable[..., None], self: Any, frame: Any) -> None
         original(self, frame)
         return
     connection = self.conn.conn
-    REFUSALS.add(party_of_connection(connection) or HERE, "handshake", f"{reason}: the connection is closed")
+    REFUSALS.add(party_of_connection(connection) or THIS_MACHINE, "handshake", f"{reason}: the connection is closed")
     end(connection)
 
 
@@ -141,11 +141,11 @@ def fault_of_frame(frame: Any) -> str | None:
 
 def _is_plain(content: bytes) -> bool:
     try:
-        said = msgpack.unpackb(content, max_map_len=MOST_VALUES, max_array_len=0, max_ext_len=0)
+        values = msgpack.unpackb(content, max_map_len=MOST_VALUES, max_array_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException):
         return False
-    return isinstance(said, dict) and all(
-        isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in said.items()
+    return isinstance(values, dict) and all(
+        isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in values.items()
     )
 
 
@@ -197,13 +197,13 @@ def _share_threads(original: Callable[..., None], self: Any, sfm_conn: Any, fram
             original(self, sfm_conn, frame)
         return
     share = self.__dict__.setdefault("armour_shares", {}).setdefault(party, Share())
-    taken = share.take(sfm_conn, frame)
-    if taken is None:
+    needs_thread = share.take(sfm_conn, frame)
+    if needs_thread is None:
         what = f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed"
         REFUSALS.add(party, "frames", what)
         sfm_conn.armour_party = None
         end(sfm_conn.conn)
-    elif taken:
+    elif needs_thread:
         try:
             self.frame_mgr_executor.submit(_work, self, share, sfm_conn, frame)
         except RuntimeError:
@@ -235,7 +235,7 @@ class Share:
             self.running += 1
             return True
 
-    def done(self, frame: Any) -> tuple[Any, Any] | None:
+    def end_frame(self, frame: Any) -> tuple[Any, Any] | None:
         """The frame that this thread goes on with."""
         with self.lock:
             self.held -= _size(frame)
@@ -265,7 +265,7 @@ def _work(manager: Any, share: Share, sfm_conn: Any, frame: Any) -> None:
                 time.sleep(pause)
             manager.process_frame_task(*following)
         finally:
-            following = share.done(following[1])
+            following = share.end_frame(following[1])
 
 
 def party_of_connection(connection: Any) -> str | None:

@@ -170,7 +170,7 @@ class _Streams:
         ended = [other for other in theirs if _has_ended(other)]
         for other in ended[: max(len(ended) - MOST_KEPT, 0)]:
             other._remove_task()
-        by_age = sorted((other for other in theirs if not _has_ended(other) and other is not task), key=_seen)
+        by_age = sorted((other for other in theirs if not _has_ended(other) and other is not task), key=_latest)
         held = [_held(other) for other in by_age]
         free = math.inf
         if PROCESS.limit is not None:  # a small message must not close a large one that comes in beside it
@@ -198,7 +198,7 @@ class _Streams:
             return
         self._looked = now
         for task in list(RxTask.rx_task_map.values()):
-            if now - _seen(task) > SILENCE and not _has_ended(task):
+            if now - _latest(task) > SILENCE and not _has_ended(task):
                 task.stop(StreamError(f"{task} brought nothing for {SILENCE:g} s"))
 
 
@@ -235,18 +235,18 @@ def _take_piece(original: Callable[..., Any], message: Any, cell: Any) -> Any:
         task = RxTask.rx_task_map.get((piece.origin, piece.stream))
         if PROCESS.ending and task is None:
             return None
-        fault, taken = STREAMS.fault(piece, task), None
+        fault, task_after = STREAMS.fault(piece, task), None
         crowding: list[Any] = []
         if fault is None:
             crowding, fault = STREAMS.crowding(piece, task)
         if fault is None:
-            taken = original(message, cell)
-        if taken is not None:
-            STREAMS.note(piece, taken, is_new=task is None)
+            task_after = original(message, cell)
+        if task_after is not None:
+            STREAMS.note(piece, task_after, is_new=task is None)
     for other in crowding:  # outside the lock, because their sender hears of it
         other.stop(StreamError(f"{other} is closed: it is incomplete, and so are too many others of its sender"))
     if fault is None:
-        return taken
+        return task_after
     if task is not None:
         task.stop(StreamError(fault))
     else:
@@ -305,7 +305,7 @@ def _has_ended(task: Any) -> bool:
     return bool(task.completed or task.failed)
 
 
-def _seen(task: Any) -> float:
+def _latest(task: Any) -> float:
     """When a stream's latest piece came. One that is just being made has brought it now."""
     return float(getattr(task, "armour_seen", math.inf))
 

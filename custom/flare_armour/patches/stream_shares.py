@@ -52,15 +52,15 @@ class _Share:
 class MessageShares:
     """Takes the place of the pool to which NVFlare gives every message as soon as its first bytes are there."""
 
-    def __init__(self, pool: Any, sender: Callable[[Any], str], done: Callable[[Any], None]) -> None:
+    def __init__(self, pool: Any, sender: Callable[[Any], str], on_end: Callable[[Any], None]) -> None:
         """Hand work on to ``pool``, which is NVFlare's.
 
         Args:
             pool: has threads.
             sender: the party that a stream comes from.
-            done: called with a stream whose message has been handled.
+            on_end: called with a stream whose message has been handled.
         """
-        self._pool, self._sender, self._done = pool, sender, done
+        self._pool, self._sender, self._on_end = pool, sender, on_end
         self._lock = threading.Lock()
         self._shares: dict[str, _Share] = {}
 
@@ -113,7 +113,7 @@ class MessageShares:
             work(*arguments)
         except Exception:
             log.exception("a message could not be handled")
-        self._done(arguments[1].task)
+        self._on_end(arguments[1].task)
 
     def _next(self, party: str, share: _Share) -> _Job | None:
         with self._lock:

@@ -55,7 +55,7 @@ class _Client:
     changed: threading.Condition
     turn: int = 0
     """Of its newest request."""
-    given: int = -1
+    number: int = -1
     """Number of the task that it was given last."""
     times: int = 0
     latest: float = 0.0
@@ -121,7 +121,7 @@ class TaskRequests:
     def _had_enough(self, name: str, asking: _Client) -> bool:
         """Whether the client was given the open task too often."""
         with self._lock:
-            if asking.given != self._number or asking.times < AGAIN:
+            if asking.number != self._number or asking.times < AGAIN:
                 return False
             enough = time.monotonic() - asking.latest < PAUSE_AGAIN
         if enough:
@@ -131,12 +131,14 @@ class TaskRequests:
     def _give(self, asking: _Client, number: int) -> None:
         """Note that it is given the task that was opened as the ``number``-th."""
         with self._lock:
-            asking.times = asking.times + 1 if asking.given == number else 1
-            asking.given, asking.latest = number, time.monotonic()
+            asking.times = asking.times + 1 if asking.number == number else 1
+            asking.number, asking.latest = number, time.monotonic()
 
     def _wait(self, asking: _Client, turn: int, number: int, end: float) -> bool:
         """Wait for `notify`, a newer request or until ``end``; whether it is worth looking for a task again."""
         with self._lock:
-            left = end - time.monotonic()
-            worth = self._open and asking.changed.wait_for(lambda: self._number != number or asking.turn != turn, left)
+            seconds = end - time.monotonic()
+            worth = self._open and asking.changed.wait_for(
+                lambda: self._number != number or asking.turn != turn, seconds
+            )
             return worth and self._open and asking.turn == turn

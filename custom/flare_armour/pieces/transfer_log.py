@@ -42,8 +42,8 @@ class TransferLog:
         if now - self._logged < EVERY or held <= self._start:
             return False
         self._logged = now
-        left = (now - self._began) / (held - self._start) * (self._size - held)
-        log.info("%s: %s, about %s left", self._what, _share(held, self._size), _minutes(left))
+        seconds = (now - self._began) / (held - self._start) * (self._size - held)
+        log.info("%s: %s, about %s left", self._what, _share(held, self._size), _minutes(seconds))
         return True
 
 

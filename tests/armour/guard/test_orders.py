@@ -90,20 +90,20 @@ def test_a_site_does_nothing_else(site: Site, topic: str) -> None:
     assert "[A:armour.dropped]" in site.audit.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("topic", sorted({*orders.DONE} - {TrainingTopic.DEPLOY}))
+@pytest.mark.parametrize("topic", sorted({*orders.ORDERS} - {TrainingTopic.DEPLOY}))
 def test_what_a_federation_needs_is_done(site: Site, topic: str) -> None:
-    body = {"num_of_gpus": 1} if orders.DONE[topic].body == "resources" else ""
+    body = {"num_of_gpus": 1} if orders.ORDERS[topic].body == "resources" else ""
     assert not refused(site.asked(topic, body, job_id=JOB))
     assert site.done == [topic]
 
 
-@pytest.mark.parametrize("topic", sorted({*orders.DONE} - {TrainingTopic.DEPLOY}))
+@pytest.mark.parametrize("topic", sorted({*orders.ORDERS} - {TrainingTopic.DEPLOY}))
 def test_an_order_comes_with_what_belongs_to_it(site: Site, topic: str) -> None:
     """For a job if it is about one, and with no path, settings or text of another's."""
-    fits = {"num_of_gpus": 1} if orders.DONE[topic].body == "resources" else ""
+    fits = {"num_of_gpus": 1} if orders.ORDERS[topic].body == "resources" else ""
     for body in ("text", b"x", ["text"], *([{"config": "x"}] if fits == "" else [""])):
         assert refused(site.asked(topic, body, job_id=JOB)), body
-    for job in ("../local", JOB.upper(), *([None] if orders.DONE[topic].job else [])):
+    for job in ("../local", JOB.upper(), *([None] if orders.ORDERS[topic].job else [])):
         assert refused(site.asked(topic, fits, **({} if job is None else {RequestHeader.JOB_ID: job}))), job
     for command in ("made up", *(name for name, command in COMMANDS.items() if not command.roles)):
         assert refused(site.asked(topic, fits, job_id=JOB, **{RequestHeader.ADMIN_COMMAND: command})), command
@@ -113,7 +113,7 @@ def test_an_order_comes_with_what_belongs_to_it(site: Site, topic: str) -> None:
 def test_every_topic_of_nvflare_is_done_or_left_out_on_purpose() -> None:
     topics = {topic for p in ClientRequestProcessors.request_processors for topic in p.get_topics()}
     system = {SysCommandTopic.SHELL, SysCommandTopic.CONFIGURE_SITE_LOG, SysCommandTopic.REPORT_ENV}
-    assert topics == {*orders.DONE} | system | {TrainingTopic.CONFIGURE_JOB_LOG}
+    assert topics == {*orders.ORDERS} | system | {TrainingTopic.CONFIGURE_JOB_LOG}
 
 
 @pytest.mark.parametrize("job", ["local", "startup", "../HK", JOB.upper(), f"{JOB}/..", "", None])

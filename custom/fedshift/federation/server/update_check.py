@@ -218,9 +218,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
 
 
-def check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
+def check_metrics(metrics: Mapping[str, float], allowed: Ranges) -> None:
     """Check that all metrics are known numbers in their ranges; raises `Rejected` if one is not."""
-    for name, value in got.items():
+    for name, value in metrics.items():
         if name not in allowed:
             raise Rejected(f"metrics.{name}", "is not expected")
         low, high = allowed[name]
@@ -255,8 +255,8 @@ def _check_weights(update: Update, received: Received, max_norm: float) -> tuple
     return moved, _distance(update.weights, received.buffers)
 
 
-def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
-    missing, extra = sorted(set(expected) - set(got)), sorted(map(str, set(got) - set(expected)))
+def _check_keys(received: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
+    missing, extra = sorted(set(expected) - set(received)), sorted(map(str, set(received) - set(expected)))
     if missing:
         raise Rejected(missing[0], f"is missing from {what} ({len(missing)} of {len(expected)} are)")
     if extra:

@@ -50,7 +50,7 @@ class Checkpoint:
     _parts: Content = field(default_factory=dict)
     _last: float = field(default_factory=time.monotonic)
 
-    def done(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
         """The result of a part of the round, which is made once: not again after an interruption.
 
         Tensors and plain values. Parts and loops come in the same order each time.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedshift")
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def optimizer_of_round(
@@ -141,8 +141,8 @@ def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[T
         for step, (number, index) in enumerate(islice(epochs(), planned_steps(data, schedule))):
             if step >= run.step:
                 seeds = sample_seeds(seed, torch.arange(place, place + len(index)))
-                taken, share = share_of(len(index), rank=run.rank, ranks=run.ranks)
-                yield number, index[taken], seeds[taken], share
+                samples, share = share_of(len(index), rank=run.rank, ranks=run.ranks)
+                yield number, index[samples], seeds[samples], share
             place += len(index)
 
     on_gpu = run.device.type == "cuda"
@@ -175,10 +175,10 @@ def share_of(size: int, *, rank: int, ranks: int) -> tuple[slice, float]:
     return slice(start, start + count) if count else slice(0, 1), count / size
 
 
-def ahead(make: Callable[..., Made], calls: Iterable[tuple[Any, ...]]) -> Iterator[Made]:
+def ahead(make: Callable[..., Result], calls: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
     """What ``make`` gives for each call, in order, the next one in a thread while the last is used."""
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        coming: deque[Future[Made]] = deque()
+        coming: deque[Future[Result]] = deque()
         for call in calls:
             coming.append(thread.submit(make, *call))
             if len(coming) > 1:
@@ -226,7 +226,7 @@ def deciding(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, sch
     return cast("ClassifyingTask", task).decided(values, data)
 
 
-def score_beside(predicted: Iterator[Tensor], score: Callable[[Iterator[Tensor]], Made], net: nn.Module) -> Made:
+def score_beside(predicted: Iterator[Tensor], score: Callable[[Iterator[Tensor]], Result], net: nn.Module) -> Result:
     """What ``score`` makes of a network's predictions, in a thread, while the next one is made here.
 
     One after the other where `can_work_beside` says that a thread would not help. An error of either ends both.
@@ -241,7 +241,7 @@ def score_beside(predicted: Iterator[Tensor], score: Callable[[Iterator[Tensor]]
             ready.task_done()
             yield batch
 
-    def read() -> Made:
+    def read() -> Result:
         unread = batches()
         try:
             return score(unread)

@@ -299,12 +299,12 @@ class Site:
                 "runs the server, or start another job",
             )
 
-    def _no_part(self, does: str) -> PolicyError:
+    def _no_part(self, request: str) -> PolicyError:
         how = "is held out of" if self._held_out else "is not named by"
         return PolicyError(
             "no-part",
-            f"site {self.name}: it {how} job {self._job.name} and {does} for it, and no honest server asks it to: ask "
-            "who runs the server",
+            f"site {self.name}: it {how} job {self._job.name} and {request} for it, and no honest server asks it to: "
+            "ask who runs the server",
         )
 
     def _diverged(self, round_: int, what: str) -> DataError:
@@ -341,7 +341,7 @@ class Site:
         """Train from the site's state of the round before; with several ranks it may be done again."""
         before, ranks, schedule = self._state_before(broadcast.round), self.job_network.ranks, self._job.task.schedule
         is_new = broadcast.round > 1 and not self._store.has_trained(broadcast.round)
-        local = checkpoint.done("local", partial(self._train_local, broadcast, before, checkpoint, stop))
+        local = checkpoint.once("local", partial(self._train_local, broadcast, before, checkpoint, stop))
         started = time.monotonic()
         shared: AbstractContextManager[Group | None] = nullcontext()
         if ranks is not None:
@@ -351,7 +351,7 @@ class Site:
             run.stop = stop
             if is_new:
                 chain.newcomer(self._training)
-            metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round))
+            metrics = checkpoint.once("metrics", lambda: self._round_scores(chain, broadcast.round))
             run.optimizer = local_training.optimizer_of_round(self._net, self._job, run.round, before.optimizer)
             chain.begin(self._training)
             loop, private = checkpoint.loop("training"), None if self._gate is None else self._gate.training(permit)

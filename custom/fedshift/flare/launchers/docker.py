@@ -64,12 +64,12 @@ class DockerStarter(ClientProcessJobLauncher):
         program, prefix = self._settings.program, f"{PREFIX}{fl_ctx.get_identity_name()}-"
         try:
             asked = [program, "ps", "--all", "--quiet", f"--filter=name=^{prefix}"]
-            done = subprocess.run(asked, capture_output=True, encoding="utf-8", timeout=ANSWER, check=True)
+            result = subprocess.run(asked, capture_output=True, encoding="utf-8", timeout=ANSWER, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             raise UnsafeComponentError(f"{program} gives no answer ({error}): see to it, and start the site") from None
-        if left := done.stdout.split():
+        if containers := result.stdout.split():
             log.warning("a former process of this site has left containers %s*: they are removed", prefix)
-            subprocess.run([program, "rm", "--force", *left], capture_output=True, timeout=ANSWER, check=False)
+            subprocess.run([program, "rm", "--force", *containers], capture_output=True, timeout=ANSWER, check=False)
 
     def start(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         require_no_orders(job_meta)

@@ -137,12 +137,12 @@ def end_orphans(kit: Path, site: str) -> None:
     Raises:
         UnsafeComponentError: they do not leave the queue.
     """
-    left = {folder: f"nvfl-{site[:NAME_LENGTH]}-{folder.name[:8]}" for folder in _job_folders(kit)}
-    for name in left.values():
+    orphans = {folder: f"nvfl-{site[:NAME_LENGTH]}-{folder.name[:8]}" for folder in _job_folders(kit)}
+    for name in orphans.values():
         log.warning("a former process of this site has left %s in Slurm's queue: it is cancelled", name)
         _ask("scancel", "-Q", "--me", f"--name={name}")
     end = time.monotonic() + LEAVE
-    for folder, name in left.items():
+    for folder, name in orphans.items():
         while _ask("squeue", "-h", "--me", f"--name={name}", "--format=%i") != "":
             if time.monotonic() > end:
                 raise UnsafeComponentError(
@@ -163,8 +163,8 @@ def _job_folders(kit: Path) -> Iterator[Path]:
 def _ask(*command: str) -> str | None:
     """What one of Slurm's commands prints, without the last line's end; None if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=ANSWER, check=True)
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=ANSWER, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("%s gives no answer: %s", command[0], error)
         return None
-    return done.stdout.rstrip("\n")
+    return result.stdout.rstrip("\n")

@@ -37,7 +37,7 @@ def about(record: LabelledScans) -> str:
 
 def sections(record: LabelledScans) -> list[Section]:
     """Summary with cautions, what was evaluated, scores of each class, cases, and the settings of the training."""
-    parts = [_summary(record), _what(record)]
+    parts = [_summary(record), _about(record)]
     if record.cases:
         parts += [_scores(record), _distributions(record), _each_case(record)]
     return [*parts, scored_model.how_it_was_trained(record)]
@@ -79,7 +79,7 @@ def _result(record: LabelledScans) -> Finding:
     return finding("result", "mean_dice", m=m, among=among, cases=cases, **facts)
 
 
-def _what(record: LabelledScans) -> Section:
+def _about(record: LabelledScans) -> Section:
     facts = [
         *scored_model.facts(record),
         ("Cases", _cases(record)),

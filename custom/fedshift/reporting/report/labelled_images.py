@@ -34,7 +34,7 @@ def sections(record: LabelledImages) -> list[Section]:
     findings = [*_findings(record)]
     parts = [
         Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(findings)]),
-        _what(record),
+        _about(record),
         _scores(record),
     ]
     scores_by_class = {name: {HERE: class_scores} for name, class_scores in (record.evaluation.classes or {}).items()}
@@ -63,7 +63,7 @@ def _findings(record: LabelledImages) -> Iterator[Finding]:
     yield finding("note", "patients_unknown")
 
 
-def _what(record: LabelledImages) -> Section:
+def _about(record: LabelledImages) -> Section:
     facts = [
         *scored_model.facts(record),
         *([("Thresholds", record.thresholds)] if record.thresholds else []),

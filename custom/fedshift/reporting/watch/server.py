@@ -20,14 +20,14 @@ from fedshift.reporting import report
 from fedshift.reporting.watch.snapshot import Source
 from fedshift.schema.errors import ConfigError
 
-HERE, REPORT = Path(__file__).parent, Path(report.__file__).parent
+FOLDER, REPORT = Path(__file__).parent, Path(report.__file__).parent
 ADDRESS = "127.0.0.1"
 NAMES = frozenset({ADDRESS, "localhost"})
 SNAPSHOT = "snapshot.json"
 FILES = {
-    "": ("text/html; charset=utf-8", HERE / "page.html"),
-    "page.js": ("text/javascript; charset=utf-8", HERE / "page.js"),
-    "page.css": ("text/css; charset=utf-8", HERE / "page.css"),
+    "": ("text/html; charset=utf-8", FOLDER / "page.html"),
+    "page.js": ("text/javascript; charset=utf-8", FOLDER / "page.js"),
+    "page.css": ("text/css; charset=utf-8", FOLDER / "page.css"),
     "style.css": ("text/css; charset=utf-8", REPORT / "style.css"),
 }
 """Name below the token -> kind of content, file. Nothing else is ever read from disk."""

@@ -39,9 +39,9 @@ class Snapshot(BaseModel):
     @classmethod
     def from_progress(cls, progress: Progress, *, where: str, news_age: float, problem: str = "") -> Snapshot:
         """The snapshot of this progress; the time left is less by the age of the news."""
-        ended, left = progress.state != "running", progress.seconds_left
-        if left is not None and not ended:
-            progress = progress.model_copy(update={"seconds_left": max(left - news_age, 0.0)})
+        ended, seconds = progress.state != "running", progress.seconds_left
+        if seconds is not None and not ended:
+            progress = progress.model_copy(update={"seconds_left": max(seconds - news_age, 0.0)})
         return cls(
             where=where,
             progress=progress,
@@ -92,10 +92,10 @@ class RunFile:
         files = []
         for folder in self._folders:
             try:
-                seen = (folder / FILE_NAME).stat()
+                status = (folder / FILE_NAME).stat()
             except OSError:  # not there yet, or just being replaced
                 continue
-            files.append((seen.st_mtime, (folder, seen.st_mtime_ns, seen.st_size)))
+            files.append((status.st_mtime, (folder, status.st_mtime_ns, status.st_size)))
         if not files:
             return Snapshot(where=self._where, waits_for="the run has not begun")
         changed, mark = max(files)

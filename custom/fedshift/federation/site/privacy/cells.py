@@ -104,8 +104,8 @@ def reveals(basis: np.ndarray, pivots: Sequence[int], owners: Sequence[np.ndarra
         groups = chosen @ basis
         is_group = (np.abs(groups * (groups - 1)) < TOLERANCE).all(1)
         for group in groups[is_group] > 0.5:
-            there = [owners[int(atom)] for atom in np.flatnonzero(group)]
-            if len(np.unique(np.concatenate(there))) < floor:
+            cells = [owners[int(atom)] for atom in np.flatnonzero(group)]
+            if len(np.unique(np.concatenate(cells))) < floor:
                 return True
     return False
 
@@ -127,16 +127,16 @@ def _echelon(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
     In whole numbers of any size, so that it is exact (Bareiss, Mathematics of Computation 22, 1968).
     """
-    left, pivots, last = rows.astype(object), list[int](), 1
+    matrix, pivots, last = rows.astype(object), list[int](), 1
     for column in range(rows.shape[1]):
         rank = len(pivots)
-        candidates = np.flatnonzero(left[rank:, column])
+        candidates = np.flatnonzero(matrix[rank:, column])
         if not len(candidates):
             continue
-        left[[rank, rank + candidates[0]]] = left[[rank + candidates[0], rank]]
-        pivot, value = left[rank].copy(), left[rank, column]
-        left = (left * value - np.outer(left[:, column], pivot)) // last
-        left[rank] = pivot
+        matrix[[rank, rank + candidates[0]]] = matrix[[rank + candidates[0], rank]]
+        pivot, value = matrix[rank].copy(), matrix[rank, column]
+        matrix = (matrix * value - np.outer(matrix[:, column], pivot)) // last
+        matrix[rank] = pivot
         pivots.append(column)
         last = value
-    return (left[: len(pivots)] / last).astype(float).reshape(len(pivots), rows.shape[1]), pivots
+    return (matrix[: len(pivots)] / last).astype(float).reshape(len(pivots), rows.shape[1]), pivots

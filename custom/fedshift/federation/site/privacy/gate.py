@@ -18,7 +18,7 @@ from fedshift.federation.site.privacy.accounting import Mechanism, composed_epsi
 from fedshift.federation.site.privacy.added_noise import AddedNoise, Group, budgets, group_of
 from fedshift.federation.site.privacy.admission import Admission, Population
 from fedshift.federation.site.privacy.dp_sgd import Plan, PrivateTraining, make_plan
-from fedshift.federation.site.privacy.ledger import Ledger, Release, What, now
+from fedshift.federation.site.privacy.ledger import Ledger, Quantity, Release, now
 from fedshift.federation.site.privacy.noise import NoiseSource
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import PolicyError
@@ -176,7 +176,7 @@ class Gate:
             last = self._ledger.record(release, budget=self._policy.budget, site=self._site)
         return last
 
-    def _leaving(self, update: Update) -> Iterator[tuple[What, float, str, Mechanism, float]]:
+    def _leaving(self, update: Update) -> Iterator[tuple[Quantity, float, str, Mechanism, float]]:
         """What of an answer gets noise: part, sensitivity, its unit, the noise and its delta."""
         policy, statistics, weights = self._policy, self._statistics, self._weights
         elements: dict[Group, int] = {}

@@ -39,7 +39,7 @@ BEGINNING = "0" * 64
 TOLERANCE = 1e-9
 """Relative: what float64 may add to a sum that is the budget exactly."""
 
-What = Literal["image statistics", "feature statistics", "network", "survey", "mean scores"]
+Quantity = Literal["image statistics", "feature statistics", "network", "survey", "mean scores"]
 
 
 class Release(Strict):
@@ -68,7 +68,7 @@ class Release(Strict):
     run: str
     round: int
     dataset: str
-    what: What
+    what: Quantity
     mechanism: Literal["gaussian", "sampled gaussian"]
     sensitivity: float
     unit: str
@@ -147,7 +147,7 @@ class Ledger:
         """All releases; DataError if the chain is broken."""
         return self._unbroken(self.read())
 
-    def require(self, seen: LedgerHead, *, site: str) -> None:
+    def require(self, head: LedgerHead, *, site: str) -> None:
         """Before a task: whether the ledger holds what the server has seen of it.
 
         Raises:
@@ -155,13 +155,13 @@ class Ledger:
         """
         account = self.read()
         n = len(account.releases)
-        if n >= seen.number and account.hashes[seen.number] == seen.hash:
+        if n >= head.number and account.hashes[head.number] == head.hash:
             return
-        if n >= seen.number:
-            what = f"its release {seen.number} is not the one that the server has seen"
+        if n >= head.number:
+            what = f"its release {head.number} is not the one that the server has seen"
         else:
             holding = f"{n} are here" if self.path.is_file() else f"there is no {LEDGER_FILE} here"
-            what = f"the server has seen {seen.number} releases, and {holding}"
+            what = f"the server has seen {head.number} releases, and {holding}"
         raise PolicyError(
             "ledger-replaced",
             f"site {site}: its privacy ledger is not the one that the server knows: {what}, so what was spent since is "

@@ -44,10 +44,10 @@ class Channel:
 
     def _exactly(self, size: int) -> bytearray:
         data = bytearray(size)
-        left = memoryview(data)
-        while left:
-            got = self._end.recv_into(left)
-            if not got:
+        missing = memoryview(data)
+        while missing:
+            count = self._end.recv_into(missing)
+            if not count:
                 raise EOFError
-            left = left[got:]
+            missing = missing[count:]
         return data

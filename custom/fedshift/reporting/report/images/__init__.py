@@ -31,9 +31,9 @@ def sections(
         ConfigError: a run has no model file, or a site's folder is not that of the run.
         DataError: a site's data cannot be found or used.
     """
-    seen = partial(look, folders=folders, most_sites=most_sites, progress=progress)
+    look_at = partial(look, folders=folders, most_sites=most_sites, progress=progress)
     if isinstance(record, Run):
-        looked = seen(record)
+        looked = look_at(record)
         for make in (cases.section, intensities.section, features.section):
             progress(f"{record.label}: {make.__module__.rpartition('.')[2]}")
             yield make(looked)
@@ -42,7 +42,7 @@ def sections(
     if not models:
         return
     progress("features of own models")
-    yield features.of_own_models(seen(record.run, models=models))
+    yield features.of_own_models(look_at(record.run, models=models))
     if record.run.model is not None and record.run.model.is_shared:
         progress("features of the best aggregate")
-        yield features.section(seen(record.run))
+        yield features.section(look_at(record.run))

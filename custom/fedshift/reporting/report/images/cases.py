@@ -173,9 +173,9 @@ def _recognition(site: Looked, label: np.ndarray, predicted: np.ndarray) -> str:
         lacks = [k for k in np.flatnonzero(label == 0) if predicted[k] >= PLAIN]
         wrong = [f"not {names[k]} ({sure(float(predicted[k]))} sure of it)" for k in lacks]
         return ", ".join([*has, *wrong]) or "none of the known findings"
-    taken = int(predicted.argmax())
-    how = "recognised" if taken == label else f"taken for {names[taken]}"
-    return f"{names[int(label)]}, {how} ({sure(float(predicted[taken]))} sure)"
+    predicted_class = int(predicted.argmax())
+    how = "recognised" if predicted_class == label else f"taken for {names[predicted_class]}"
+    return f"{names[int(label)]}, {how} ({sure(float(predicted[predicted_class]))} sure)"
 
 
 _DRAWN: Mapping[Shows, Callable[[Looked, int], list[Figure]]] = {

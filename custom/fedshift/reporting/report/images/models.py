@@ -155,13 +155,13 @@ def _pass(
 ) -> Looked:
     weights, arrays = read_model(model.path, round_=model.round)
     broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=weights, arrays=arrays)
-    task, seen = build_task(model.job), _Seen(isinstance(data, Patches))
-    handles = [seen.hook_features(at.network)]  # the first: stages are found by a trial pass
-    handles.append(at.network.register_forward_pre_hook(seen.input))
+    task, recorder = build_task(model.job), _Recorder(isinstance(data, Patches))
+    handles = [recorder.hook_features(at.network)]  # the first: stages are found by a trial pass
+    handles.append(at.network.register_forward_pre_hook(recorder.input))
     predicted: list[np.ndarray] = []
     shown: list[Volume] = []
     try:
-        probabilities = seen.batches(at.predictions(broadcast, part))
+        probabilities = recorder.batches(at.predictions(broadcast, part))
         if isinstance(data, Patches):
             assert isinstance(task, PatchTask)
             shown += volumes(task, data, folder, part, probabilities)
@@ -172,7 +172,7 @@ def _pass(
     finally:
         for handle in handles:
             handle.remove()
-    before = [sample for images in data.eval_images(part) for sample in _before(task, images, windows=seen.windows)]
+    before = [sample for images in data.eval_images(part) for sample in _before(task, images, windows=recorder.windows)]
     final = run.results.final
     result = None if final is None else final.best.evaluations.get(at.name, {}).get(part)
     spread = None if result is None else result.distributions.get(run.results.job.metric)
@@ -182,9 +182,9 @@ def _pass(
         data,
         part,
         np.concatenate(predicted) if predicted else np.zeros(0),
-        np.concatenate(seen.features),
+        np.concatenate(recorder.features),
         np.concatenate(before),
-        np.concatenate(seen.inputs),
+        np.concatenate(recorder.inputs),
         None if spread is None else spread.cases,
         complete,
         shown,
@@ -206,7 +206,7 @@ def _saliency(at: Site, broadcast: Broadcast, data: SiteData, part: Subset, pred
     return saliency
 
 
-class _Seen:
+class _Recorder:
     """What passes through a network, kept by hooks: features of samples, and a part of the pixels of its inputs."""
 
     def __init__(self, windows: bool) -> None:

@@ -131,14 +131,14 @@ def _plane(
     rows, columns = (other for other in range(reference.ndim) if other != axis)
     cut = tuple(place if other == axis else window[other] for other in range(reference.ndim))
 
-    def seen(volume: np.ndarray) -> np.ndarray:
+    def plane(volume: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(volume[cut][::-1, ::-1])  # RAS: the patient's right, front and head come first
 
     return Plane(
         f"{NAMES[axis]}, {place + 1} of {reference.shape[axis]}",
-        [_grey(seen(image), *level) for image, level in zip(images, levels, strict=True)],
-        seen(predicted),
-        seen(reference),
+        [_grey(plane(image), *level) for image, level in zip(images, levels, strict=True)],
+        plane(predicted),
+        plane(reference),
         regions,
         spacing[rows] / spacing[columns],
         SIDES[axis],
@@ -157,8 +157,8 @@ def _window(inside: np.ndarray, spacing: Sequence[float]) -> list[slice]:
         return [slice(0, size) for size in inside.shape]
     ends = []
     for axis in range(inside.ndim):
-        there = np.flatnonzero(inside.any(tuple(other for other in range(inside.ndim) if other != axis)))
-        ends.append((int(there[0]), int(there[-1]) + 1))
+        occupied = np.flatnonzero(inside.any(tuple(other for other in range(inside.ndim) if other != axis)))
+        ends.append((int(occupied[0]), int(occupied[-1]) + 1))
     widest = max((end - start) * side for (start, end), side in zip(ends, spacing, strict=True))
     length = max(widest * (1 + 2 * MARGIN), SMALLEST_MM)
     window = []
