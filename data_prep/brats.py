@@ -103,7 +103,7 @@ def plan_volumes(source: Path, *, partition: str | None = None) -> VolumePlan:
         for case in cases:
             sites.setdefault(institution[case.id], []).append(case)
     second = table is not None and table.name == "partitioning_2.csv"
-    made = [
+    site_plans = [
         SitePlan(
             site=site,
             cases=tuple(sites[site]),
@@ -116,7 +116,7 @@ def plan_volumes(source: Path, *, partition: str | None = None) -> VolumePlan:
         for number, site in enumerate(sorted(sites))
     ]
     dataset = f"{DATASET}_partition_2" if second else DATASET
-    return VolumePlan(dataset=dataset, labels=form.labels, sequences=SEQUENCES, sites=tuple(made))
+    return VolumePlan(dataset=dataset, labels=form.labels, sequences=SEQUENCES, sites=tuple(site_plans))
 
 
 # --- subjects ---------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def plan(
         if not (folder / METADATA / "annotation.csv").is_file():
             continue
         splits = _splits(folder, fold) if split == "challenge" else {}
-        by_site[folder.name] = list(_breasts(folder, names, splits, given=split == "challenge"))
+        by_site[folder.name] = list(_breasts(folder, names, splits, all_listed=split == "challenge"))
     if not by_site:
         raise DataError("file-missing", f"{source} has no institution with {METADATA}/annotation.csv: {DESCRIBED}")
     return LabelledPlan(
@@ -95,14 +95,14 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _breasts(
-    folder: Path, sequences: Sequence[str], splits: Mapping[str, Split], *, given: bool
+    folder: Path, sequences: Sequence[str], splits: Mapping[str, Split], *, all_listed: bool
 ) -> Iterator[VolumeSource]:
     table = folder / METADATA / "annotation.csv"
     for line, row in table_rows(table, ("UID", "PatientID", "Lesion")):
         uid, lesion = row["UID"], row["Lesion"].removesuffix(".0")
         if lesion not in LESIONS:
             raise DataError("table-cell", f"{table}, line {line}: Lesion is {lesion!r} and not 0, 1 or 2")
-        if given and uid not in splits:
+        if all_listed and uid not in splits:
             continue  # it is in no part of the challenge
         if not (folder / DATA / uid).is_dir():
             raise DataError("file-missing", f"{table}, line {line}: there is no folder {uid} in {folder / DATA}")

@@ -62,8 +62,8 @@ def _shenzhen(folder: Path) -> Contents | None:
     items = tuple(Item(name, file, (masks[name],)) for name, file in images.items() if name in masks)
     lacking = len(images) - len(items)
     what = f"has {lacking} radiograph(s) without a mask"
-    said = (Finding("warning", "pictures-left-out", folder, what, "they are left out"),) if lacking else ()
-    return Contents(items, said)
+    findings = (Finding("warning", "pictures-left-out", folder, what, "they are left out"),) if lacking else ()
+    return Contents(items, findings)
 
 
 SITES = (

@@ -118,14 +118,14 @@ def deal_counts(
     rng, known = np.random.default_rng([seed, 7]), known or {}
     copies = Counter(sha for _, sha in pictures)
     mixed = rng.permutation(sorted(copies)).tolist()
-    left, dealt = dict(counts), dict[str, Split]()
+    room_in, dealt = dict(counts), dict[str, Split]()
     for sha in sorted(mixed, key=lambda sha: (sha not in known, -copies[sha])):
-        fits = [split for split in left if left[split] >= copies[sha] and known.get(sha, split) == split]
+        fits = [split for split in room_in if room_in[split] >= copies[sha] and known.get(sha, split) == split]
         if not fits:
             raise DataError("split-counts", f"the {copies[sha]} copies of one picture fit into no split together")
-        room = np.cumsum([left[split] for split in fits])
+        room = np.cumsum([room_in[split] for split in fits])
         split = fits[int(np.searchsorted(room, rng.integers(room[-1]), side="right"))]
-        left[split] -= copies[sha]
+        room_in[split] -= copies[sha]
         dealt[sha] = split
     return {picture.id: dealt[sha] for picture, sha in pictures}
 
@@ -151,13 +151,13 @@ def deal_by_subject(site: str, pictures: Hashed, *, fixed: Mapping[str, Split] |
         by_class[min(classes, key=lambda name: (times[name], name), default="")].append(group)
     split_of: dict[str, Split] = {}
     for members in by_class.values():
-        share, taken = _share(len(members), 5), Counter[Split]()
+        share, counts = _share(len(members), 5), Counter[Split]()
         ordered = sorted(members, key=lambda group: min(sha for _, sha in group))
         known = [_split_given(group, fixed) for group in ordered]
-        taken.update(split for split in known if split is not None)
-        for group, given in zip(ordered, known, strict=True):
-            split = given or ("test" if taken["test"] < share else "val" if taken["val"] < share else "train")
-            taken[split] += given is None
+        counts.update(split for split in known if split is not None)
+        for group, fixed_split in zip(ordered, known, strict=True):
+            split = fixed_split or ("test" if counts["test"] < share else "val" if counts["val"] < share else "train")
+            counts[split] += fixed_split is None
             split_of |= {picture.id: split for picture, _ in group}
     return split_of
 
@@ -198,9 +198,9 @@ def _classes(picture: Source) -> list[str]:
 
 
 def _split_given(group: Hashed, fixed: Mapping[str, Split]) -> Split | None:
-    given = {fixed[picture.id] for picture, _ in group if picture.id in fixed}
+    fixed_splits = {fixed[picture.id] for picture, _ in group if picture.id in fixed}
     order: tuple[Split, ...] = ("test", "val", "train")
-    return next((split for split in order if split in given), None)
+    return next((split for split in order if split in fixed_splits), None)
 
 
 BY_SUBJECT = Dealing(deal_by_subject, "by subject 60/20/20 within each class")

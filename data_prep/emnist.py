@@ -107,8 +107,8 @@ def plan(
     """
     require_seed(seed)
     if writers is not None:
-        given = {"--form": form, "--sites-count": sites_count, "--skew": skew}
-        idle = [option for option, value in given.items() if value is not None]
+        options = {"--form": form, "--sites-count": sites_count, "--skew": skew}
+        idle = [option for option, value in options.items() if value is not None]
         if idle:
             raise DataError(
                 "options-clash",

@@ -157,7 +157,7 @@ def write_labelled(
     with ExitStack() if together is None else nullcontext(together) as opened:
         folder = opened.enter_context(replace_folder(target))
         (folder / FOLDER).mkdir()
-        seen: dict[str, str] = {}
+        names: dict[str, str] = {}
         for each in sources:
             if progress is not None:
                 progress(each.id)
@@ -167,7 +167,7 @@ def write_labelled(
                 errors.append(str(error))
                 continue
             sha = content_hash(np.stack([scan.voxels for scan in scans])) if len(scans) > 1 else scans[0].sha256
-            if (other := seen.setdefault(sha, each.id)) != each.id:
+            if (other := names.setdefault(sha, each.id)) != each.id:
                 errors.append(f"{each.files[0]} has the same voxels as case {other}: remove one of the two")
                 continue
             for scan, file in zip(scans, sequence_files(folder, len(sequences), each.id), strict=True):
@@ -181,7 +181,7 @@ def write_labelled(
             title = f"site {target.name} was not prepared, {len(errors)} error(s) in its volumes:"
             raise DataError("scans-damaged", "\n  ".join([title, *errors[:SHOWN], *more]))
         cases = _dealt(cases, sources, former or {}, target)
-        said = {
+        preparation = {
             "source": source,
             "orientation": ORIENTATION,
             "split_rule": split_rule,
@@ -194,7 +194,7 @@ def write_labelled(
             dataset=target.parent.name,
             site=target.name,
             kind="patients",
-            preparation=said,
+            preparation=preparation,
             classes=tuple(classes),
             sequences=tuple(sequences),
             counts=count(cases, classes),
@@ -241,13 +241,13 @@ def _case(source: VolumeSource, scans: Sequence[Scan], sha: str, offset: int, se
 def _dealt(
     cases: Sequence[Case], sources: Sequence[VolumeSource], former: Mapping[str, Split], target: Path
 ) -> list[Case]:
-    given = {source.id: source.split for source in sources if source.split is not None}
+    stated = {source.id: source.split for source in sources if source.split is not None}
     kept = {case.id: former[case.sha256_image] for case in cases if case.sha256_image in former}
     entries: Hashed = [
         (Source(case.id, case.label, _unread, findings=case.findings, subject=case.subject), case.sha256_image)
         for case in cases
     ]
-    split_of = deal_by_subject("", entries, fixed=kept | given)
+    split_of = deal_by_subject("", entries, fixed=kept | stated)
     warn_of_moved(target, kept, split_of)
     return [case.model_copy(update={"split": split_of[case.id]}) for case in cases]
 
@@ -257,11 +257,11 @@ def _unread() -> Any:
 
 
 def _refuse_names(sources: Sequence[VolumeSource], *, several: bool) -> None:
-    seen: dict[str, VolumeSource] = {}
+    by_name: dict[str, VolumeSource] = {}
     for source in sources:
         if fault := name_fault(source.id, several=several):
             raise DataError("case-name", f"case name {source.id!r} {fault[0]}: {fault[1]}")
-        other = seen.setdefault(as_compared(source.id), source)
+        other = by_name.setdefault(as_compared(source.id), source)
         if other is not source:
             what = f"case id {source.id} is there twice ({other.files[0]} and {source.files[0]})"
             raise DataError("case-twice", f"{what}: rename or remove one")

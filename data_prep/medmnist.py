@@ -169,8 +169,8 @@ def plan(
     }
     if about.volumes:
         by_site = {
-            site: [_volume(parts[part][0], parts[part][1], about, path, part, n) for part, n in those]
-            for site, those in members.items()
+            site: [_volume(parts[part][0], parts[part][1], about, path, part, n) for part, n in images]
+            for site, images in members.items()
         }
         return LabelledPlan(
             dataset=dataset,
@@ -183,8 +183,8 @@ def plan(
             notes=notes,
         )
     pictures = {
-        site: [_picture(parts[part][0], parts[part][1], about, part, n) for part, n in those]
-        for site, those in members.items()
+        site: [_picture(parts[part][0], parts[part][1], about, part, n) for part, n in images]
+        for site, images in members.items()
     }
     picture_set = PictureSet(
         dataset=dataset,

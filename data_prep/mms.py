@@ -158,8 +158,8 @@ def _read_table(path: Path) -> Mapping[str, Patient]:
     with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         if lacking := [column for column in COLUMNS if column not in (rows.fieldnames or ())]:
-            there = few_names([str(name) for name in rows.fieldnames or ()]) or "nothing"
-            what = f"{path} has no column {lacking[0]}, it has {there}"
+            columns = few_names([str(name) for name in rows.fieldnames or ()]) or "nothing"
+            what = f"{path} has no column {lacking[0]}, it has {columns}"
             raise DataError("list-form", f"{what}: take the table of the challenge's OpenDataset, divided by commas")
         for row in rows:
             code, vendor, centre, *frames = (str(row[column] or "").strip() for column in COLUMNS)

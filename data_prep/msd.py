@@ -57,8 +57,10 @@ def plan_volumes(
         DataError: another layout.
     """
     table = with_colours(find_described(source).with_sequences(tuple(parse_sequences(sequence))))
-    given = parse_labels(label)
-    labels = settle_labels(label_values=given, described=table.described_labels(given), annotated=annotated)
+    label_values = parse_labels(label)
+    labels = settle_labels(
+        label_values=label_values, described=table.described_labels(label_values), annotated=annotated
+    )
     if labels is None:
         raise ConfigError(
             "labels-missing", f"{table.folder} has no labels in dataset.json: name them, as in --label spleen=1"

@@ -142,8 +142,8 @@ def _folder(source: Path, dataset: str | None) -> Path:
         if dataset not in (None, source.name):
             raise ConfigError("dataset-name", f"{source} is {source.name}, not {dataset}: name one of the two")
         return source
-    there = sorted(path.parent.name for path in source.glob("*/dataset.json"))
-    if not there:
+    datasets = sorted(path.parent.name for path in source.glob("*/dataset.json"))
+    if not datasets:
         near = next(
             (
                 place
@@ -153,13 +153,13 @@ def _folder(source: Path, dataset: str | None) -> Path:
             None,
         )
         raise ConfigError("dataset-name", f"{source} holds no data set of nnU-Net: give {near or RAW} as --source")
-    if dataset is None and len(there) == 1:
-        return source / there[0]
+    if dataset is None and len(datasets) == 1:
+        return source / datasets[0]
     if dataset is not None and dataset.isdecimal():  # as nnU-Net's -d
-        dataset = next((name for name in there if name.startswith(f"Dataset{int(dataset):03d}_")), dataset)
-    if dataset not in there:
-        asked = "and --dataset names none" if dataset is None else f"and no {dataset!r}{nearest(dataset, there)}"
-        raise ConfigError("dataset-name", f"{source} has the data sets {', '.join(there)}, {asked}")
+        dataset = next((name for name in datasets if name.startswith(f"Dataset{int(dataset):03d}_")), dataset)
+    if dataset not in datasets:
+        asked = "and --dataset names none" if dataset is None else f"and no {dataset!r}{nearest(dataset, datasets)}"
+        raise ConfigError("dataset-name", f"{source} has the data sets {', '.join(datasets)}, {asked}")
     return source / str(dataset)
 
 

@@ -118,12 +118,12 @@ class Preprocessed:
         data, seg = self._read(case)
         back = np.argsort(self.plans.forward)
         axes = [0, *(int(axis) + 1 for axis in back)]
-        made = [self._turned(volume, case) for volume in (*data.transpose(axes), seg.transpose(axes)[0])]
-        for volume in made:
+        volumes = [self._turned(volume, case) for volume in (*data.transpose(axes), seg.transpose(axes)[0])]
+        for volume in volumes:
             if volume.shape != placement.shape:
                 had, wanted = (" x ".join(map(str, shape)) for shape in (volume.shape, placement.shape))
                 raise self._other(case, f"has {had} voxels, and these plans make {wanted} of the scan")
-        *images, labels = made
+        *images, labels = volumes
         return np.stack(images).astype(np.float32), self._classes(labels, case)
 
     def _other(self, case: str, why: str) -> DataError:
@@ -191,9 +191,9 @@ def open_preprocessed(
     """
     path = folder / f"{plans}.json"
     if not path.is_file():
-        there = sorted(file.stem for file in folder.glob("*lans*.json"))
+        names = sorted(file.stem for file in folder.glob("*lans*.json"))
         old = sorted(file.name for file in folder.glob("*.pkl"))
-        fault = f"the plans {', '.join(there)}" if there else f"{old[0]}, of nnU-Net 1" if old else "no plans"
+        fault = f"the plans {', '.join(names)}" if names else f"{old[0]}, of nnU-Net 1" if old else "no plans"
         raise ConfigError("nnunet-plans", f"{folder} has {fault}, and {plans} is asked for: name others with --plans")
     _same_data(folder / "dataset.json", raw / "dataset.json")
     directions = {case.id: _direction(case) for case in table.cases}
@@ -203,10 +203,10 @@ def open_preprocessed(
     chosen = known.configuration(configuration)
     arrays = folder / chosen.identifier
     if not arrays.is_dir():
-        there = sorted(place.name for place in folder.iterdir() if place.is_dir() and place.name != "gt_segmentations")
+        names = sorted(place.name for place in folder.iterdir() if place.is_dir() and place.name != "gt_segmentations")
         raise ConfigError(
             "nnunet-other-plans",
-            f"{folder} has volumes of {', '.join(there) or 'no plans'}, and {plans}, configuration {configuration}, "
+            f"{folder} has volumes of {', '.join(names) or 'no plans'}, and {plans}, configuration {configuration}, "
             f"takes those of {chosen.identifier}: prepare them with nnU-Net, or name others with --plans and "
             "--configuration",
         )
@@ -247,22 +247,22 @@ def _direction(case: CaseFiles) -> tuple[float, ...]:
 
 def _axes(directions: Mapping[str, tuple[float, ...]]) -> tuple[int, int, int]:
     """Which of slices, rows and columns each axis of an array is; of all cases the same."""
-    found: dict[tuple[int, int, int], str] = {}
+    case_of_axes: dict[tuple[int, int, int], str] = {}
     for case, direction in directions.items():
         image = sitk.Image(1, 1, 1, sitk.sitkUInt8)
         image.SetDirection(direction)
         image.SetSpacing((3.0, 2.0, 1.0))  # of the array's axes, backwards: 1, 2 and 3
         z, y, x = (round(mm) for mm in reversed(sitk.DICOMOrient(image, ORIENTATION).GetSpacing()))
         order = [z - 1, y - 1, x - 1]  # the array's axis of slices, rows and columns
-        found.setdefault((order.index(0), order.index(1), order.index(2)), case)
-    if len(found) > 1:
-        first, other, *_ = found.values()
+        case_of_axes.setdefault((order.index(0), order.index(1), order.index(2)), case)
+    if len(case_of_axes) > 1:
+        first, other, *_ = case_of_axes.values()
         raise DataError(
             "nnunet-axes",
             f"the files of {first} and {other} lie along other axes of the body, so that nnU-Net's plans have no one "
             "voxel size for both: leave out --preprocessed",
         )
-    (axes,) = found
+    (axes,) = case_of_axes
     return axes
 
 

@@ -93,8 +93,8 @@ def _left_out(folder: Path) -> tuple[Finding, ...]:
     if not others:
         return ()
     sizes = Counter(Image.open(item.image).size for item in others)
-    said = ", ".join(f"{count} of {columns} x {rows}" for (columns, rows), count in sorted(sizes.items()))
-    what = f"holds {len(others)} picture(s) of no group ({said})"
+    sizes_left_out = ", ".join(f"{count} of {columns} x {rows}" for (columns, rows), count in sorted(sizes.items()))
+    what = f"holds {len(others)} picture(s) of no group ({sizes_left_out})"
     return (Finding("warning", "pictures-left-out", folder, what, "they are left out"),)
 
 

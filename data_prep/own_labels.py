@@ -120,11 +120,11 @@ def prepare_labelled(
         )
         for row in read.rows
     ]
-    given = {row.id: row.split for row in read.rows if row.split is not None}
+    stated = {row.id: row.split for row in read.rows if row.split is not None}
 
     def deal(site: str, pictures: Hashed) -> Mapping[str, Split]:
         kept = {picture.id: former[sha] for picture, sha in pictures if sha in former}
-        dealt = deal_by_subject(site, pictures, fixed=kept | given)
+        dealt = deal_by_subject(site, pictures, fixed=kept | stated)
         warn_of_moved(target, kept, dealt)
         return dealt
 
@@ -189,9 +189,9 @@ def refuse_faults(table: LabelTable, site: str) -> None:
 
 def split_rule(table: LabelTable) -> str:
     """How the manifest names the split."""
-    given = sum(row.split is not None for row in table.rows)
+    count = sum(row.split is not None for row in table.rows)
     rule = BY_SUBJECT.rule
-    return rule if not given else "of the table" if given == len(table.rows) else f"{given} of the table, others {rule}"
+    return rule if not count else "of the table" if count == len(table.rows) else f"{count} of the table, others {rule}"
 
 
 def table_notes(table: LabelTable) -> dict[str, Any]:

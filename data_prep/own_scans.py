@@ -126,7 +126,7 @@ def prepare_own(
     for finding in (*numbers_of_structures(table, labels), *both_sides(table)) if table else ():
         log.warning("%s", finding.sentence())
     options = {"trust_voxels": trust_voxels, "interpolate": interpolate, "may_be_empty": empty}
-    given = [
+    new_cases = [
         replace(
             case,
             labels=meant,
@@ -135,25 +135,25 @@ def prepare_own(
         )
         for case in (table.with_options(**options).cases if table else ())
     ]
-    _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
+    _refuse_withdrawals(withdraw, known=list(known), new_cases=new_cases, target=target, images=images or source)
     kept = (
         [prepared_files(target, manifest, case) for case in known.values() if case.id not in withdraw]
         if manifest
         else []
     )
-    cases = {case.id: case for case in [*kept, *given]}  # a given case replaces a kept one
+    cases = {case.id: case for case in [*kept, *new_cases]}  # a given case replaces a kept one
     if not cases:
         raise DataError("case-missing", f"{target} would be left without a case: delete the folder instead")
     preparation = dict(manifest.preparation) if manifest else {}
     origin = preparation.get("source", OWN_SCANS) if manifest else OWN_SCANS
-    mixed = manifest is not None and origin != OWN_SCANS and bool(given) and OWN_SCANS not in origin
+    mixed = manifest is not None and origin != OWN_SCANS and bool(new_cases) and OWN_SCANS not in origin
     if meant is None:
         assert manifest is not None
         meant = Labels.of_classes(manifest.classes, manifest.annotated)
     if manifest is not None and manifest.ignore and not meant.ignored:
         meant = replace(meant, ignored=frozenset({IGNORED}))
-    splits = _splits(known, given)
-    _refuse_divided(known, given, target)
+    splits = _splits(known, new_cases)
+    _refuse_divided(known, new_cases, target)
     plan = SitePlan(
         site=site,
         cases=tuple(replace(case, split=splits.get(case.id)) for case in cases.values()),
@@ -161,7 +161,7 @@ def prepare_own(
         source=f"{origin}, and {OWN_SCANS}" if mixed else origin,
         licence=_both(manifest, licence, mixed=mixed, public=origin != OWN_SCANS, ours="licence"),
         citation=_both(manifest, citation, mixed=mixed, public=origin != OWN_SCANS, ours="citation"),
-        preparation=_notes(preparation, meant, changed=bool(given), true_spacing=true_spacing),
+        preparation=_notes(preparation, meant, changed=bool(new_cases), true_spacing=true_spacing),
     )
     return write_site(
         plan,
@@ -171,7 +171,7 @@ def prepare_own(
         sequences=names if table else manifest.sequences if manifest else (),
         matrices=sorted({*matrices, *_cached(target)}),
         skip_damaged=skip_damaged,
-        images={case.id: known[case.id].sha256_image for case in given if case.id in known},
+        images={case.id: known[case.id].sha256_image for case in new_cases if case.id in known},
         progress=progress,
     )
 
@@ -243,11 +243,11 @@ def _of_site(tables: Sequence[CaseTable], site: str, source: Path | None) -> Cas
     return tables[0]
 
 
-def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, Split]:
+def _splits(known: Mapping[str, Case], new_cases: Sequence[CaseFiles]) -> dict[str, Split]:
     """The splits of cases that have one: a known case keeps its own."""
     splits: dict[str, Split] = {case.id: case.split for case in known.values()}
     subjects: dict[str, Split] = {subject_of(case): case.split for case in known.values()}
-    for case in given:
+    for case in new_cases:
         if case.split is None:
             continue
         before = splits.get(case.id) or subjects.get(case.subject or subject_of(case.id))
@@ -261,11 +261,11 @@ def _splits(known: Mapping[str, Case], given: Sequence[CaseFiles]) -> dict[str, 
     return splits
 
 
-def _refuse_divided(known: Mapping[str, Case], given: Sequence[CaseFiles], target: Path) -> None:
+def _refuse_divided(known: Mapping[str, Case], new_cases: Sequence[CaseFiles], target: Path) -> None:
     """Refuse a subject that is said of known cases in several splits: they keep these, and scores would be too good."""
     subjects: dict[str, dict[str, Split]] = {}
     newly_said = set()
-    for case in given:
+    for case in new_cases:
         if case.id in known:
             subject = case.subject or subject_of(case.id)
             subjects.setdefault(subject, {})[case.id] = known[case.id].split
@@ -304,7 +304,7 @@ def _names(
 def _labels(
     table: CaseTable | None,
     manifest: Manifest | None,
-    given: Mapping[str, Sequence[int | str]],
+    label_values: Mapping[str, Sequence[int | str]],
     classes: Sequence[str] | None,
     annotated: Sequence[str] | None,
     target: Path,
@@ -326,13 +326,13 @@ def _labels(
             )
         annotated = annotated or manifest.annotated
         if classes is None:
-            _tell_order(target, manifest.classes, table.labels, given)
+            _tell_order(target, manifest.classes, table.labels, label_values)
         classes = manifest.classes
     recorded = manifest.preparation.get("labels") if manifest else None
     recorded_labels = _recorded(recorded) if isinstance(recorded, dict) else None
-    described = table.labels if recorded_labels else table.described_labels(given)
+    described = table.labels if recorded_labels else table.described_labels(label_values)
     labels = settle_labels(
-        label_values=given,
+        label_values=label_values,
         described=described,
         recorded=recorded_labels,
         classes=classes,
@@ -356,10 +356,10 @@ def _labels(
 
 
 def _tell_order(
-    target: Path, kept: Sequence[str], described: Labels | None, given: Mapping[str, Sequence[int | str]]
+    target: Path, kept: Sequence[str], described: Labels | None, label_values: Mapping[str, Sequence[int | str]]
 ) -> None:
     """Warn of classes that are given, or described beside the masks, in another order than the site has them."""
-    names = [*given] or ([] if described is None else [*described.classes[1:]])
+    names = [*label_values] or ([] if described is None else [*described.classes[1:]])
     asked = [name for name in names if name in kept]
     if asked != [name for name in kept if name in asked]:
         log.warning(
@@ -372,7 +372,7 @@ def _tell_order(
 
 
 def _recorded(values: Mapping[str, Sequence[int | str]]) -> Labels:
-    numbers = {name: [int(value) for value in those] for name, those in colours_as_values(values).items()}
+    numbers = {name: [int(value) for value in texts] for name, texts in colours_as_values(values).items()}
     return Labels.named(numbers)
 
 
@@ -411,12 +411,12 @@ def _what_are_they(table: CaseTable, classes: Sequence[str] | None) -> str:
 
 
 def _refuse_withdrawals(
-    withdraw: Sequence[str], *, known: Sequence[str], given: Sequence[CaseFiles], target: Path, images: Path | None
+    withdraw: Sequence[str], *, known: Sequence[str], new_cases: Sequence[CaseFiles], target: Path, images: Path | None
 ) -> None:
     for case in withdraw:
         if case not in known:
             raise DataError("case-unknown", f"{target} has no case {case!r} to withdraw{nearest(case, known)}")
-        if case in {other.id for other in given}:
+        if case in {other.id for other in new_cases}:
             raise DataError(
                 "case-still-there",
                 f"case {case} is to be withdrawn but is still in {images}: remove it from that folder, "

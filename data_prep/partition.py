@@ -109,15 +109,17 @@ def sub_sites(labels: np.ndarray, n_sites: int, *, seed: int) -> tuple[np.ndarra
     while sizes.min() < 1 or sizes.sum() > n:
         sizes = np.rint(rng.normal(n / SUB_SITE_SHARE, deviation, n_sites)).astype(int)
     classes = np.unique(labels)
-    left = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
+    items_of = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
     dealt = []
     for size in sizes:
         wanted = _counts(rng.dirichlet(np.full(len(classes), CONCENTRATION / len(classes))), int(size))
-        taken = np.minimum(wanted, [len(items) for items in left])
-        while taken.sum() < size:
-            room = np.array([len(items) for items in left]) - taken
-            taken += np.minimum(_counts(room, int(size - taken.sum())), room)
-        dealt.append(np.sort([items.pop() for items, count in zip(left, taken, strict=True) for _ in range(count)]))
+        counts = np.minimum(wanted, [len(items) for items in items_of])
+        while counts.sum() < size:
+            room = np.array([len(items) for items in items_of]) - counts
+            counts += np.minimum(_counts(room, int(size - counts.sum())), room)
+        dealt.append(
+            np.sort([items.pop() for items, count in zip(items_of, counts, strict=True) for _ in range(count)])
+        )
     return tuple(dealt)
 
 

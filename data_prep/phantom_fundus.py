@@ -135,13 +135,15 @@ def draw(camera: Camera, rng: np.random.Generator) -> tuple[Picture, Picture]:
 def _eye(rng: np.random.Generator, *, zoom: float) -> tuple[Plane, Picture]:
     """Colours (SIDE, SIDE, 3) from 0 to 1, without a camera, and classes."""
     y, x = (plane.astype(np.float32) for plane in np.mgrid[:SIDE, :SIDE])
-    left = bool(rng.random() < 0.5)
+    is_left = bool(rng.random() < 0.5)
     centre = SIDE / 2 + rng.uniform(-22, 22, 2)
     radius = rng.uniform(30, 38) * zoom
     stretch, turn = rng.uniform(1.02, 1.2), rng.uniform(-0.35, 0.35)
     disc = _ellipse(y, x, centre, radius, stretch, turn)
     ratio = rng.uniform(0.32, 0.75)
-    shift = np.array([rng.uniform(-0.1, 0.1), (0.12 if left else -0.12) * rng.uniform(0.3, 1)]) * radius * (1 - ratio)
+    shift = (
+        np.array([rng.uniform(-0.1, 0.1), (0.12 if is_left else -0.12) * rng.uniform(0.3, 1)]) * radius * (1 - ratio)
+    )
     cup = _ellipse(y, x, centre + shift, ratio * radius, rng.uniform(0.95, 1.2), turn + rng.uniform(-0.3, 0.3))
     wobble = _cloud(rng, 26) * 0.035
     disc, cup = disc + wobble, np.maximum(cup + wobble * 1.5, disc + 0.04)
@@ -150,30 +152,32 @@ def _eye(rng: np.random.Generator, *, zoom: float) -> tuple[Plane, Picture]:
     retina = np.array([0.78, 0.36, 0.16]) * (1 - pigment) + np.array([0.55, 0.22, 0.09]) * pigment
     texture = 1 + 0.06 * _cloud(rng, 40) + 0.045 * _cloud(rng, 12) + 0.03 * _cloud(rng, 4)
     colours = retina.astype(np.float32) * texture[..., None]
-    macula = centre + np.array([0.15 * radius, (4.6 if left else -4.6) * radius])
+    macula = centre + np.array([0.15 * radius, (4.6 if is_left else -4.6) * radius])
     dark = np.exp(-((y - macula[0]) ** 2 + (x - macula[1]) ** 2) / (2 * (1.1 * radius) ** 2))
     colours *= (1 - 0.35 * dark)[..., None]
     if rng.random() < 0.4:  # a pale crescent beside the disc, which is no part of it
-        beside = centre + np.array([0.0, (0.35 if left else -0.35) * radius])
+        beside = centre + np.array([0.0, (0.35 if is_left else -0.35) * radius])
         crescent = _soft(_ellipse(y, x, beside, radius * 1.12, stretch, turn), 0.06)
         colours = _over(colours, np.array([0.86, 0.60, 0.38]), 0.55 * crescent)
     pale = np.array([0.92, 0.64, 0.36]) * rng.uniform(0.9, 1.05)
-    nasal = 1 - 0.12 * np.clip((x - centre[1]) / radius * (-1 if left else 1), -1, 1)
+    nasal = 1 - 0.12 * np.clip((x - centre[1]) / radius * (-1 if is_left else 1), -1, 1)
     colours = _over(colours, pale * nasal[..., None], _soft(disc, 0.09))
     colours = _over(colours, np.array([1.0, 0.94, 0.74]) * rng.uniform(0.93, 1.03), _soft(cup, 0.16) * 0.95)
     for veins in (True, False):
         blood = np.array([0.42, 0.08, 0.05]) if veins else np.array([0.62, 0.18, 0.10])
-        colours = _over(colours, blood, _vessels(rng, centre, radius, left=left, veins=veins) * 0.85)
+        colours = _over(colours, blood, _vessels(rng, centre, radius, is_left=is_left, veins=veins) * 0.85)
     classes = np.where(disc < 1, RIM, BACKGROUND)
     classes[(cup < 1) & (disc < 1)] = CUP
     return np.clip(colours, 0, 1).astype(np.float32), classes.astype(np.uint8)
 
 
-def _vessels(rng: np.random.Generator, centre: NDArray[np.float64], radius: float, *, left: bool, veins: bool) -> Plane:
+def _vessels(
+    rng: np.random.Generator, centre: NDArray[np.float64], radius: float, *, is_left: bool, veins: bool
+) -> Plane:
     """How much of each pixel is a vessel: four arcades that leave the disc's middle, and their branches."""
     sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
     pen = ImageDraw.Draw(sheet)
-    root = centre + np.array([0.0, (-0.2 if left else 0.2) * radius])
+    root = centre + np.array([0.0, (-0.2 if is_left else 0.2) * radius])
     width = (4.2 if veins else 3.0) * radius / 34
     for up in (-1, 1):
         for side in (-1, 1):

@@ -180,21 +180,21 @@ def _checked(content: Any, kind: Any, shape: Any) -> tuple[Any, np.dtype[Any]]:
     return content, dtype
 
 
-def _plain(value: Any, done: dict[int, Any]) -> Any:
-    """Replace our stand-in classes by NumPy's and byte keys by text; ``done`` maps ids of objects to their results."""
-    if id(value) not in done:
-        done[id(value)] = _made_plain(value, done)
-    return done[id(value)]
+def _plain(value: Any, results: dict[int, Any]) -> Any:
+    """Replace our stand-in classes by NumPy's and byte keys by text; ``results``: of each object, by its id."""
+    if id(value) not in results:
+        results[id(value)] = _made_plain(value, results)
+    return results[id(value)]
 
 
-def _made_plain(value: Any, done: dict[int, Any]) -> Any:
+def _made_plain(value: Any, results: dict[int, Any]) -> Any:
     if isinstance(value, dict):
         return {
-            key.decode("latin1") if isinstance(key, bytes) else _plain(key, done): _plain(v, done)
+            key.decode("latin1") if isinstance(key, bytes) else _plain(key, results): _plain(v, results)
             for key, v in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
-        return type(value)([_plain(item, done) for item in value])
+        return type(value)([_plain(item, results) for item in value])
     if isinstance(value, _Kind):
         return value.dtype
     if isinstance(value, np.ndarray):
@@ -202,7 +202,7 @@ def _made_plain(value: Any, done: dict[int, Any]) -> Any:
         if array.dtype.hasobject:
             items = np.empty(array.size, object)
             for place, item in enumerate(array.ravel()):
-                items[place] = _plain(item, done)
+                items[place] = _plain(item, results)
             array = items.reshape(array.shape)
         return array
     if callable(value):

@@ -113,8 +113,8 @@ def plan_of(
             if held is None:
                 continue
             if site.name in by_site:
-                there = f"{by_site[site.name][0]} and {folder}"
-                raise DataError("site-twice", f"{source} has site {site.name} twice, in {there}: remove one")
+                both = f"{by_site[site.name][0]} and {folder}"
+                raise DataError("site-twice", f"{source} has site {site.name} twice, in {both}: remove one")
             by_site[site.name] = folder, held
     if not by_site:
         what = f"{source} holds none of the known layouts ({contents(source)})"

@@ -218,7 +218,7 @@ def write_site(
                 progress(case.id)
             writer.write(case if case.labels else replace(case, labels=labels))
         writer.refuse_errors(site, skip_damaged=skip_damaged)
-        said = {
+        preparation = {
             "source": plan.source,
             **(PICTURES if stored == "png" else VOLUMES),
             "labels": labels.recorded,
@@ -230,9 +230,9 @@ def write_site(
         unpaired = {as_compared(finding.case) or str(finding.file) for finding in unmatched} - known
         aside = len(cases) - len(writer.entries) + len(unpaired)
         if aside:
-            said[LEFT_OUT] = aside
+            preparation[LEFT_OUT] = aside
         if writer.notes.empty:
-            said[WITHOUT_STRUCTURE] = len(writer.notes.empty)
+            preparation[WITHOUT_STRUCTURE] = len(writer.notes.empty)
         subjects = {case.id: subject_of(case) for case in writer.entries}
         fixed = {case.id: case.split for case in cases if case.split is not None}
         split_of = deal_splits(subjects, dataset=dataset, site=site, fixed=fixed)
@@ -241,7 +241,7 @@ def write_site(
             dataset=dataset,
             site=site,
             kind=kind,
-            preparation=said,
+            preparation=preparation,
             classes=labels.classes,
             sequences=sequences,
             annotated=labels.annotated,
@@ -252,9 +252,9 @@ def write_site(
             citation=plan.citation,
         )
         _warn([*plan.findings, *writer.findings], cases, manifest, writer, target)
-        made = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
-        made |= {} if plan.arrays is None else plan.arrays(folder, manifest)
-        manifest.model_copy(update={"arrays": made}).write(folder)
+        arrays = {str(matrix): build_arrays(folder, manifest, matrix) for matrix in matrices}
+        arrays |= {} if plan.arrays is None else plan.arrays(folder, manifest)
+        manifest.model_copy(update={"arrays": arrays}).write(folder)
     return target
 
 
@@ -444,8 +444,8 @@ def _other_meaning(manifest: Manifest, target: Path) -> Iterator[Finding]:
     if not (target / FILE_NAME).is_file():
         return
     former, current = (
-        {value: name for name, values in said.items() for value in values} if isinstance(said, Mapping) else {}
-        for said in (each.preparation.get("labels") for each in (read_manifest(target), manifest))
+        {value: name for name, values in labels.items() for value in values} if isinstance(labels, Mapping) else {}
+        for labels in (each.preparation.get("labels") for each in (read_manifest(target), manifest))
     )
     other = [value for value in former.keys() & current.keys() if former[value] != current[value]]
     if other:
@@ -465,9 +465,9 @@ def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, severa
     for case in cases:
         if fault := name_fault(case.id, several=several):
             raise DataError("case-name", f"case name {case.id!r} {fault[0]}: {fault[1]}")
-    seen: dict[str, CaseFiles] = {}
+    by_name: dict[str, CaseFiles] = {}
     for case in cases:
-        other = seen.setdefault(as_compared(case.id), case)
+        other = by_name.setdefault(as_compared(case.id), case)
         if other is not case:
             raise DataError(
                 "case-twice", f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one"
