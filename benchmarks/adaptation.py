@@ -76,8 +76,8 @@ def main() -> int:
     if args.work is not None:
         for seed in args.seeds:
             for site in args.sites:
-                for made in missing(out, site, seed, args):
-                    add(made, out)
+                for run in missing(out, site, seed, args):
+                    add(run, out)
     runs = read(out)
     table = table_of(runs, whole=args.whole)
     frame.write(out, {"schema": 1, "runs": runs}, table)
@@ -117,13 +117,15 @@ def labelled_at(model: Model, site: str) -> Sequence[CaseFiles]:
 def labelled(model: Model, cases: Sequence[CaseFiles], masks: int, draw: int, seed: int) -> dict[str, Any]:
     """Adapt to some drawn cases, and score on the others."""
     chosen = drawn(len(cases), masks, draw, seed)
-    taken = [case for number, case in enumerate(cases) if number in chosen]
+    chosen_cases = [case for number, case in enumerate(cases) if number in chosen]
     tested = [case for number, case in enumerate(cases) if number not in chosen]
     ready = make_ready(model, Choice(), device="cpu")
     before = dice(ready, tested)
     with tempfile.TemporaryDirectory() as root, Stopwatch() as watch:
-        given = fine_tuning.open_cases(model, taken, [case.id for case in taken], Path(root), true_spacing=False)
-        outcome = decision.with_masks(ready, given, anyway=True, seed=seed)
+        labelled_cases = fine_tuning.open_cases(
+            model, chosen_cases, [case.id for case in chosen_cases], Path(root), true_spacing=False
+        )
+        outcome = decision.with_masks(ready, labelled_cases, anyway=True, seed=seed)
     after = dice(ready, tested)
     start = {key: value.to(ready.device) for key, value in model.weights.items()}
     net = ready.predictor.net
@@ -262,7 +264,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def add(run: dict[str, Any], path: Path) -> None:
     """Add a result to the file."""
-    runs = sorted([*read(path), run], key=lambda one: [one[key] for key in KEY])
+    runs = sorted([*read(path), run], key=lambda entry: [entry[key] for key in KEY])
     frame.write(path, {"schema": 1, "runs": runs})
 
 

@@ -101,7 +101,7 @@ def gone_on(way: str, folder: Path, rounds: int, steps: int, start: str) -> dict
     results = run(folder / way, rounds, steps, *options, sites=OTHERS)
     sent = results.rounds[0].sites[OTHERS[0]]
     assert results.statistics is not None
-    made = {
+    record = {
         "way": way,
         "started from": results.job.initial_weights.partition("; ")[2],
         "bytes up": sent.bytes_up,
@@ -112,8 +112,8 @@ def gone_on(way: str, folder: Path, rounds: int, steps: int, start: str) -> dict
         "validation dice": last(results, "val"),
         "seconds a step": round(fmean(told.seconds / told.steps for told in results.rounds[-1].sites.values()), 2),
     }
-    print(made, flush=True)
-    return made
+    print(record, flush=True)
+    return record
 
 
 def last(results: Results, split: str) -> float:

@@ -26,21 +26,23 @@ ADDED, LEFT_OUT = "moves and ", "without "
 def main() -> None:
     """Write the page."""
     record = frame.read(FOLDER / "cells.json", None)
-    done = {(c["labels"]["augmentation"], c["seed"]): by_patient(c) for c in record["cells"] if c["state"] == "done"}
+    finished = {
+        (c["labels"]["augmentation"], c["seed"]): by_patient(c) for c in record["cells"] if c["state"] == "done"
+    }
     changes = [label.removeprefix(ADDED) for label in record["axes"]["augmentation"] if label.startswith(ADDED)]
     rows = [
         {
             "change": change,
-            "added": compared(done.get((ADDED + change, 0)), done[MOVES, 0]),
-            "left_out": compared(done.get((LEFT_OUT + change, 0)), done[PRESET, 0]),
+            "added": compared(finished.get((ADDED + change, 0)), finished[MOVES, 0]),
+            "left_out": compared(finished.get((LEFT_OUT + change, 0)), finished[PRESET, 0]),
         }
         for change in changes
     ]
     seeds = {
-        name: [100 * float(scores.mean()) for (label, _), scores in sorted(done.items()) if label == name]
+        name: [100 * float(scores.mean()) for (label, _), scores in sorted(finished.items()) if label == name]
         for name in (MOVES, PRESET)
     }
-    page = frame.page("augmentation_parts", rows=rows, seeds=seeds, patients=len(done[MOVES, 0]))
+    page = frame.page("augmentation_parts", rows=rows, seeds=seeds, patients=len(finished[MOVES, 0]))
     OUT.write_text(page, encoding="utf-8")
     print(page)
 

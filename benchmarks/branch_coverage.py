@@ -33,7 +33,7 @@ def measure(checkout: Path, options: list[str]) -> dict[str, Any]:
         command = ["python", "-m", "pytest", *MEASURE, *options]
         started = time.monotonic()
         paths = os.pathsep.join([str(checkout / "custom"), str(checkout)])
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *command[1:], f"--cov-report=json:{report}"],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": paths, "COVERAGE_FILE": str(Path(folder) / "data")},
@@ -42,12 +42,12 @@ def measure(checkout: Path, options: list[str]) -> dict[str, Any]:
             check=False,
         )
         seconds = time.monotonic() - started
-        if done.returncode not in (0, 1):  # 1: some tests failed, which the file counts
-            raise SystemExit(f"{done.stdout[-5000:]}\nthe tests of {checkout} did not run: nothing is written")
-        if done.returncode:
-            print("\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED")))
+        if result.returncode not in (0, 1):  # 1: some tests failed, which the file counts
+            raise SystemExit(f"{result.stdout[-5000:]}\nthe tests of {checkout} did not run: nothing is written")
+        if result.returncode:
+            print("\n".join(line for line in result.stdout.splitlines() if line.startswith("FAILED")))
         totals = json.loads(report.read_text(encoding="utf-8"))["totals"]
-    counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout.splitlines()[-1])}
+    counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped)", result.stdout.splitlines()[-1])}
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=checkout, stdout=subprocess.PIPE, encoding="utf-8", check=True
     )
@@ -69,11 +69,11 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="a clone of this repository; this one by default")
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     args = parser.parse_args()
-    found = measure(args.checkout.resolve(), args.options)
+    record = measure(args.checkout.resolve(), args.options)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    branches = found["branches"]
-    print(f"{found['seconds']} s, {branches['covered']} of {branches['of']} branches: {args.out}")
+    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    branches = record["branches"]
+    print(f"{record['seconds']} s, {branches['covered']} of {branches['total']} branches: {args.out}")
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ RESULTS = Path(__file__).parent / "results" / "drift"
 
 @dataclass(frozen=True)
 class Case:
-    """``labelled``: fingerprint with the site's mask; ``found``: with the model's."""
+    """``labelled``: fingerprint with the site's mask; ``predicted``: with the model's."""
 
     split: str
     labelled: Fingerprint
-    found: Fingerprint
+    predicted: Fingerprint
     confidence: float | None
 
 
@@ -61,17 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = {site: reference(cases) for site, cases in training.items()}
     unchanged = {
         site: [
-            judged(Path(), case.found, case.confidence, made, limits(made))
+            judged(Path(), case.predicted, case.confidence, references, limits(references))
             for number, case in enumerate(cases)
             if case.split != "train"
-            for made in [without(whole, site, cases, number)]
+            for references in [without(whole, site, cases, number)]
         ]
         for site, cases in training.items()
     }
-    made = list(whole.values())
+    references = list(whole.values())
     others = {
         folder.name: [
-            judged(Path(), case.found, case.confidence, made, limits(made)) for case in cases_of(model, ready, folder)
+            judged(Path(), case.predicted, case.confidence, references, limits(references))
+            for case in cases_of(model, ready, folder)
         ]
         for folder in args.others
     }
@@ -90,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "note": args.note,
         "trained_at": list(model.header.sites),
         "aimed_at": FALSE_ALARMS,
-        "surveyed": {site: one.fingerprint.surveyed for site, one in whole.items()},
-        "limits": {key: round(value, 4) for key, value in limits(made).by_aspect.items()},
+        "surveyed": {site: site_reference.fingerprint.surveyed for site, site_reference in whole.items()},
+        "limits": {key: round(value, 4) for key, value in limits(references).by_aspect.items()},
         "unchanged": counted(unchanged),
         "others": counted(others),
     }
@@ -112,15 +113,15 @@ def cases_of(model: Model, ready: ReadyModel, folder: Path) -> list[Case]:
         classes=manifest.classes,
         sequences=manifest.sequences,
     )
-    found = []
+    read_cases = []
     for case in manifest.cases:
         images = read_images(folder, manifest, case)
         spacing = manifest.known_spacing(case)
         mask, confidence = outline(ready, images, spacing)
         labelled = scan_fingerprint(images, read_labels(folder, case), spacing, like=like)
-        found.append(Case(case.split, labelled, scan_fingerprint(images, mask, spacing, like=like), confidence))
-        print(manifest.site, len(found), "of", len(manifest.cases), end="\r", file=sys.stderr)
-    return found
+        read_cases.append(Case(case.split, labelled, scan_fingerprint(images, mask, spacing, like=like), confidence))
+        print(manifest.site, len(read_cases), "of", len(manifest.cases), end="\r", file=sys.stderr)
+    return read_cases
 
 
 def reference(cases: Sequence[Case]) -> Reference:
@@ -134,14 +135,14 @@ def without(whole: dict[str, Reference], site: str, cases: Sequence[Case], numbe
     """All sites' references, that of ``site`` without a case; a test case is in none."""
     if cases[number].split == "test":
         return list(whole.values())
-    left = reference([case for place, case in enumerate(cases) if place != number])
-    return [left if name == site else one for name, one in whole.items()]
+    remaining = reference([case for place, case in enumerate(cases) if place != number])
+    return [remaining if name == site else other for name, other in whole.items()]
 
 
-def counted(found: dict[str, list[Compared]]) -> dict[str, Any]:
+def counted(scans_of: dict[str, list[Compared]]) -> dict[str, Any]:
     """Flagged cases by site, and in all, with the share and why."""
-    everything = [scan for scans in found.values() for scan in scans]
-    rows = {site: _row(scans) for site, scans in found.items()}
+    everything = [scan for scans in scans_of.values() for scan in scans]
+    rows = {site: _row(scans) for site, scans in scans_of.items()}
     return {**rows, "all": _row(everything)} if everything else {}
 
 

@@ -57,9 +57,9 @@ def main() -> None:
     for what, case in CASES.items():
         for n_sites in args.sites:
             turns = [turn(*case, n_sites) for _ in range(args.turns)]
-            row = {key: statistics.median(one[key] for one in turns) for key in turns[0]}
+            row = {key: statistics.median(turn_record[key] for turn_record in turns) for key in turns[0]}
             for name in ("largest_difference", "largest_difference_masked"):
-                row[name] = max(one[name] for one in turns)
+                row[name] = max(turn_record[name] for turn_record in turns)
             rows.append({"what": what, "sites": n_sites, **row})
             print(json.dumps(rows[-1]), flush=True)
     content = {
@@ -110,8 +110,8 @@ def turn(task: str, protocol: str | None, method: str, options: tuple[str, ...],
             for served, sent in ((clear, updates), (blind, encrypted))
         )
         wanted, down = clear.open(2), blind.open(2)
-        got, decrypting = timed(lambda: encryption.open(down))
-        difference = largest_difference(wanted, got)
+        decrypted, decrypting = timed(lambda: encryption.open(down))
+        difference = largest_difference(wanted, decrypted)
         with_masks = masked_round(masked, Path(folder), updates, wanted)
         numbers = sum(value.size for value in first.weights.values())
         return {
@@ -129,10 +129,10 @@ def turn(task: str, protocol: str | None, method: str, options: tuple[str, ...],
         }
 
 
-def largest_difference(wanted: Broadcast, got: Broadcast) -> float:
+def largest_difference(wanted: Broadcast, decrypted: Broadcast) -> float:
     """Of a weight."""
     return max(
-        float(np.abs(got.weights[key] - value.astype(np.float64)).max())
+        float(np.abs(decrypted.weights[key] - value.astype(np.float64)).max())
         for key, value in wanted.weights.items()
         if np.issubdtype(value.dtype, np.floating)
     )
@@ -154,14 +154,14 @@ def masked_round(job: JobSpec, folder: Path, updates: list[Update], wanted: Broa
         return question
 
     question, checking = timed(ask)
-    there = updates[:-1] if len(updates) > 2 else updates
-    shares, giving = timed(lambda: [sites[update.site].unmask(question) for update in there])
+    arrived = updates[:-1] if len(updates) > 2 else updates
+    shares, giving = timed(lambda: [sites[update.site].unmask(question) for update in arrived])
     _, closing = timed(lambda: [*map(server.accept, shares), server.close()])
     down = server.open(2)
     return {
         "bytes_up_masked": payload_bytes(masked[0]) + payload_bytes(shares[0]),
         "bytes_down_masked": payload_bytes(down) + payload_bytes(question),
-        "site_masks": masking / len(updates) + giving / len(there),
+        "site_masks": masking / len(updates) + giving / len(arrived),
         "server_masked": checking + closing,
         "largest_difference_masked": largest_difference(wanted, down),
     }

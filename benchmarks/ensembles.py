@@ -42,9 +42,9 @@ def main() -> int:
     settings = [*WHOLE, *UNSEEN, "schedule.threads=1"]
     commands, sites = [], {}
     for site in SITES:
-        made = [pooled_without(site, "prostate", seed=s, settings=settings, work=args.work) for s in args.seeds]
-        commands += [command for command, _ in made]
-        ready = [make_ready(open_model(path), Choice(), device="cpu") for _, path in made]
+        trained = [pooled_without(site, "prostate", seed=s, settings=settings, work=args.work) for s in args.seeds]
+        commands += [command for command, _ in trained]
+        ready = [make_ready(open_model(path), Choice(), device="cpu") for _, path in trained]
         cases = labelled_at(ready[0].model, site)
         print(f"{site}: {len(cases)} scans", flush=True)
         singles = {seed: dice(model, cases) for seed, model in zip(args.seeds, ready, strict=True)}
@@ -55,7 +55,7 @@ def main() -> int:
         **frame.made_with("torch", "monai"),
         "sites": sites,
     }
-    page = frame.page("ensembles", made=content, rows=rows_of(sites), whole=whole(sites))
+    page = frame.page("ensembles", record=content, rows=rows_of(sites), whole=whole(sites))
     frame.write(args.out, content, page)
     print(page)
     return 0
@@ -66,17 +66,19 @@ def rows_of(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "site": site,
-            "single": 100 * statistics.fmean(of_cases(made)),
-            "best": 100 * max(statistics.fmean(scores) for scores in made["single"].values()),
-            "averaged": 100 * statistics.fmean(made["averaged"]),
+            "single": 100 * statistics.fmean(of_cases(scores_of)),
+            "best": 100 * max(statistics.fmean(scores) for scores in scores_of["single"].values()),
+            "averaged": 100 * statistics.fmean(scores_of["averaged"]),
         }
-        for site, made in sites.items()
+        for site, scores_of in sites.items()
     ]
 
 
 def whole(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """The difference over all cases, in points, with its 95 % interval (Student's) and Wilcoxon's p."""
-    pairs = [pair for made in sites.values() for pair in zip(of_cases(made), made["averaged"], strict=True)]
+    pairs = [
+        pair for scores_of in sites.values() for pair in zip(of_cases(scores_of), scores_of["averaged"], strict=True)
+    ]
     differences = [100 * (after - before) for before, after in pairs]
     mean = statistics.fmean(differences)
     half = float(stats.t.ppf(0.975, len(differences) - 1)) * float(stats.sem(differences))
@@ -84,9 +86,9 @@ def whole(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return {"n": len(pairs), "difference": mean, "low": mean - half, "high": mean + half, "p": p}
 
 
-def of_cases(made: Mapping[str, Any]) -> Sequence[float]:
+def of_cases(scores_of: Mapping[str, Any]) -> Sequence[float]:
     """Of each case the mean Dice of the single models."""
-    return [statistics.fmean(scores) for scores in zip(*made["single"].values(), strict=True)]
+    return [statistics.fmean(scores) for scores in zip(*scores_of["single"].values(), strict=True)]
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ LOAD = os.getloadavg()[0]
 
 def parser(about: str | None, **numbers: int) -> argparse.ArgumentParser:
     """A command line that prints the script's own words as its help, with a ``--NAME`` for each of the numbers."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in numbers.items():
-        made.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    return made
+        options.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    return options
 
 
 def beside_flower(about: str | None, *, rounds: int) -> argparse.Namespace:
     """The arguments of a benchmark that may have Flower beside it."""
-    made = parser(about, rounds=rounds, repeats=5)
-    made.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
-    return made.parse_args()
+    options = parser(about, rounds=rounds, repeats=5)
+    options.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
+    return options.parse_args()
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -270,9 +270,9 @@ def a_run(bench: Bench) -> dict[str, Any]:
     for command in commands:
         started = time.perf_counter()
         words = [str(Path(sys.executable).with_name("fedshift")), *command]
-        done = subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"fedshift {command[0]}: {done.stderr[-800:]}")
+        result = subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise RuntimeError(f"fedshift {command[0]}: {result.stderr[-800:]}")
         seconds[command[0]] = round(time.perf_counter() - started, 1)
     minutes = round(sum(seconds.values()) / 60, 2)
     return {"rounds": bench.rounds, "sites": len(SITES), "seconds": seconds, "minutes": minutes}
@@ -317,13 +317,13 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
     shorter = bench.party(recipe("prostate", SITES[:2], "fedavg", bench.steps), bench.prostate, "shorter of memory")
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(bench.device).total_memory
-    left = torch.cuda.memory_reserved(bench.device) + 0.5e6 * needed
-    torch.cuda.set_per_process_memory_fraction(left / total, bench.device)
+    available = torch.cuda.memory_reserved(bench.device) + 0.5e6 * needed
+    torch.cuda.set_per_process_memory_fraction(available / total, bench.device)
     try:
         update = shorter.train()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
-    return {"megabytes_of_a_round": needed, "megabytes_left": round(left / 1e6), "metrics": dict(update.metrics)}
+    return {"megabytes_of_a_round": needed, "megabytes_left": round(available / 1e6), "metrics": dict(update.metrics)}
 
 
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {

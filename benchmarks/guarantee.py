@@ -55,12 +55,12 @@ def main() -> None:
     started = time.monotonic()
     repeats = math.ceil(args.draws / FEDERATIONS)
     settings = [(sites, shift) for sites in SITES for shift in SHIFTS]
-    found: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "alpha": ALPHA, "draws": args.draws}
-    found["sites"] = [drawn(sites, shift, repeats, args.seed) for sites, shift in settings]
-    found["newcomers"] = [newcomers(sites, shift, args.draws, args.seed) for sites in (12, 20) for shift in SHIFTS]
-    found["selection"] = [selection(n, args.draws, args.seed) for n in (10, 20, 50, 200)]
-    found |= {"seconds": round(time.monotonic() - started), **frame.made_with("numpy")}
-    frame.write(args.out, found, frame.page("guarantee", ways=WAYS, **found))
+    content: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "alpha": ALPHA, "draws": args.draws}
+    content["sites"] = [drawn(sites, shift, repeats, args.seed) for sites, shift in settings]
+    content["newcomers"] = [newcomers(sites, shift, args.draws, args.seed) for sites in (12, 20) for shift in SHIFTS]
+    content["selection"] = [selection(n, args.draws, args.seed) for n in (10, 20, 50, 200)]
+    content |= {"seconds": round(time.monotonic() - started), **frame.made_with("numpy")}
+    frame.write(args.out, content, frame.page("guarantee", ways=WAYS, **content))
 
 
 # --- what is simulated --------------------------------------------------------------------------------

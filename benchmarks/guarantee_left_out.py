@@ -43,19 +43,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--sites", nargs="+", default=list(SITES), choices=SITES)
     args = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for site in args.sites:
         settings = [*LEAN, *UNSEEN, "schedule.threads=1"]
         command, path = trained_without(site, "fedavg", "prostate", seed=args.seed, settings=settings, work=args.work)
         ready = make_ready(open_model(path), Choice(), device="cpu")
-        others, own = Hospital(), Hospital()
+        others, hospital = Hospital(), Hospital()
         for other in (name for name in SITES if name != site):
             others.add(ready, other, unseen=True)
-        own.add(ready, site, unseen=False)
-        found.append({"held_out": site, "seed": args.seed, "command": command, **measured(own, others)})
-        print(found[-1], flush=True)
+        hospital.add(ready, site, unseen=False)
+        runs.append({"held_out": site, "seed": args.seed, "command": command, **measured(hospital, others)})
+        print(runs[-1], flush=True)
     command = f"FEDSHIFT_DATA=ROOT python benchmarks/guarantee_left_out.py --work WORK --sites {' '.join(args.sites)}"
-    facts = {"command": command, "runs": found}
+    facts = {"command": command, "runs": runs}
     frame.write(OUT, {"schema": 1, **facts}, frame.page("guarantee_left_out", **facts))
 
 
@@ -91,33 +91,33 @@ class Hospital:
                 self.sizes.append(counts.outlined / counts.total)
 
 
-def measured(own: Hospital, others: Hospital) -> dict[str, Any]:
+def measured(hospital: Hospital, others: Hospital) -> dict[str, Any]:
     """Mean shares at the hospital and sizes of its outer outlines, with both kinds of levels."""
-    n, pooled = len(own.sizes), others.risks.curves()[STRUCTURE]
+    n, pooled = len(hospital.sizes), others.risks.curves()[STRUCTURE]
     rows: list[dict[str, Any]] = []
     for alpha in ALPHAS:
-        of_others = shares(own, range(n), own_promise(pooled, alpha))
+        of_others = shares(hospital, range(n), own_promise(pooled, alpha))
         rows.append({"alpha": alpha, "calibrated_on": "others", "cases": pooled.n, **mean_of([of_others])})
         for k in (number for number in CASES if number < n):
-            drawn = [drawn_once(own, chosen, alpha) for chosen in itertools.combinations(range(n), k)]
+            drawn = [drawn_once(hospital, chosen, alpha) for chosen in itertools.combinations(range(n), k)]
             rows.append({"alpha": alpha, "calibrated_on": "own", "cases": k, **mean_of(drawn)})
     half = Promise(n=n, outer=Level(level=EVEN))
-    return {"cases": n, "at_half": shares(own, range(n), half)["outer"], "rows": rows}
+    return {"cases": n, "at_half": shares(hospital, range(n), half)["outer"], "rows": rows}
 
 
-def drawn_once(own: Hospital, chosen: Sequence[int], alpha: float) -> dict[str, float | None]:
+def drawn_once(hospital: Hospital, chosen: Sequence[int], alpha: float) -> dict[str, float | None]:
     """`shares` of the cases that were not chosen, with the levels of those that were."""
     part = CaseRisks(subjects={STRUCTURE: list(chosen)})
-    for kept, every in ((part.missed, own.risks.missed), (part.false, own.risks.false)):
+    for kept, every in ((part.missed, hospital.risks.missed), (part.false, hospital.risks.false)):
         kept[STRUCTURE] = [every[STRUCTURE][number] for number in chosen]
-    rest = [number for number in range(len(own.sizes)) if number not in chosen]
-    return shares(own, rest, own_promise(part.curves()[STRUCTURE], alpha))
+    rest = [number for number in range(len(hospital.sizes)) if number not in chosen]
+    return shares(hospital, rest, own_promise(part.curves()[STRUCTURE], alpha))
 
 
-def shares(own: Hospital, cases: Sequence[int], promise: Promise) -> dict[str, float | None]:
+def shares(hospital: Hospital, cases: Sequence[int], promise: Promise) -> dict[str, float | None]:
     """Means over some cases; None without a level."""
-    missed, false = own.risks.missed[STRUCTURE], own.risks.false[STRUCTURE]
-    told = {"outer": (missed, promise.outer), "inner": (false, promise.inner), "size": (own.sizes, promise.outer)}
+    missed, false = hospital.risks.missed[STRUCTURE], hospital.risks.false[STRUCTURE]
+    told = {"outer": (missed, promise.outer), "inner": (false, promise.inner), "size": (hospital.sizes, promise.outer)}
     return {name: _at(values, cases, level) for name, (values, level) in told.items()}
 
 
@@ -129,7 +129,7 @@ def _at(values: Sequence[np.ndarray], cases: Sequence[int], level: Level | None)
 
 def mean_of(drawn: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
     """Over the draws that have a level, and how many have an outer one."""
-    known = {name: [one[name] for one in drawn if one[name] is not None] for name in ("outer", "inner", "size")}
+    known = {name: [draw[name] for draw in drawn if draw[name] is not None] for name in ("outer", "inner", "size")}
     means = {name: round(float(np.mean(values)), 4) if values else None for name, values in known.items()}
     return {"covered": round(len(known["outer"]) / len(drawn), 4), **means}
 

@@ -54,13 +54,13 @@ def main() -> int:
             means = {name: round(100 * fmean(fmean(s[name]) for s in sites.values()), 2) for name in STRUCTURES}
             runs.append({"trained on": protocol or "classes", "seed": seed, "mean": means, "sites": sites})
             print(runs[-1]["trained on"], seed, means, flush=True)
-    made: dict[str, Any] = {
+    record: dict[str, Any] = {
         "what": f"FedAvg on the simulated hippocampus sites, {args.rounds} rounds of one epoch, half as many features: "
         "Dice of each test volume, last model; in percent the mean over sites of the mean over volumes",
         "command": " ".join(["python benchmarks/hippocampus_regions.py", *sys.argv[1:]]),
         "runs": runs,
     }
-    frame.write(args.out, made)
+    frame.write(args.out, record)
     return 0
 
 
@@ -81,22 +81,22 @@ def scored(job: JobSpec, folder: Path) -> dict[str, dict[str, list[float]]]:
     data = {site: find_site(job.task.dataset, site, local=None, simulator=True) for site in job.task.sites}
     run_in_process(job, data, folder / "run")
     ready = make_ready(open_model(folder / "run" / LAST), Choice(), device="cpu")
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for site, place in data.items():
         manifest = read_manifest(place)
-        found[site] = {name: [] for name in STRUCTURES}
+        scores[site] = {name: [] for name in STRUCTURES}
         for case in manifest.by_split("test"):
             predicted = ready.segment(read_images(place, manifest, case), manifest.known_spacing(case))
             reference = read_labels(place, case)
             for name, classes in STRUCTURES.items():
-                there = np.isin(reference, classes)
+                truth = np.isin(reference, classes)
                 if job.task.regions:
                     outlined = voxels_of(predicted, job.task.structures.index(name) + 1, regions=True)
                 else:
                     outlined = np.isin(predicted, classes)
-                counts = (np.array(np.count_nonzero(m)) for m in (outlined & there, outlined, there))
-                found[site][name].append(round(float(dice(*counts)), 4))
-    return found
+                counts = (np.array(np.count_nonzero(m)) for m in (outlined & truth, outlined, truth))
+                scores[site][name].append(round(float(dice(*counts)), 4))
+    return scores
 
 
 if __name__ == "__main__":

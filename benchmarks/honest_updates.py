@@ -79,10 +79,10 @@ def main() -> None:
                         key = f"{task} {name} {methods}"
                         if key in content["runs"]:
                             continue
-                        found = run(task, methods, root, Path(scratch) / key.replace(" ", "_"), args.sites_at_most)
-                        if found is not None:
-                            content["runs"][key] = found
-                            print(key, found, flush=True)
+                        record = run(task, methods, root, Path(scratch) / key.replace(" ", "_"), args.sites_at_most)
+                        if record is not None:
+                            content["runs"][key] = record
+                            print(key, record, flush=True)
                             frame.write(RESULT, content)
     content = frame.read(RESULT, {})
     frame.write(RESULT, content, table(content))
@@ -143,8 +143,10 @@ class Largest:
             if np.issubdtype(sent[key].dtype, np.floating)
         }
         parts = [
-            np.concatenate([[0], *(value for key, value in floating.items() if (key in self._parameters) == own)])
-            for own in (True, False)
+            np.concatenate(
+                [[0], *(value for key, value in floating.items() if (key in self._parameters) == is_parameter)]
+            )
+            for is_parameter in (True, False)
         ]
         self._sent.append(Sent(parts[0], float(np.linalg.norm(parts[1])), update.n_steps, update.n_samples))
 
@@ -157,21 +159,24 @@ class Largest:
         sent, self._sent = self._sent, []
         if not sent:
             return
-        sizes = [[one.norm for one in sent], [one.statistics for one in sent]]
+        sizes = [[update.norm for update in sent], [update.statistics for update in sent]]
         self._usual = [max(before, statistics.median(now)) for before, now in zip(self._usual, sizes, strict=True)]
-        steps = max(1.0, statistics.median(one.n_steps for one in sent))
-        usual, samples = self._usual, [one.n_samples for one in sent]
-        votes = [one.change * min(1.0, usual[0] / max(one.norm, usual[0])) if usual[0] else one.change for one in sent]
-        for number, one in enumerate(sent):
-            more = max(1.0, one.n_steps / steps)
+        steps = max(1.0, statistics.median(update.n_steps for update in sent))
+        usual, samples = self._usual, [update.n_samples for update in sent]
+        votes = [
+            update.change * min(1.0, usual[0] / max(update.norm, usual[0])) if usual[0] else update.change
+            for update in sent
+        ]
+        for number, update in enumerate(sent):
+            more = max(1.0, update.n_steps / steps)
             others = np.sum([vote for other, vote in enumerate(votes) if other != number], axis=0)
-            against = -float(one.change @ others) / max(float(np.linalg.norm(others)), 1e-30)
+            against = -float(update.change @ others) / max(float(np.linalg.norm(others)), 1e-30)
             found = (
-                one.norm / (usual[0] * more) if usual[0] else 0.0,
+                update.norm / (usual[0] * more) if usual[0] else 0.0,
                 against / (usual[0] * more) if usual[0] else 0.0,
-                one.statistics / (usual[1] * more) if usual[1] else 0.0,
-                one.n_samples / statistics.median(samples),
-                one.n_samples / (sum(samples) - one.n_samples),
+                update.statistics / (usual[1] * more) if usual[1] else 0.0,
+                update.n_samples / statistics.median(samples),
+                update.n_samples / (sum(samples) - update.n_samples),
             )
             self._worst = {kind: max(self._worst[kind], ratio) for kind, ratio in zip(KINDS, found, strict=True)}
 

@@ -96,27 +96,27 @@ def is_private(name: str) -> bool:
 
 def assertions(files: Iterable[Path], packages: tuple[str, ...]) -> dict[str, int]:
     """Assertions, and what ties tests to the inside of the packages."""
-    found: Counter[str] = Counter(assertions=0, sentences=0, monkeypatches=0, private_reaches=0)
+    counts: Counter[str] = Counter(assertions=0, sentences=0, monkeypatches=0, private_reaches=0)
     for node in nodes(files):
         if isinstance(node, ast.Assert):
-            found.update(assertions=1, sentences=is_sentence(node.test))
+            counts.update(assertions=1, sentences=is_sentence(node.test))
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             for match in (keyword.value for keyword in node.keywords if keyword.arg == "match"):
-                found.update(assertions=1, sentences=is_sentence(match))
-            found["monkeypatches"] += called.startswith("monkeypatch.") or called in ("patch", "mock.patch", "lower")
-            found["monkeypatches"] += called.startswith(("patch.", "mock.patch."))
+                counts.update(assertions=1, sentences=is_sentence(match))
+            counts["monkeypatches"] += called.startswith("monkeypatch.") or called in ("patch", "mock.patch", "lower")
+            counts["monkeypatches"] += called.startswith(("patch.", "mock.patch."))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in packages:
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            found["private_reaches"] += any(map(is_private, names))
+            counts["private_reaches"] += any(map(is_private, names))
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
-            found["private_reaches"] += ast.unparse(node.value) not in ("self", "cls")
-    return dict(found)
+            counts["private_reaches"] += ast.unparse(node.value) not in ("self", "cls")
+    return dict(counts)
 
 
 def identifiers(files: Iterable[Path]) -> dict[str, int]:
     """How often each name of `DIALECT` is defined."""
-    found = Counter(dict.fromkeys(DIALECT, 0))
+    counts = Counter(dict.fromkeys(DIALECT, 0))
     for node in nodes(files):
         name = getattr(node, "id", None) if isinstance(getattr(node, "ctx", None), ast.Store) else None
         if isinstance(node, ast.arg):
@@ -124,8 +124,8 @@ def identifiers(files: Iterable[Path]) -> dict[str, int]:
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             name = node.name
         if name in DIALECT:
-            found[name] += 1
-    return dict(found)
+            counts[name] += 1
+    return dict(counts)
 
 
 def measure(tree: Path) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def ways(tree: Path) -> dict[str, Any]:
         command = [sys.executable, "-P", __file__, "--trace", folder, "--tree", str(tree)]
         subprocess.run(command, env=environ, cwd=folder, stdout=subprocess.DEVNULL, check=True)
         steps: dict[str, list[Step]] = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))
-    trunk = {way: [step for step in taken if is_trunk(step)] for way, taken in steps.items()}
+    trunk = {way: [step for step in path if is_trunk(step)] for way, path in steps.items()}
     return {way: {"trunk": walk(trunk[way]), "all": walk(steps[way])} for way in steps}
 
 
@@ -169,11 +169,11 @@ def walk(steps: list[Step]) -> dict[str, int]:
     """Places, climbs, returns, and modules in all."""
     modules = [step[0] for step in steps]
     visited, places, climbs, returns = set(modules[:1]), 0, 0, 0
-    for before, here in pairwise(modules):
-        if here != before:
-            places, climbs = places + 1, climbs + (layer(here) > layer(before))
-            returns += here in visited
-            visited.add(here)
+    for before, module in pairwise(modules):
+        if module != before:
+            places, climbs = places + 1, climbs + (layer(module) > layer(before))
+            returns += module in visited
+            visited.add(module)
     return {"places": places, "climbs": climbs, "returns": returns, "modules": len(visited)}
 
 
@@ -186,13 +186,13 @@ def layer(module: str) -> int:
 def steps_of(action: Callable[[], object], root: str) -> list[Step]:
     """The first call of each function below a folder, in order; modules and classes that are executed are none."""
     steps: list[Step] = []
-    seen = set()
+    visited = set()
 
     def enter(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event != "call" or code in seen or not code.co_filename.startswith(root):
+        if event != "call" or code in visited or not code.co_filename.startswith(root):
             return
-        seen.add(code)
+        visited.add(code)
         if code.co_flags & 1:  # CO_OPTIMIZED, which bodies of modules and classes are not
             lines = len({line for _, _, line in code.co_lines() if line})
             steps.append((code.co_filename.removeprefix(root), code.co_qualname, lines))
@@ -267,9 +267,9 @@ def main() -> None:
     elif args.out is None:
         show()
     else:
-        found = measure(tree) | {"minutes of make test": args.test_minutes}
+        record = measure(tree) | {"minutes of make test": args.test_minutes}
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

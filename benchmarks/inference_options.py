@@ -52,13 +52,13 @@ def main() -> int:
     known: list[dict[str, Any]] = frame.read(args.out, [])
     for run in args.runs:
         model = open_model(run / BEST)
-        if named(model) in [{key: one[key] for key in named(model)} for one in known]:
+        if named(model) in [{key: entry[key] for key in named(model)} for entry in known]:
             continue
         if model.header.personal:
             print(f"{run}: its sites keep personal parts of the model, left out")
             continue
         known.append(named(model) | {"round": model.header.round, "dice": scored(model)})
-        known.sort(key=lambda one: (one["methods"], one["seed"], one["fold"]))
+        known.sort(key=lambda entry: (entry["methods"], entry["seed"], entry["fold"]))
         frame.write(args.out, known)
         print(f"{run}: {named(model)}", flush=True)
     table = table_of(known)
@@ -76,11 +76,11 @@ def named(model: Model) -> dict[str, Any]:
 
 def scored(model: Model) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Way -> part -> site -> foreground Dice of each volume on its own grid."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {way: {part: {} for part in PARTS} for way in WAYS}
+    scores: dict[str, dict[str, dict[str, list[float]]]] = {way: {part: {} for part in PARTS} for way in WAYS}
     for part, site, cases in volumes(model):
         for way, options in WAYS.items():
-            found[way][part][site] = dice(with_options(model, options), site, cases)
-    return found
+            scores[way][part][site] = dice(with_options(model, options), site, cases)
+    return scores
 
 
 def volumes(model: Model) -> Iterator[tuple[str, str, list[CaseFiles]]]:
@@ -106,11 +106,11 @@ def with_options(model: Model, options: Mapping[str, bool]) -> Model:
 def dice(model: Model, site: str, cases: Sequence[CaseFiles]) -> list[float]:
     """Foreground Dice of each volume, with the site's statistics where the model asks for some."""
     ready = ready_for(model, cases, Choice(site=site if model.header.statistics else None), device="cpu")
-    found = list(score_cases(ready, cases, tolerance=model.header.job.evaluation.tolerance))
-    failed = [case.error for case in found if case.error is not None]
+    scored_cases = list(score_cases(ready, cases, tolerance=model.header.job.evaluation.tolerance))
+    failed = [case.error for case in scored_cases if case.error is not None]
     if failed:
         raise SystemExit(f"{site}: {failed[0]}")
-    return [round(case.scores["prostate"]["dice"], 4) for case in found]
+    return [round(case.scores["prostate"]["dice"], 4) for case in scored_cases]
 
 
 def table_of(runs: Sequence[Mapping[str, Any]]) -> str:

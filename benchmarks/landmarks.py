@@ -53,11 +53,11 @@ def to_standard(*, above_mean: bool) -> Callable[[Sequence[Scan], Sequence[Scan]
     """The method ``landmarks``; ``above_mean``: with deciles of what is brighter than the mean, as in the paper."""
 
     def knots(scan: Scan) -> np.ndarray:
-        found = np.quantile(scan.voxels, LANDMARKS)
+        landmarks = np.quantile(scan.voxels, LANDMARKS)
         if above_mean:
             bright = scan.voxels[scan.voxels > scan.voxels.mean()]
-            found[1:-1] = np.clip(np.quantile(bright, LANDMARKS[1:-1]), found[0], found[-1])
-        return found
+            landmarks[1:-1] = np.clip(np.quantile(bright, LANDMARKS[1:-1]), landmarks[0], landmarks[-1])
+        return landmarks
 
     def mapped(scans: Sequence[Scan], others: Sequence[Scan]) -> list[np.ndarray]:
         stretched = [(k - k[0]) / (k[-1] - k[0]) for k in map(knots, others)]
@@ -145,10 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     scans = read(args.data)
     flat = [Scan(scan.site, corrected(scan.voxels, nonzero=False), scan.prostate) for scan in scans]
-    found = {name: measured(scans, way) for name, way in WAYS.items()}
-    found |= {f"N4, {name}": measured(flat, WAYS[name]) for name in ("volume", "landmarks, with the method")}
+    ways_measured = {name: measured(scans, way) for name, way in WAYS.items()}
+    ways_measured |= {f"N4, {name}": measured(flat, WAYS[name]) for name in ("volume", "landmarks, with the method")}
     about = {"command": "python benchmarks/landmarks.py --data ROOT --out FILE.json", "cases": len(scans)}
-    frame.write(args.out, {**about, **frame.made_with("numpy", "SimpleITK"), "normalised by": found})
+    frame.write(args.out, {**about, **frame.made_with("numpy", "SimpleITK"), "normalised by": ways_measured})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ def committed() -> list[Comparison]:
 
 def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
     """The page's text and its picture."""
-    boards = [(one, board) for one in comparisons if (board := _board([one])) is not None and _is_broad(one, board)]
+    boards = [
+        (candidate, board)
+        for candidate in comparisons
+        if (board := _board([candidate])) is not None and _is_broad(candidate, board)
+    ]
     ranked = [comparison for comparison, _ in boards]
     overall = _board(ranked)
     assert overall is not None, "half of the rows of no committed comparison have finished"

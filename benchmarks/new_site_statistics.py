@@ -80,13 +80,13 @@ def scored(model: Model, held_out: str) -> Iterator[tuple[str, list[float]]]:
     site = find_site("prostate", held_out, local=None, simulator=True)
     cases = labelled_cases(model, gather(site / "volumes"), labels={"prostate": [1]}, annotated=None)
 
-    def dice(choice: Choice, given: Any) -> list[float]:
-        ready = ready_for(model, given, choice, device="cpu")
-        found = list(score_cases(ready, given, tolerance=model.header.job.evaluation.tolerance))
-        failed = [case.error for case in found if case.error is not None]
+    def dice(choice: Choice, cases: Any) -> list[float]:
+        ready = ready_for(model, cases, choice, device="cpu")
+        scored_cases = list(score_cases(ready, cases, tolerance=model.header.job.evaluation.tolerance))
+        failed = [case.error for case in scored_cases if case.error is not None]
         if failed:
             raise SystemExit(f"{held_out}: {failed[0]}")
-        return [round(case.scores["prostate"]["dice"], 4) for case in found]
+        return [round(case.scores["prostate"]["dice"], 4) for case in scored_cases]
 
     yield TOGETHER, dice(Choice(estimate=True), cases)
     yield ALONE, [value for case in cases for value in dice(Choice(estimate=True), [case])]
@@ -99,9 +99,9 @@ def table_of(runs: list[dict[str, Any]]) -> str:
     rows = []
     for run in runs:
         dice = run["dice"]
-        own = [100 * statistics.fmean(dice[choice]) for choice in (TOGETHER, ALONE)]
+        single_means = [100 * statistics.fmean(dice[choice]) for choice in (TOGETHER, ALONE)]
         by_site = sorted(100 * statistics.fmean(values) for values in named(dice).values())
-        means = [*own, by_site[0], statistics.fmean(by_site), by_site[-1]]
+        means = [*single_means, by_site[0], statistics.fmean(by_site), by_site[-1]]
         rows.append({"held_out": run["held_out"], "seed": run["seed"], "scans": len(dice[TOGETHER]), "means": means})
     compared = []
     for choice in (TOGETHER, ALONE) if runs else ():
@@ -135,7 +135,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def add(run: dict[str, Any], path: Path) -> None:
     """Add a model's scores to the file."""
-    runs = sorted([*read(path), run], key=lambda one: (one["seed"], SITES.index(one["held_out"])))
+    runs = sorted([*read(path), run], key=lambda entry: (entry["seed"], SITES.index(entry["held_out"])))
     frame.write(path, {"schema": 1, "runs": runs})
 
 

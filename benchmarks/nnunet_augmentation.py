@@ -57,15 +57,15 @@ def main() -> int:
             {"dims": dims, "change": name, "measured": what, **compared(name, plain, ours[name], theirs[name])}
             for name, what in MEASURES.items()
         ]
-    made = {
+    record = {
         "command": " ".join(["python benchmarks/nnunet_augmentation.py", *sys.argv[1:]]),
         **frame.made_with("torch"),
         "nnunetv2": "2.8.1",
         "draws": args.draws,
         "rows": rows,
     }
-    page = frame.page("nnunet_augmentation", made=made)
-    frame.write(frame.RESULTS / "nnunet" / "augmentation.json", made, page)
+    page = frame.page("nnunet_augmentation", record=record)
+    frame.write(frame.RESULTS / "nnunet" / "augmentation.json", record, page)
     print(page)
     return 0
 
@@ -102,15 +102,15 @@ def drawn_by_fedshift(image: np.ndarray, patch: tuple[int, ...], args: Any) -> d
     batch = torch.from_numpy(image).expand(BATCH, *image.shape)
     labels = torch.zeros((BATCH, *image.shape[1:]), dtype=torch.uint8)
     every = torch.arange(args.draws) + args.seed * args.draws
-    made = {}
+    patches = {}
     for name in MEASURES:
         only = () if name == "all" else (name,)
         augment = make_augmentation("strong", dims=len(patch), patch=patch, sequences=len(image), only=only)
         assert augment is not None
-        made[name] = np.concatenate(
+        patches[name] = np.concatenate(
             [augment(batch[: len(seeds)].clone(), labels[: len(seeds)], seeds=seeds)[0] for seeds in every.split(BATCH)]
         )
-    return made
+    return patches
 
 
 def compared(name: str, plain: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:

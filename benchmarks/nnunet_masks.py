@@ -31,15 +31,15 @@ def main() -> int:
     parser.add_argument("--what", required=True, help="the model and the scans, in a sentence")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    made: dict[str, Any] = {
+    record: dict[str, Any] = {
         "what": args.what,
         "command": " ".join(["python benchmarks/nnunet_masks.py", *map(frame._word, sys.argv[1:])]),
         "versions": {"nnunetv2": "2.8.1", "torch": version("torch")},
         **_compared(args.theirs, args.ours),
     }
     if args.single is not None:
-        made["in single precision"] = _compared(args.single, args.ours)
-    frame.write(args.out or frame.RESULTS / "nnunet" / f"masks_{args.data}.json", made)
+        record["in single precision"] = _compared(args.single, args.ours)
+    frame.write(args.out or frame.RESULTS / "nnunet" / f"masks_{args.data}.json", record)
     return 0
 
 

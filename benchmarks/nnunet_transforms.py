@@ -21,12 +21,12 @@ def main(image: str, patch: str, draws: str, seed: str, out: str) -> None:
     """Draw each and write them."""
     torch.set_num_threads(1)
     source, size = torch.from_numpy(np.load(image)), [*map(int, patch.split(","))]
-    made: dict[str, np.ndarray] = {}
+    patches: dict[str, np.ndarray] = {}
     for name in ("rotate", "scale", *ORDER, "mirror", "all"):
         np.random.seed(int(seed))
         torch.manual_seed(int(seed))
-        made[name] = np.stack([augmented(source, size, name) for _ in range(int(draws))])
-    np.savez(out, **made)
+        patches[name] = np.stack([augmented(source, size, name) for _ in range(int(draws))])
+    np.savez(out, **patches)
 
 
 def augmented(source: torch.Tensor, size: list[int], name: str) -> np.ndarray:

@@ -59,7 +59,7 @@ def main() -> int:
     manifests = [dealt(read_manifest(path.parent), args.fold) for path in paths]
     yardstick = Yardstick(args, manifests)
     measured = {"nnU-Net": yardstick.nnunet(), **{row: yardstick.fedshift(row) for row in args.rows}}
-    made: dict[str, Any] = {
+    record: dict[str, Any] = {
         "command": " ".join(["python benchmarks/nnunet_yardstick.py", *map(frame._word, sys.argv[1:])]),
         "task": args.task,
         "configuration": args.configuration,
@@ -75,7 +75,7 @@ def main() -> int:
         "rows": measured,
     }
     out = args.out or frame.RESULTS / "nnunet" / f"yardstick_{args.task}_{args.configuration}.json"
-    frame.write(out, made, frame.page("nnunet_yardstick", made=made, rows=compared(measured)))
+    frame.write(out, record, frame.page("nnunet_yardstick", record=record, rows=compared(measured)))
     return 0
 
 
@@ -119,8 +119,8 @@ class Yardstick:
         measured = self.work / "nnunet.json"
         if not measured.is_file():
             usage = self._run(*self._trainer("train", self.dataset, self.args.configuration, *length, str(measured)))
-            made = json.loads(measured.read_text())
-            frame.write(measured, made | {"memory_mib": usage})
+            record = json.loads(measured.read_text())
+            frame.write(measured, record | {"memory_mib": usage})
         masks = self.work / "masks_nnunet"
         if not masks.is_dir():
             self._run(
@@ -161,12 +161,12 @@ class Yardstick:
                 job = self.work / "jobs" / f"{row}_{self.args.task}"
                 usage = self._run("fedshift", "run", str(job), "--in-process", *where)
             rounds = read_results(folder).rounds
-            made: dict[str, Any] = {"memory_mib": usage}
+            record: dict[str, Any] = {"memory_mib": usage}
             if row == "pooled":  # its one training is in the record of every site; sites of a federation also validate
                 trained = [next(iter(each.sites.values())) for each in rounds]
                 seconds, steps = sum(site.seconds for site in trained), sum(site.steps for site in trained)
-                made |= {"seconds": round(seconds, 1), "steps": steps}
-            frame.write(measured, made)
+                record |= {"seconds": round(seconds, 1), "steps": steps}
+            frame.write(measured, record)
         masks = self.work / f"masks_{row}"
         if not masks.is_dir():
             model = str(folder / LAST)

@@ -151,12 +151,12 @@ FRAUG = Question(
 
 def first_mean_left(rounds: int, steps: int, length: float, rate: float) -> list[Round]:
     """Of every round: λ_c, and the part of a class mean that its first images still are at the round's end."""
-    left, found = 1.0, []
-    for done in range(rounds):
-        now = rate * fraug.ramp(done, length)
-        left *= (1 - now) ** steps
-        found.append({"round": done + 1, "lambda_c": now, "of_the_first": left, "steps_remembered": 1 / now})
-    return found
+    weight, rows = 1.0, []
+    for round_ in range(rounds):
+        now = rate * fraug.ramp(round_, length)
+        weight *= (1 - now) ** steps
+        rows.append({"round": round_ + 1, "lambda_c": now, "of_the_first": weight, "steps_remembered": 1 / now})
+    return rows
 
 
 QUESTIONS = {
@@ -191,8 +191,8 @@ def shrunk(factor: float) -> Iterator[None]:
 
 
 @contextmanager
-def class_means_watched(seen: dict[int, dict[str, float]]) -> Iterator[None]:
-    """``seen``: round -> site -> Σ_c ‖ū_c − m_c‖ / Σ_c ‖m_c‖, m_c the class means by the site's trained network."""
+def class_means_watched(errors: dict[int, dict[str, float]]) -> Iterator[None]:
+    """``errors``: round -> site -> Σ_c ‖ū_c − m_c‖ / Σ_c ‖m_c‖, m_c the class means by the site's trained network."""
     original = fraug.Client.end
 
     @torch.no_grad()
@@ -205,10 +205,10 @@ def class_means_watched(seen: dict[int, dict[str, float]]) -> Iterator[None]:
             sums.index_add_(0, y, net.embed(ctx.run.normalise(x, training=False)))  # type: ignore[operator]
             counts += torch.bincount(y, minlength=len(counts))
         net.train(was_training)
-        there = (counts > 0) & self._seen
-        true = sums[there] / counts[there][:, None]
-        off = (self._means[there] - true).norm(dim=1).sum() / true.norm(dim=1).sum()
-        seen.setdefault(ctx.round, {})[ctx.run.site] = float(off)
+        present = (counts > 0) & self._seen
+        true = sums[present] / counts[present][:, None]
+        off = (self._means[present] - true).norm(dim=1).sum() / true.norm(dim=1).sum()
+        errors.setdefault(ctx.round, {})[ctx.run.site] = float(off)
         return original(self, data, ctx)
 
     with mock.patch.object(fraug.Client, "end", end):
@@ -217,8 +217,8 @@ def class_means_watched(seen: dict[int, dict[str, float]]) -> Iterator[None]:
 
 def measure(question: Question, row: Row, seed: int, root: Path) -> dict[str, Any]:
     """Train, and give what is kept of the run."""
-    own = {option.partition("=")[0] for option in row.options}
-    options = (*(one for one in question.options if one.partition("=")[0] not in own), *row.options)
+    set_options = {option.partition("=")[0] for option in row.options}
+    options = (*(text for text in question.options if text.partition("=")[0] not in set_options), *row.options)
     job = resolve(
         question.task, row.methods, protocol=question.protocol, sites=question.sites, options=options, seed=seed
     )
@@ -237,13 +237,13 @@ def measure(question: Question, row: Row, seed: int, root: Path) -> dict[str, An
         except FedshiftError as error:
             ended = str(error)
         results = Results.model_validate_json((Path(folder) / "results.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] = {"methods": row.methods, "options": list(options), "seed": seed}
+    record: dict[str, Any] = {"methods": row.methods, "options": list(options), "seed": seed}
     if row.shrink != 1:
-        found["every_change_times"] = row.shrink
-    found |= scores(results)
+        record["every_change_times"] = row.shrink
+    record |= scores(results)
     if losses:
         config = vm.Config.model_validate(job.methods["vm"])
-        for entry in found["rounds"]:
+        for entry in record["rounds"]:
             f = losses.get(entry["round"])
             if f is not None:
                 values = np.array([f[site] for site in job.task.sites if site in f])
@@ -254,12 +254,12 @@ def measure(question: Question, row: Row, seed: int, root: Path) -> dict[str, An
                     released=config.variant == "released",
                 )
                 entry |= {"losses": values.round(5).tolist(), "weights": (row.shrink * c).round(4).tolist()}
-    for entry in found["rounds"]:
+    for entry in record["rounds"]:
         if entry["round"] in means:
             entry["class_means_off"] = mean(means[entry["round"]].values())
     if ended:
-        found["ended"] = ended
-    return found | {"processor_seconds": round(time.process_time() - started)}
+        record["ended"] = ended
+    return record | {"processor_seconds": round(time.process_time() - started)}
 
 
 def scores(results: Results) -> dict[str, Any]:
@@ -269,14 +269,14 @@ def scores(results: Results) -> dict[str, Any]:
     for record in results.rounds:
         values = [site.val[metric] for site in record.sites.values() if metric in site.val]
         rounds.append({"round": record.round, "val": mean(values) if values else None})
-    found: dict[str, Any] = {"metric": metric, "rounds": rounds}
+    content: dict[str, Any] = {"metric": metric, "rounds": rounds}
     if results.final is not None:
         for name, final in (("best", results.final.best), ("last", results.final.last)):
             at_site = {site: parts["test"][metric] for site, parts in final.sites.items() if "test" in parts}
-            found[name] = {"round": final.round, "test": mean(at_site.values()), "sites": at_site}
+            content[name] = {"round": final.round, "test": mean(at_site.values()), "sites": at_site}
             if final.held_out:
-                found[name]["held_out"] = mean(parts["all"][metric] for parts in final.held_out.values())
-    return found
+                content[name]["held_out"] = mean(parts["all"][metric] for parts in final.held_out.values())
+    return content
 
 
 # --- all runs of a question ---------------------------------------------------------------------------
@@ -293,25 +293,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     question = QUESTIONS[args.question]
-    found: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
-    found["command"] = shlex.join(
+    content: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+    content["command"] = shlex.join(
         ["python", "benchmarks/open_questions.py", args.question, "--data", "ROOT", "--out", "FILE.json"]
     )
-    found["versions"] = {"fedshift": fedshift.__version__, "torch": torch.__version__, "machine": platform.machine()}
+    content["versions"] = {"fedshift": fedshift.__version__, "torch": torch.__version__, "machine": platform.machine()}
     if question.arithmetic is not None:
-        found["arithmetic"] = question.arithmetic()
-    runs = found.setdefault("runs", {})
+        content["arithmetic"] = question.arithmetic()
+    runs = content.setdefault("runs", {})
     for seed in args.seeds:
         for name, row in question.rows.items():
-            done = {run["seed"] for run in runs.get(name, [])}
-            if seed not in row.seeds or seed in done or (args.rows and name not in args.rows):
+            measured = {run["seed"] for run in runs.get(name, [])}
+            if seed not in row.seeds or seed in measured or (args.rows and name not in args.rows):
                 continue
             run = measure(question, row, seed, args.data)
             runs[name] = sorted([*runs.get(name, []), run], key=lambda one: int(one["seed"]))
-            found["runs"] = {name: runs[name] for name in question.rows if name in runs}
-            runs = found["runs"]
+            content["runs"] = {name: runs[name] for name in question.rows if name in runs}
+            runs = content["runs"]
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            args.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             last = run.get("last", {}).get("test")
             print(f"{name}, seed {seed}: {last} ({run['processor_seconds']} s)", file=sys.stderr, flush=True)
 

@@ -47,14 +47,16 @@ QUICK = (  # of the leaderboard's prostate, whose models are small
 def trial(task: str, protocol: str | None, options: Sequence[str]) -> dict[str, dict[str, float]]:
     """Method -> what it perturbs -> effect, with made-up images."""
     return {
-        method: {one.what: one.size for one in effects(resolve(task, method, protocol=protocol, options=options))}
+        method: {
+            effect.what: effect.size for effect in effects(resolve(task, method, protocol=protocol, options=options))
+        }
         for method in METHODS
     }
 
 
 def real(root: Path, model: Path | None) -> dict[str, dict[str, float]]:
     """The same with the four prostate sites."""
-    found = {}
+    sizes = {}
     for method in METHODS:
         job = resolve("prostate", method, sites=SITES, options=QUICK)
         task = build_task(job)
@@ -62,8 +64,8 @@ def real(root: Path, model: Path | None) -> dict[str, dict[str, float]]:
         if model is not None:
             net.load_state_dict(read_model_file(model)["weights"])
         data = [task.open(root / "prostate" / site, site) for site in SITES]
-        found[method] = {one.what: one.size for one in effects(job, data, net)}
-    return found
+        sizes[method] = {effect.what: effect.size for effect in effects(job, data, net)}
+    return sizes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,19 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, metavar="MODEL")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
-    found["command"] = shlex.join(["python", "benchmarks/perturbations.py", "--out", "FILE.json"])
-    found["versions"] = {"fedshift": fedshift.__version__, "torch": torch.__version__, "machine": platform.machine()}
-    found["least"] = LEAST
+    content: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+    content["command"] = shlex.join(["python", "benchmarks/perturbations.py", "--out", "FILE.json"])
+    content["versions"] = {"fedshift": fedshift.__version__, "torch": torch.__version__, "machine": platform.machine()}
+    content["least"] = LEAST
     if args.data is None:
-        found["made_up"] = {row: trial(*what) for row, what in ROWS.items()}
+        content["made_up"] = {row: trial(*what) for row, what in ROWS.items()}
     else:
-        found["real"] = {
-            "command": f"{found['command']} --data ROOT --model MODEL",
+        content["real"] = {
+            "command": f"{content['command']} --data ROOT --model MODEL",
             "untrained": real(args.data, None),
             "trained": real(args.data, args.model) if args.model is not None else {},
         }
-    args.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    args.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

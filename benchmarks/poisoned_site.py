@@ -198,13 +198,13 @@ def measure(args: argparse.Namespace) -> None:
             for rule in args.rules:
                 options = (*SMALL, f"schedule.rounds={args.rounds}", *RULES[rule])
                 job = resolve("prostate", "fedavg", protocol="quick", options=options, seed=args.seed, sites=sites)
-                found = content["runs"].setdefault(what, {}).setdefault(rule, {})
+                scores = content["runs"].setdefault(what, {}).setdefault(rule, {})
                 for attack in args.attacks:
-                    if attack in found:
+                    if attack in scores:
                         continue
-                    found[attack] = run(job, data, root / f"{what} {rule} {attack}".replace(" ", "_"), attack)
+                    scores[attack] = run(job, data, root / f"{what} {rule} {attack}".replace(" ", "_"), attack)
                     frame.write(args.out, content)
-                    print(f"{time.monotonic() - started:.0f} s", what, rule, attack, found[attack], flush=True)
+                    print(f"{time.monotonic() - started:.0f} s", what, rule, attack, scores[attack], flush=True)
 
 
 if __name__ == "__main__":

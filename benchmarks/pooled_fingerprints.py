@@ -43,7 +43,7 @@ def main() -> int:
     folders = {site: find_site(args.dataset, site, local=None, simulator=True) for site in prepared_sites(args.dataset)}
     told = [answer(folder, site) for site, folder in folders.items()]
     pooled, averaged = merge(told), _averaged(told)
-    made = {
+    record = {
         "what": f"plans of {args.dataset} from {len(told)} sites' fingerprints: added up (fedshift survey), or with "
         "each site's medians averaged, weighted by cases; intensities inside the labels, as nnU-Net's rule for CT uses "
         "them, likewise, and of all voxels at hand",
@@ -55,7 +55,7 @@ def main() -> int:
         "averaged": {**_plan(make_plan(averaged, sites=len(told))), **_mean_of(told)},
         "all cases": _exact(folders),
     }
-    frame.write(args.out or OUT / f"{args.dataset}.json", made)
+    frame.write(args.out or OUT / f"{args.dataset}.json", record)
     return 0
 
 

@@ -75,11 +75,11 @@ def main() -> None:
         "cases": args.cases,
     }
     empty: dict[str, Any] = {"settings": settings, "cpu_minutes": 0.0, "training_cases": {}, "runs": []}
-    found = frame.read(args.out, empty)
-    if found["settings"] != settings:
+    content = frame.read(args.out, empty)
+    if content["settings"] != settings:
         raise SystemExit(f"{args.out} was measured with other settings: choose another file")
-    found["command"] = shlex.join(["python", *sys.argv])
-    done = {(one["data"], one["noise_on"], one["epsilon"], one["seed"]) for one in found["runs"]}
+    content["command"] = shlex.join(["python", *sys.argv])
+    finished = {(entry["data"], entry["noise_on"], entry["epsilon"], entry["seed"]) for entry in content["runs"]}
     with tempfile.TemporaryDirectory() as folder:
         phantom = Path(folder) / "data"
         make_phantom(phantom, seed=0, cases=args.cases, matrices=(64,), sites=("BIDMC", "HK", "UCL"))
@@ -87,28 +87,28 @@ def main() -> None:
         for seed, (name, place) in itertools.product(args.seeds, places.items()):
             data = {path.parent.name: path.parent for path in sorted(place.glob("*/manifest.json"))}
             cases = {site: len(read_manifest(path).by_split("train")) for site, path in data.items()}
-            found["training_cases"][name] = cases
+            content["training_cases"][name] = cases
             for what, epsilon in itertools.product(RULES, EPSILONS):
-                if (name, what, epsilon, seed) in done:
+                if (name, what, epsilon, seed) in finished:
                     continue
                 started = time.process_time()
-                where = Path(folder) / f"run{len(found['runs'])}"
-                one = same_run(found["runs"], name, what, epsilon, seed) or run(
+                where = Path(folder) / f"run{len(content['runs'])}"
+                entry = same_run(content["runs"], name, what, epsilon, seed) or run(
                     what, epsilon, data, where, rounds=args.rounds, steps=args.steps, seed=seed
                 )
                 key = {"data": name, "noise_on": what, "epsilon": epsilon, "seed": seed}
-                found["runs"].append(key | one)
-                print(found["runs"][-1], flush=True)
-                found["cpu_minutes"] = round(found["cpu_minutes"] + (time.process_time() - started) / 60, 2)
-                frame.write(args.out, found, page(found))
+                content["runs"].append(key | entry)
+                print(content["runs"][-1], flush=True)
+                content["cpu_minutes"] = round(content["cpu_minutes"] + (time.process_time() - started) / 60, 2)
+                frame.write(args.out, content, page(content))
 
 
 def same_run(runs: list[dict[str, Any]], name: str, what: str, epsilon: float | None, seed: int) -> dict[str, Any]:
     """The figures of a run without noise of the same methods, which is the same run; else nothing."""
-    for one in runs if epsilon is None else []:
-        same = (one["data"], one["epsilon"], one["seed"]) == (name, None, seed)
-        if same and RULES[one["noise_on"]][0] == RULES[what][0]:
-            return {key: one[key] for key in ("dice", "change", "ledger")}
+    for entry in runs if epsilon is None else []:
+        same = (entry["data"], entry["epsilon"], entry["seed"]) == (name, None, seed)
+        if same and RULES[entry["noise_on"]][0] == RULES[what][0]:
+            return {key: entry[key] for key in ("dice", "change", "ledger")}
     return {}
 
 
@@ -138,10 +138,10 @@ def run(
 
     privacy = {} if noise is None else dict.fromkeys(data, noise)
     try:
-        done = run_in_process(job, data, folder, device="cpu", privacy=privacy, on_update=look)
+        finished = run_in_process(job, data, folder, device="cpu", privacy=privacy, on_update=look)
     except QuorumError as error:
         return {"dice": None, "why": str(error), "change": max(norms, default=None), "ledger": None}
-    final = done.results.final
+    final = finished.results.final
     assert final is not None
     dice = [splits["test"]["dice"] for splits in final.last.sites.values()]
     ledgers = [Ledger(folder / "site_state" / name).trusted() for name in data] if noise is not None else []
@@ -149,26 +149,26 @@ def run(
     return {"dice": float(np.mean(dice)), "change": float(np.median(norms)), "ledger": spent}
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(content: Mapping[str, Any]) -> str:
     """The figures for people."""
-    runs = found["runs"]
+    runs = content["runs"]
     seeds = sorted({run["seed"] for run in runs})
     parts = []
     for name, title in (("real", "Real prostate MRI"), ("phantom", "Phantom")):
         rows = []
-        for what, clip in found["settings"]["clips"].items():
+        for what, clip in content["settings"]["clips"].items():
             mine = [run for run in runs if (run["data"], run["noise_on"]) == (name, what)]
             norms = [run["change"] for run in mine if run["epsilon"] is None]
             cells = [cell([run for run in mine if run["epsilon"] == epsilon], len(seeds)) for epsilon in EPSILONS]
             rows.append({"what": what, "clip": clip, "norm": float(np.mean(norms)) if norms else None, "cells": cells})
-        if name in found["training_cases"]:
-            parts.append({"title": title, "cases": found["training_cases"][name], "rows": rows})
-    return frame.page("privacy_cost", seeds=seeds, epsilons=EPSILONS, parts=parts, **found)
+        if name in content["training_cases"]:
+            parts.append({"title": title, "cases": content["training_cases"][name], "rows": rows})
+    return frame.page("privacy_cost", seeds=seeds, epsilons=EPSILONS, parts=parts, **content)
 
 
 def cell(runs: list[dict[str, Any]], seeds: int) -> str:
     """Mean over seeds, and how far they lie apart."""
-    dice = [one["dice"] for one in runs if one["dice"] is not None]
+    dice = [entry["dice"] for entry in runs if entry["dice"] is not None]
     if not dice:
         return "ended by the server's checks" if runs else "–"
     missing = "" if len(runs) == seeds else f", {len(runs)} of {seeds} seeds"

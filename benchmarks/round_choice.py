@@ -70,7 +70,7 @@ def main() -> int:
 def trained(work: Path, seed: int) -> list[dict[str, Any]]:
     """For each site left out its Dice by round, the validation Dice of the others, and that of those left out again."""
     inner = {pair: inner_curves(work, pair, seed) for pair in itertools.combinations(SITES, 2)}
-    made = []
+    runs = []
     for site in SITES:
         run = result(work, (site,), seed, score_all)
         others = [other for other in SITES if other != site]
@@ -79,8 +79,8 @@ def trained(work: Path, seed: int) -> list[dict[str, Any]]:
             other: {record.round: record.sites[other].val["dice"] for record in run.rounds} for other in others
         }
         at_site = {record.round: record.held_out[site]["dice"] for record in run.rounds}
-        made.append({"held_out": site, "seed": seed, "at_site": at_site, "val": validation, "left_out_again": again})
-    return made
+        runs.append({"held_out": site, "seed": seed, "at_site": at_site, "val": validation, "left_out_again": again})
+    return runs
 
 
 def _pair(site: str, other: str) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def score_all(coordinator: Coordinator, sites: Mapping[str, Site], broadcast: Br
 
 def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each rule the chosen rounds and the mean Dice at each site left out, over seeds."""
-    made = []
+    table = []
     for rule in RULES:
         chosen = {(run["held_out"], run["seed"]): chosen_round(rule, run) for run in runs}
         dice = {
@@ -127,8 +127,8 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for site in SITES
         }
         numbers = {site: [round_ for (name, _), round_ in chosen.items() if name == site] for site in SITES}
-        made.append({"name": RULES[rule], "rounds": numbers, "dice": dice, "mean": fmean(dice.values())})
-    return made
+        table.append({"name": RULES[rule], "rounds": numbers, "dice": dice, "mean": fmean(dice.values())})
+    return table
 
 
 def chosen_round(rule: str, run: dict[str, Any]) -> int:

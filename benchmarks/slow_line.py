@@ -183,12 +183,12 @@ class Watched:
     def _closed(self) -> bool:
         for name, size in self._sizes().items():
             self._peak[name] = max(self._peak.get(name, 0), size)
-        seen = self._federation.progress(self._job_id)
-        return seen is not None and (seen.step == "evaluation" or seen.state != "running")
+        progress = self._federation.progress(self._job_id)
+        return progress is not None and (progress.step == "evaluation" or progress.state != "running")
 
     def _round(self) -> int:
-        seen = self._federation.progress(self._job_id)
-        return -1 if seen is None else seen.round
+        progress = self._federation.progress(self._job_id)
+        return -1 if progress is None else progress.round
 
     def _sizes(self) -> dict[str, int]:
         processes = {name: self._federation.job_process(name, self._job_id) for name in (SERVER, *SITES)}

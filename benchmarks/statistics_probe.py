@@ -72,7 +72,7 @@ def main() -> None:
     pictures = digits(args.digits)
     ones = np.ones(len(pictures), int)
     features = features_of(slices, steps=60)
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "delta": DELTA,
         "patients": len(patients),
@@ -88,8 +88,8 @@ def main() -> None:
         },
         "cost": cost(args.digits, rounds=args.rounds, seeds=range(args.seeds)),
     }
-    found["seconds"] = round(time.monotonic() - started)
-    frame.write(args.out, found, page(found))
+    content["seconds"] = round(time.monotonic() - started)
+    frame.write(args.out, content, page(content))
 
 
 # --- what a case is -----------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ def features_of(slices: Sequence[tuple[torch.Tensor, torch.Tensor]], *, steps: i
         optimizer.zero_grad()
         ce_dice_loss(net(x[chosen]), y[chosen].long()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    seen: list[torch.Tensor] = []
+    maps: list[torch.Tensor] = []
 
     def look(features: torch.Tensor) -> torch.Tensor:
-        seen.extend(part.mean(0) for part in feature_statistics(features, eps=1e-6, unbiased=False))
+        maps.extend(part.mean(0) for part in feature_statistics(features, eps=1e-6, unbiased=False))
         return features
 
     for stage in net.stages:
@@ -139,9 +139,9 @@ def features_of(slices: Sequence[tuple[torch.Tensor, torch.Tensor]], *, steps: i
     vectors = []
     with torch.no_grad():
         for part, _ in slices:
-            seen.clear()
+            maps.clear()
             net.eval()(part)
-            vectors.append(torch.cat(seen).double().numpy())
+            vectors.append(torch.cat(maps).double().numpy())
     return np.stack(vectors)
 
 
@@ -271,17 +271,17 @@ def accuracy(root: Path, method: str, images: int, rules: Mapping[str, Any] | No
     job = resolve("digits", method, sites=SITES, options=options, seed=seed)
     policy = {} if rules is None else dict.fromkeys(SITES, Policy.parse(rules, where="the probe"))
     with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(job, {site: root / site for site in SITES}, Path(folder), privacy=policy)
-    assert done.results.final is not None
-    return mean(done.results.final.last.sites[site]["test"]["accuracy"] for site in SITES)
+        finished = run_in_process(job, {site: root / site for site in SITES}, Path(folder), privacy=policy)
+    assert finished.results.final is not None
+    return mean(finished.results.final.last.sites[site]["test"]["accuracy"] for site in SITES)
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(content: Mapping[str, Any]) -> str:
     """Markdown."""
     epsilons = [epsilon for epsilon in EPSILONS if epsilon is not None]
     names = ["no noise", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
     bounds = [math.erfc(-1 / (2 * noise_multiplier(epsilon, DELTA, 1))) / 2 for epsilon in epsilons]
-    return frame.page("statistics_probe", names=names, bounds=bounds, **found)
+    return frame.page("statistics_probe", names=names, bounds=bounds, **content)
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ def differences(name: str) -> Iterator[dict[str, Any]]:
     record = frame.read(RECIPES / f"{name}_unseen" / "cells.json", None)
     baseline, *others = record["axes"]["augmentation"]
     metric = record["metric"]
-    done = {(c["labels"]["augmentation"], c["seed"]): c for c in record["cells"] if c["state"] == "done"}
+    finished = {(c["labels"]["augmentation"], c["seed"]): c for c in record["cells"] if c["state"] == "done"}
     for other in others:
-        seeds = [seed for seed in record["seeds"] if (baseline, seed) in done and (other, seed) in done]
-        pairs = [(done[baseline, seed], done[other, seed]) for seed in seeds]
+        seeds = [seed for seed in record["seeds"] if (baseline, seed) in finished and (other, seed) in finished]
+        pairs = [(finished[baseline, seed], finished[other, seed]) for seed in seeds]
         for site in pairs[0][0]["shown"]["held_out"] if pairs else ():
             scores = np.array([[score(cell, site, metric) for cell in pair] for pair in pairs])
             before, after = scores.mean(0)

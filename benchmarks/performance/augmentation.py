@@ -81,8 +81,8 @@ def training(which: str, steps: int, precision: Precision) -> Callable[[], float
     """Seconds a step of training."""
     samples, channels, patch = BATCHES[which]
     name, options = NETWORKS[which]
-    made = networks.build(name, options, in_channels=channels, n_classes=CLASSES, seed=0, spatial_dims=len(patch))
-    net = prepare(made, precision, CPU).train()
+    network = networks.build(name, options, in_channels=channels, n_classes=CLASSES, seed=0, spatial_dims=len(patch))
+    net = prepare(network, precision, CPU).train()
     loss = make_loss("monai.DiceCELoss", {}, n_classes=CLASSES)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     images, labels = batch(samples, channels, patch)

@@ -85,11 +85,11 @@ def python(tree: Path, folder: str, *words: str, data: Path | None = None) -> No
     """Run this Python with the code of a checkout."""
     environ = os.environ | frame.code_of(tree) | {"FEDSHIFT_DEVICE": "cpu"}
     environ |= {"FEDSHIFT_DATA": str(data)} if data else {}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-1000:])
+    if result.returncode:
+        raise RuntimeError(result.stderr[-1000:])
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ SHAPE = (40, 56, 40)
 
 
 def main() -> None:
-    made = frame.parser(__doc__, repeats=5)
-    made.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
-    args = made.parse_args()
+    options = frame.parser(__doc__, repeats=5)
+    options.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
+    args = options.parse_args()
     checkouts = {THIS: HERE} | ({OTHER: args.against.resolve()} if args.against else {})
     with tempfile.TemporaryDirectory() as scratch:
         calls = commands(Path(scratch))
@@ -56,8 +56,8 @@ def main() -> None:
         "wall_seconds": spreads(measured, 1),
     }
     if args.against:
-        found = content["processor_seconds"]
-        content["ratio"] = {name: frame.ratios(builds[THIS], builds[OTHER]) for name, builds in found.items()}
+        by_build = content["processor_seconds"]
+        content["ratio"] = {name: frame.ratios(builds[THIS], builds[OTHER]) for name, builds in by_build.items()}
     frame.write_measured("cold_start", content)
 
 

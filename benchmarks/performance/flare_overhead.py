@@ -58,8 +58,8 @@ def main() -> None:
         launches: dict[str, list[float]] = {}
         memory: dict[str, list[float]] = {}
 
-        def run(name: str, *command: str, of: str = "job", rounds: int = args.rounds) -> float:
-            moments, began, largest = simulated(folder, folder / of, rounds, command)
+        def run(name: str, *command: str, job_folder: str = "job", rounds: int = args.rounds) -> float:
+            moments, began, largest = simulated(folder, folder / job_folder, rounds, command)
             launches.setdefault(name, []).append(moments[0] - began)
             if largest:  # one site at a time may be between two workers
                 memory.setdefault(name, []).append(largest)
@@ -68,8 +68,8 @@ def main() -> None:
         measures: dict[str, Callable[[], float]] = {
             "fedshift run": lambda: run("fedshift run", *RUN),
             "fedshift run -p 6": lambda: run("fedshift run -p 6", *RUN, "-p", "6"),
-            "nvflare simulator": lambda: run("nvflare simulator", *BARE, of="bare", rounds=BARE_ROUNDS),
-            "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, of="one_host"),
+            "nvflare simulator": lambda: run("nvflare simulator", *BARE, job_folder="bare", rounds=BARE_ROUNDS),
+            "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, job_folder="one_host"),
             "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),
         }
         if args.flower:
@@ -130,10 +130,10 @@ def simulated(folder: Path, job: Path, rounds: int, command: Sequence[str]) -> t
     moments: dict[int, float] = {}
     largest = 0.0
     while process.poll() is None:
-        seen = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
-        if seen is not None and 1 <= seen.round <= rounds and seen.round not in moments:
-            moments[seen.round] = time.monotonic()
-            if seen.round == rounds:  # its end is not measured
+        progress = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
+        if progress is not None and 1 <= progress.round <= rounds and progress.round not in moments:
+            moments[progress.round] = time.monotonic()
+            if progress.round == rounds:  # its end is not measured
                 largest = worker_memory(process.pid)
         time.sleep(0.005)
     _, complaint = process.communicate()
@@ -180,14 +180,14 @@ def flower(python: Path, arrays: Path, job: JobSpec) -> list[float]:
     script = Path(__file__).with_name("idle_flower.py")
     words = [str(arrays), str(job.task.schedule.rounds), str(len(job.task.sites))]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
+    result = subprocess.run(
         [str(python), str(script), *words],
         env=kept | {"OMP_NUM_THREADS": "1", "RAY_DISABLE_DASHBOARD": "1"},
         capture_output=True,
         encoding="utf-8",
         check=True,
     )
-    told = next(line for line in done.stdout.splitlines() if line.startswith("ended:"))
+    told = next(line for line in result.stdout.splitlines() if line.startswith("ended:"))
     moments: list[float] = json.loads(told.removeprefix("ended:"))
     return moments
 

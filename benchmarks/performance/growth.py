@@ -270,8 +270,8 @@ def made_scan(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 def nifti_cases(folder: Path, cases: int, *, first: int = 0, affine: Sequence[float] = (0.7, 0.8, 3.0)) -> Scans:
     images, masks = folder / "images", folder / "masks"
-    for made in (images, masks):
-        made.mkdir(parents=True, exist_ok=True)
+    for subfolder in (images, masks):
+        subfolder.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + cases):
         image, mask = made_scan(number)
         for voxels, at in ((image.astype(np.int16), images), (mask, masks)):
@@ -295,7 +295,7 @@ def dicom_studies(folder: Path, cases: int) -> Scans:
         patient = folder / "images" / f"case{number:04d}"
         slices = write_series(patient / "t2", number)
         segment = hd.seg.SegmentDescription(1, "prostate", ANATOMY, PROSTATE, "MANUAL")
-        made = hd.seg.Segmentation(
+        segmentation = hd.seg.Segmentation(
             slices,
             made_scan(number)[1],
             "BINARY",
@@ -309,7 +309,7 @@ def dicom_studies(folder: Path, cases: int) -> Scans:
             software_versions="1",
             device_serial_number="1",
         )
-        made.save_as(patient / "mask.dcm")
+        segmentation.save_as(patient / "mask.dcm")
     return Scans(folder / "images", None, {"prostate": ["prostate"]})
 
 
@@ -323,25 +323,30 @@ def write_series(folder: Path, number: int) -> list[Dataset]:
     folder.mkdir(parents=True, exist_ok=True)
     uid, slices = f"1.2.826.7.{number + 1}", []
     for k, pixels in enumerate(made_scan(number)[0]):
-        made = Dataset()
-        made.file_meta = FileMetaDataset()
-        made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        made.SOPClassUID, made.SOPInstanceUID = MR, f"{uid}.1.{k + 1}"
-        made.StudyInstanceUID, made.SeriesInstanceUID, made.FrameOfReferenceUID = uid, f"{uid}.1", f"{uid}.0"
-        made.PatientName, made.PatientID, made.PatientBirthDate, made.PatientSex = f"Doe^{number}", uid, "", "M"
-        made.StudyDate = made.SeriesDate = made.ContentDate = made.AcquisitionDate = "20260102"
-        made.StudyTime = made.SeriesTime = made.ContentTime = made.AcquisitionTime = "101112"
-        made.StudyID, made.AccessionNumber, made.ReferringPhysicianName = "1", "A1", ""
-        made.Modality, made.SeriesNumber, made.InstanceNumber = "MR", 4, k + 1
-        made.Manufacturer, made.PositionReferenceIndicator = "Maker", ""
-        made.ImagePositionPatient, made.ImageOrientationPatient = [0, 0, 3 * k], [1, 0, 0, 0, 1, 0]
-        made.PixelSpacing, made.SliceThickness = [0.8, 0.7], 3
-        made.SamplesPerPixel, made.PhotometricInterpretation = 1, "MONOCHROME2"
-        made.BitsAllocated, made.BitsStored, made.HighBit, made.PixelRepresentation = 16, 16, 15, 0
-        made.Rows, made.Columns = SHAPE[1:]
-        made.PixelData = pixels.astype(np.uint16).tobytes()
-        made.save_as(folder / f"S{number:04d}IM{k + 1:04d}.dcm", enforce_file_format=True)
-        slices.append(made)
+        dataset = Dataset()
+        dataset.file_meta = FileMetaDataset()
+        dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        dataset.SOPClassUID, dataset.SOPInstanceUID = MR, f"{uid}.1.{k + 1}"
+        dataset.StudyInstanceUID, dataset.SeriesInstanceUID, dataset.FrameOfReferenceUID = uid, f"{uid}.1", f"{uid}.0"
+        dataset.PatientName, dataset.PatientID, dataset.PatientBirthDate, dataset.PatientSex = (
+            f"Doe^{number}",
+            uid,
+            "",
+            "M",
+        )
+        dataset.StudyDate = dataset.SeriesDate = dataset.ContentDate = dataset.AcquisitionDate = "20260102"
+        dataset.StudyTime = dataset.SeriesTime = dataset.ContentTime = dataset.AcquisitionTime = "101112"
+        dataset.StudyID, dataset.AccessionNumber, dataset.ReferringPhysicianName = "1", "A1", ""
+        dataset.Modality, dataset.SeriesNumber, dataset.InstanceNumber = "MR", 4, k + 1
+        dataset.Manufacturer, dataset.PositionReferenceIndicator = "Maker", ""
+        dataset.ImagePositionPatient, dataset.ImageOrientationPatient = [0, 0, 3 * k], [1, 0, 0, 0, 1, 0]
+        dataset.PixelSpacing, dataset.SliceThickness = [0.8, 0.7], 3
+        dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+        dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 16, 16, 15, 0
+        dataset.Rows, dataset.Columns = SHAPE[1:]
+        dataset.PixelData = pixels.astype(np.uint16).tobytes()
+        dataset.save_as(folder / f"S{number:04d}IM{k + 1:04d}.dcm", enforce_file_format=True)
+        slices.append(dataset)
     return slices
 
 

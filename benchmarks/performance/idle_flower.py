@@ -35,9 +35,9 @@ class Watched(FedAvg):
 
     def aggregate_fit(self, *args: Any, **named: Any) -> Any:
         """As Flower's."""
-        found = super().aggregate_fit(*args, **named)
+        result = super().aggregate_fit(*args, **named)
         self.ended.append(time.time())
-        return found
+        return result
 
 
 def main() -> None:

@@ -65,10 +65,10 @@ def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
     measures = {way: partial(seconds, training_step(name, way), steps) for way in (LAST, CONTIGUOUS, OURS)}
     for measure in measures.values():
         measure()  # the first pass of a shape prepares convolutions
-    found = frame.in_turn(measures, repeats)
+    times = frame.in_turn(measures, repeats)
     return {
-        "seconds_a_step": found,
-        "times_as_fast_as_channels_last": {way: frame.ratios(found[LAST], found[way]) for way in (CONTIGUOUS, OURS)},
+        "seconds_a_step": times,
+        "times_as_fast_as_channels_last": {way: frame.ratios(times[LAST], times[way]) for way in (CONTIGUOUS, OURS)},
     }
 
 

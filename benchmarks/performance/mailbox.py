@@ -188,19 +188,20 @@ def many_rounds(number: int, folder: Path, kits: Path, data: Path) -> dict[str, 
     raw = idle_job(number).dump()
     raw["task"]["network"]["options"]["features"] = 4
     parties = Parties(JobSpec.parse(raw, where="idle"), folder / "many", kits, data)
-    seen: dict[int, tuple[int, float, float]] = {}
+    samples: dict[int, tuple[int, float, float]] = {}
     process = psutil.Process()
     while not parties.turn():
         at = json.loads((parties.folder / SERVER / "state.json").read_bytes())["asked"][-1]
         if at["task"] == TRAIN and at["round"] in (number // 10, number // 5, number - number // 10, number):
-            seen[at["round"]] = parties.files(), process.memory_info().rss / 1e6, time.monotonic()
-    (first, second, third, last) = sorted(seen)
+            samples[at["round"]] = parties.files(), process.memory_info().rss / 1e6, time.monotonic()
+    (first, second, third, last) = sorted(samples)
     return {
         "rounds": number,
-        "files": {str(r): seen[r][0] for r in (first, last)},
-        "megabytes": {str(r): round(seen[r][1]) for r in (first, last)},
+        "files": {str(r): samples[r][0] for r in (first, last)},
+        "megabytes": {str(r): round(samples[r][1]) for r in (first, last)},
         "seconds_a_round": {
-            f"{a} to {b}": round((seen[b][2] - seen[a][2]) / (b - a), 4) for a, b in ((first, second), (third, last))
+            f"{a} to {b}": round((samples[b][2] - samples[a][2]) / (b - a), 4)
+            for a, b in ((first, second), (third, last))
         },
     }
 
@@ -210,10 +211,10 @@ def large(folder: Path) -> dict[str, float]:
     words = [sys.executable, "-m", "benchmarks.performance.mailbox"]
     ends = {}
     for which in ("write", "read"):
-        done = subprocess.run(
+        result = subprocess.run(
             [*words, which, str(folder)], env=environment(folder), check=True, capture_output=True, encoding="utf-8"
         )
-        ends[which] = round(float(done.stdout.split()[-1]), 2)
+        ends[which] = round(float(result.stdout.split()[-1]), 2)
     return ends
 
 

@@ -30,7 +30,7 @@ PARTS = 10
 
 
 @dataclass(frozen=True)
-class Seen:
+class Sample:
     """What a run had come to when a round began."""
 
     round: int
@@ -45,16 +45,18 @@ def main() -> None:
         folder = Path(scratch)
         write_idle(idle_job(args.rounds), folder / "job")
         make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
-        seen = watch(folder, args.rounds)
-    parts = [part for part in np.array_split(np.arange(len(seen)), PARTS) if len(part) > 1]
+        samples = watch(folder, args.rounds)
+    parts = [part for part in np.array_split(np.arange(len(samples)), PARTS) if len(part) > 1]
     rows = [
         {
-            "up_to_round": seen[part[-1]].round,
+            "up_to_round": samples[part[-1]].round,
             "seconds_a_round": round(
-                (seen[part[-1]].moment - seen[part[0]].moment) / (seen[part[-1]].round - seen[part[0]].round), 3
+                (samples[part[-1]].moment - samples[part[0]].moment)
+                / (samples[part[-1]].round - samples[part[0]].round),
+                3,
             ),
-            "memory_mb": round(max(seen[i].memory for i in part) / 1e6),
-            "files_mb": round(max(seen[i].files for i in part) / 1e6, 2),
+            "memory_mb": round(max(samples[i].memory for i in part) / 1e6),
+            "files_mb": round(max(samples[i].files for i in part) / 1e6, 2),
         }
         for part in parts
     ]
@@ -63,20 +65,20 @@ def main() -> None:
     frame.write_measured("many_rounds", content)
 
 
-def watch(folder: Path, rounds: int) -> list[Seen]:
+def watch(folder: Path, rounds: int) -> list[Sample]:
     """Run the job, and look once a second."""
     workspace = folder / "run"
     command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
     process = subprocess.Popen(command, env=environment(folder), stdout=subprocess.DEVNULL)
-    seen: list[Seen] = []
+    samples: list[Sample] = []
     while process.poll() is None:
         time.sleep(1)
         told = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
-        if told is not None and 1 <= told.round <= rounds and (not seen or told.round > seen[-1].round):
-            seen.append(Seen(told.round, time.monotonic(), memory(process.pid), files(workspace)))
+        if told is not None and 1 <= told.round <= rounds and (not samples or told.round > samples[-1].round):
+            samples.append(Sample(told.round, time.monotonic(), memory(process.pid), files(workspace)))
     if process.returncode:
         raise SystemExit(f"the run failed with exit code {process.returncode}")
-    return seen
+    return samples
 
 
 def memory(pid: int) -> int:

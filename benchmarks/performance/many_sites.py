@@ -60,8 +60,8 @@ def main() -> None:
 def earlier() -> list[dict[str, Any]]:
     """What earlier calls have measured; this one adds to it."""
     path = frame.PERFORMANCE / "many_sites.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
-    return found
+    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    return runs
 
 
 def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> dict[str, Any]:
@@ -75,7 +75,8 @@ def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> d
         told["fedshift run"].append(run(folder))
         told["one process"].append(run(folder, "--in-process"))
     figures = {
-        name: {key: frame.spread([one[key] for one in values]) for key in values[0]} for name, values in told.items()
+        name: {key: frame.spread([run_record[key] for run_record in values]) for key in values[0]}
+        for name, values in told.items()
     }
     ratios = {
         f"{key}_ratio": round(figures["fedshift run"][key]["median"] / figures["one process"][key]["median"], 2)

@@ -76,12 +76,14 @@ def main() -> None:
 
 def measured(name: str, precision: Precision, steps: int, repeats: int) -> dict[str, Any]:
     """A task with both optimisers: a training step, and the optimiser's part of it."""
-    of = {kind: Training(made, name, precision) for kind, made in KINDS.items()}
-    whole = frame.in_turn({kind: timed(one.step, steps) for kind, one in of.items()}, repeats)
-    alone = frame.in_turn({kind: timed(one.optimizer.step, steps) for kind, one in of.items()}, repeats)
-    pairs = zip(*(one.net.parameters() for one in of.values()), strict=True)
+    trainings = {kind: Training(optimizer, name, precision) for kind, optimizer in KINDS.items()}
+    whole = frame.in_turn({kind: timed(training.step, steps) for kind, training in trainings.items()}, repeats)
+    alone = frame.in_turn(
+        {kind: timed(training.optimizer.step, steps) for kind, training in trainings.items()}, repeats
+    )
+    pairs = zip(*(training.net.parameters() for training in trainings.values()), strict=True)
     return {
-        **of["torch"].settings,
+        **trainings["torch"].settings,
         "same_bits": all(torch.equal(ours, theirs) for ours, theirs in pairs),
         "seconds_a_training_step": whole,
         "seconds_of_the_optimiser": alone,

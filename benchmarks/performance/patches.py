@@ -84,7 +84,7 @@ def main() -> None:
     workload = WORKLOADS[args.workload]
     without = [(name,) for name in args.patches] if args.patches else workload.without
     variants = {ALL: (), **{" and ".join(names) if names != EVERY else "no patch": names for names in without}}
-    seen: dict[str, list[dict[str, float] | None]] = {name: [] for name in variants}
+    runs: dict[str, list[dict[str, float] | None]] = {name: [] for name in variants}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         prepare(args.workload, folder)
@@ -92,9 +92,9 @@ def main() -> None:
         for number in range(args.repeats):
             for name, without in variants.items():
                 with alone():
-                    seen[name].append(run(folder, workload, without))
-                print(f"{number + 1}/{args.repeats} {name}: {json.dumps(seen[name][-1])}", flush=True)
-            content = {"what": __doc__.split("\n\n", 1)[0], "rounds": workload.rounds, "variants": summary(seen)}
+                    runs[name].append(run(folder, workload, without))
+                print(f"{number + 1}/{args.repeats} {name}: {json.dumps(runs[name][-1])}", flush=True)
+            content = {"what": __doc__.split("\n\n", 1)[0], "rounds": workload.rounds, "variants": summary(runs)}
             frame.write_measured(f"patches_{args.workload}", content, module="patches")
 
 
@@ -172,7 +172,7 @@ def provisioned(folder: Path, workload: Workload, without: Sequence[str]) -> dic
         server = federation.kits / SERVER / run.job_id
         return follow(
             server,
-            goes_on=lambda: (seen := read_progress(server)) is None or seen.state == "running",
+            goes_on=lambda: (progress := read_progress(server)) is None or progress.state == "running",
             parties=lambda: tuple(process.pid for process in federation.processes.values()),
             server=lambda: getattr(federation.job_process(SERVER, run.job_id), "pid", None),
         )
@@ -190,10 +190,10 @@ def follow(
     moments: dict[int, tuple[float, float]] = {}
     pid, peak = None, 0
     while goes_on() and time.monotonic() < began + LONGEST:
-        seen = read_progress(folder) if folder.is_dir() else None
-        if seen is not None and seen.step == "training" and seen.round not in moments:
-            moments[seen.round] = time.monotonic(), sum(cpu_seconds(party) for party in parties())
-        if seen is not None and seen.round >= 1:
+        progress = read_progress(folder) if folder.is_dir() else None
+        if progress is not None and progress.step == "training" and progress.round not in moments:
+            moments[progress.round] = time.monotonic(), sum(cpu_seconds(party) for party in parties())
+        if progress is not None and progress.round >= 1:
             pid = pid or server()
             peak = max(peak, resident(pid, "VmHWM") if pid else 0)
         time.sleep(0.02)
@@ -240,20 +240,22 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def summary(seen: Mapping[str, Sequence[Mapping[str, float] | None]]) -> dict[str, object]:
+def summary(runs_of: Mapping[str, Sequence[Mapping[str, float] | None]]) -> dict[str, object]:
     """Per variant and figure: its repeats, their median, and the median of the ratios to the run with all patches."""
     rows: dict[str, object] = {}
-    for name, runs in seen.items():
-        done = [(run, base) for run, base in zip(runs, seen[ALL], strict=False) if run is not None and base is not None]
+    for name, runs in runs_of.items():
+        finished = [
+            (run, base) for run, base in zip(runs, runs_of[ALL], strict=False) if run is not None and base is not None
+        ]
         figures = {}
-        for key in done[0][0] if done else ():
-            ratios = [run[key] / base[key] for run, base in done if base[key]]
+        for key in finished[0][0] if finished else ():
+            ratios = [run[key] / base[key] for run, base in finished if base[key]]
             figures[key] = {
-                "median": round(median(run[key] for run, _ in done), 4),
+                "median": round(median(run[key] for run, _ in finished), 4),
                 "ratio": round(median(ratios), 3) if ratios else None,
-                "repeats": [run[key] for run, _ in done],
+                "repeats": [run[key] for run, _ in finished],
             }
-        rows[name] = {"failed": len(runs) - len(done), **figures}
+        rows[name] = {"failed": len(runs) - len(finished), **figures}
     return rows
 
 

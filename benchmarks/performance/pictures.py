@@ -184,8 +184,8 @@ def alone(work: Callable[[Path, Path], float], source: Path, out: Path) -> float
 def peak_of_preparation(source: Path, out: Path) -> float:
     """MB of a process that prepares a site, and reads its training patches."""
     logging.disable(logging.WARNING)
-    seen, ended = [0.0], Event()
-    watch = Thread(target=lambda: [seen.append(own_memory()) for _ in iter(lambda: ended.wait(0.05), True)])
+    sizes, ended = [0.0], Event()
+    watch = Thread(target=lambda: [sizes.append(own_memory()) for _ in iter(lambda: ended.wait(0.05), True)])
     watch.start()
     site = prepare(source, out)
     out.joinpath("discs.yaml").write_text(TASK % (256, 256, "null"), encoding="utf-8")
@@ -194,7 +194,7 @@ def peak_of_preparation(source: Path, out: Path) -> float:
         data.train_samples(np.arange(start, min(start + 4, data.n_train)))
     ended.set()
     watch.join()
-    return max(seen)
+    return max(sizes)
 
 
 def own_memory() -> float:

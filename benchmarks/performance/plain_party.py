@@ -63,8 +63,8 @@ class Party:
     @torch.inference_mode()
     def _scores(self) -> dict[str, float]:
         self._net.eval()
-        found = (self._net(x).argmax(1).to(torch.uint8) for x in self._data.eval_images("val"))
-        return self._task.scores(found, self._data, "val")
+        predicted = (self._net(x).argmax(1).to(torch.uint8) for x in self._data.eval_images("val"))
+        return self._task.scores(predicted, self._data, "val")
 
 
 def average(answers: list[tuple[Weights, int, dict[str, float]]]) -> Weights:

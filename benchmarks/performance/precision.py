@@ -51,14 +51,14 @@ def main() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         cells = [(arm, seed) for seed in range(args.seeds) for arm in ARMS]
         waiting = [pool.submit(run, arm, seed, rounds=args.rounds, matrix=args.matrix) for arm, seed in cells]
-        for done in as_completed(waiting):
-            runs.append(done.result())
+        for future in as_completed(waiting):
+            runs.append(future.result())
             print(json.dumps(runs[-1]), flush=True)
-            whole = [seed for seed in range(args.seeds) if sum(one["seed"] == seed for one in runs) == len(ARMS)]
+            whole = [seed for seed in range(args.seeds) if sum(entry["seed"] == seed for entry in runs) == len(ARMS)]
             if len(whole) < 2:
                 continue
-            kept = [one for one in runs if one["seed"] in whole]
-            kept.sort(key=lambda one: (one["seed"], [*ARMS].index(one["arm"])))
+            kept = [entry for entry in runs if entry["seed"] in whole]
+            kept.sort(key=lambda entry: (entry["seed"], [*ARMS].index(entry["arm"])))
             content = {
                 "what": f"FedAvg, prostate, {', '.join(SITES)}, {args.matrix}x{args.matrix}, U-Net of 16 features, "
                 f"{args.rounds} rounds of one epoch, one thread",
@@ -82,7 +82,7 @@ def run(arm: str, seed: int, *, rounds: int, matrix: int) -> dict[str, Any]:
     took = time.process_time() - began
     assert results.final is not None
     each = {site: 100 * results.final.best.sites[site]["test"]["dice"] for site in SITES}
-    curve = [100 * fmean(site.val["dice"] for site in made.sites.values() if site.val) for made in results.rounds]
+    curve = [100 * fmean(site.val["dice"] for site in round_.sites.values() if site.val) for round_ in results.rounds]
     return {
         "arm": arm,
         "seed": seed,
@@ -106,17 +106,20 @@ def job_of(arm: str, seed: int, *, rounds: int, matrix: int) -> JobSpec:
 
 def summary(runs: list[dict[str, Any]], arm: str) -> dict[str, Any]:
     """Means over seeds, their spread, and how far each seed is from its run in the arm compared with."""
-    mine = [one for one in runs if one["arm"] == arm]
+    mine = [entry for entry in runs if entry["arm"] == arm]
     told: dict[str, Any] = {
-        score: {"mean": round(fmean(one[score] for one in mine), 2), "sd": round(stdev(one[score] for one in mine), 2)}
+        score: {
+            "mean": round(fmean(entry[score] for entry in mine), 2),
+            "sd": round(stdev(entry[score] for entry in mine), 2),
+        }
         for score in SCORES
     }
     if arm in AGAINST:
-        theirs = [one for one in runs if one["arm"] == AGAINST[arm]]
+        theirs = [entry for entry in runs if entry["arm"] == AGAINST[arm]]
         for score in SCORES:
             told[score]["less"] = AGAINST[arm]
             told[score]["difference"] = [round(a[score] - b[score], 2) for a, b in zip(mine, theirs, strict=True)]
-    return told | {"processor_seconds_a_round": round(fmean(one["processor_seconds_a_round"] for one in mine), 2)}
+    return told | {"processor_seconds_a_round": round(fmean(entry["processor_seconds_a_round"] for entry in mine), 2)}
 
 
 if __name__ == "__main__":

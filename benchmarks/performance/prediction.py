@@ -77,9 +77,9 @@ def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             print(f"{number + 1}/{args.repeats} {name}: {ran[name][-1]}", flush=True)
     ratios = [theirs.volume / ours.volume for ours, theirs in zip(ran[OURS], ran[BUNDLE], strict=True)]
     return {
-        "volumes_a_minute": {name: frame.spread([60 / one.volume for one in runs]) for name, runs in ran.items()},
-        "seconds_to_the_first": {name: frame.spread([one.first for one in runs]) for name, runs in ran.items()},
-        "megabytes": {name: frame.spread([one.peak / 1e6 for one in runs]) for name, runs in ran.items()},
+        "volumes_a_minute": {name: frame.spread([60 / entry.volume for entry in runs]) for name, runs in ran.items()},
+        "seconds_to_the_first": {name: frame.spread([entry.first for entry in runs]) for name, runs in ran.items()},
+        "megabytes": {name: frame.spread([entry.peak / 1e6 for entry in runs]) for name, runs in ran.items()},
         "times_as_fast_as_the_bundle": frame.spread(ratios),
         "masks_that_differ": differing(folder / f"{OURS} 0", folder / f"{BUNDLE} 0"),
     }
@@ -100,7 +100,7 @@ def bundled(scans: Path, out: Path) -> list[str]:
 def run(command: Sequence[str], threads: int, *, cwd: Path | None = None) -> Ran:
     """Start a process and note when it prints a volume's line."""
     quiet = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    seen: list[float] = []
+    moments: list[float] = []
     peaks: list[int] = []
     started = time.perf_counter()
     with subprocess.Popen(
@@ -113,11 +113,11 @@ def run(command: Sequence[str], threads: int, *, cwd: Path | None = None) -> Ran
         for line in process.stdout:
             lines.append(line)
             if MARK in line:
-                seen.append(cpu_seconds(process.pid) if threads == 1 else time.perf_counter() - started)
+                moments.append(cpu_seconds(process.pid) if threads == 1 else time.perf_counter() - started)
         watch.join()
-    if process.returncode or not seen:
+    if process.returncode or not moments:
         raise RuntimeError(f"{command[2]} failed:\n{''.join(lines)}")
-    return Ran(seen[0], (seen[-1] - seen[0]) / max(len(seen) - 1, 1), max(peaks))
+    return Ran(moments[0], (moments[-1] - moments[0]) / max(len(moments) - 1, 1), max(peaks))
 
 
 def watched(process: subprocess.Popen[str]) -> Iterator[int]:

@@ -40,16 +40,16 @@ def main() -> None:
     args = frame.parser(__doc__, rounds=30, seeds=4, matrix=64).parse_args()
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(models, seed, args.rounds, args.matrix) for seed in range(args.seeds)]
-        found = [model for one in waiting for model in one.result()]
+        all_models = [model for future in waiting for model in future.result()]
     content = {
         "what": f"FedAvg, prostate, {', '.join(SITES)}, {args.matrix}x{args.matrix}, U-Net of 16 features, "
         f"{args.rounds} rounds of one epoch in bf16; scored in fp32",
-        "models": found,
+        "models": all_models,
         "largest_difference_of_the_mean": {
-            form: max((model["difference"][form]["mean"] for model in found), key=abs) for form in FORMATS[1:]
+            form: max((model["difference"][form]["mean"] for model in all_models), key=abs) for form in FORMATS[1:]
         },
         "largest_difference_at_a_site": {
-            form: max((value for model in found for value in model["difference"][form].values()), key=abs)
+            form: max((value for model in all_models for value in model["difference"][form].values()), key=abs)
             for form in FORMATS[1:]
         },
     }
@@ -89,11 +89,11 @@ def as_received(job: JobSpec, weights: Weights, form: WeightsAs) -> Weights:
 def scores(job: JobSpec, data: Mapping[str, Path], state: Path, weights: Weights) -> dict[str, float]:
     """Test Dice by site, and their mean."""
     model = Broadcast(round=job.task.schedule.rounds + 1, best_round=0, weights=weights, arrays={})
-    found = {}
+    dice = {}
     for name in SITES:
         site = Site(job, name, data[name], SiteOptions(state / name))
-        found[name] = 100 * site.validate(model).values["test"]["dice"]
-    return {name: round(value, 3) for name, value in (found | {"mean": fmean(found.values())}).items()}
+        dice[name] = 100 * site.validate(model).values["test"]["dice"]
+    return {name: round(value, 3) for name, value in (dice | {"mean": fmean(dice.values())}).items()}
 
 
 if __name__ == "__main__":

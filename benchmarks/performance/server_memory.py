@@ -64,10 +64,10 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     )
     idle, peak, began, server = 0, 0, 0.0, None
     while process.poll() is None:
-        seen = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
-        if server is None and seen is not None:
+        progress = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
+        if server is None and progress is not None:
             server = listener(process.pid)
-        if server is not None and seen is not None and seen.round >= 1 and not idle:
+        if server is not None and progress is not None and progress.round >= 1 and not idle:
             idle, began = resident(server, "VmRSS"), time.monotonic()
         if server is not None and idle:
             peak = max(peak, resident(server, "VmHWM"))

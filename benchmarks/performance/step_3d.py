@@ -149,8 +149,8 @@ def ffa_layers(job: JobSpec, steps: int) -> Callable[[], float]:
     always = config.model_copy(update={"p": 1.0})
     net = prepare(build_task(job).network(), "auto", CPU).train()
     stages = cast(StagedNetwork, net).stages
-    found: dict[int, Tensor] = {}
-    handles = [stage.hook(kept(found, number)) for number, stage in enumerate(stages)]
+    features_of: dict[int, Tensor] = {}
+    handles = [stage.hook(kept(features_of, number)) for number, stage in enumerate(stages)]
     with autocast("auto", CPU):
         net(batch(job, net)[0])
     for handle in handles:
@@ -159,18 +159,18 @@ def ffa_layers(job: JobSpec, steps: int) -> Callable[[], float]:
 
     def step() -> None:
         for number, layer in enumerate(layers):
-            features = found[number].requires_grad_()
+            features = features_of[number].requires_grad_()
             layer(features).backward(torch.ones_like(features))  # type: ignore[no-untyped-call]
             features.grad = None
 
     return lambda: config.p * seconds(step, steps)
 
 
-def kept(found: dict[int, Tensor], number: int) -> Callable[[Tensor], Tensor]:
+def kept(features_of: dict[int, Tensor], number: int) -> Callable[[Tensor], Tensor]:
     """A hook of a stage that keeps its features."""
 
     def keep(features: Tensor) -> Tensor:
-        found[number] = features.detach().clone()
+        features_of[number] = features.detach().clone()
         return features
 
     return keep

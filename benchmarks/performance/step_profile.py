@@ -91,11 +91,11 @@ def timed(step: Callable[[], None], steps: int) -> Callable[[], float]:
 
 def shares(step: Callable[[], None], steps: int) -> dict[str, float]:
     """Each kind's part of the time in kernels."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(steps):
             step()
     total: Counter[str] = Counter()
-    for event in seen.key_averages():
+    for event in profiled.key_averages():
         total[kind_of(event.key)] += event.self_cpu_time_total
     return {kind: round(value / total.total(), 3) for kind, value in total.most_common()}
 

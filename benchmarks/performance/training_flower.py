@@ -46,11 +46,11 @@ class Watched(FedAvg):
 
     def aggregate_fit(self, *args: Any, **named: Any) -> Any:
         """As Flower's."""
-        found = super().aggregate_fit(*args, **named)
+        result = super().aggregate_fit(*args, **named)
         self.ended.append(time.time())
-        assert found[0] is not None
-        self.last = parameters_to_ndarrays(found[0])
-        return found
+        assert result[0] is not None
+        self.last = parameters_to_ndarrays(result[0])
+        return result
 
 
 def main() -> None:

@@ -147,12 +147,12 @@ def flower(python: Path, folder: Path) -> tuple[list[float], Weights]:
     out = folder / "flower.npz"
     command = [str(python), str(HERE / "training_flower.py"), str(folder / "job"), str(data_of(folder)), str(out)]
     extra = {"OMP_NUM_THREADS": "1", "RAY_DISABLE_DASHBOARD": "1", "HOME": os.environ.get("HOME", "")}
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=environment(folder) | extra, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith("ended:")]
-    if done.returncode or not told:
-        raise SystemExit("Flower failed:\n" + done.stderr[-3000:])
+    told = [line for line in result.stdout.splitlines() if line.startswith("ended:")]
+    if result.returncode or not told:
+        raise SystemExit("Flower failed:\n" + result.stderr[-3000:])
     with np.load(out) as file:
         return json.loads(told[0].removeprefix("ended:")), {key: file[key] for key in file.files}
 

@@ -78,8 +78,8 @@ def scores(job: JobSpec) -> dict[str, Any]:
     """Bytes and accuracy of a run."""
     results, seconds = run(job)
     assert results.final is not None
-    curve = [100 * fmean(site.val["accuracy"] for site in made.sites.values()) for made in results.rounds]
-    told: list[SiteRound] = [site for made in results.rounds for site in made.sites.values()]
+    curve = [100 * fmean(site.val["accuracy"] for site in round_.sites.values()) for round_ in results.rounds]
+    told: list[SiteRound] = [site for round_ in results.rounds for site in round_.sites.values()]
     (up,), (down,) = {site.bytes_up for site in told}, {site.bytes_down for site in told}
     test = {
         name: 100 * fmean(splits["test"]["accuracy"] for splits in final.sites.values())
