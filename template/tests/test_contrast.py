@@ -32,7 +32,7 @@ def test_it_passes_the_checks_of_every_method(check: Check, kind: str, runs: Run
 def test_the_server_sends_the_mean_of_what_sites_have_measured(runs: Runs) -> None:
     federation, run = runs.serialised(contrast.NAME, "segmentation")
     measured = [
-        m.arrays("arrays")[contrast.NAME, "own"] for m in federation.messages if m.up and m.task == "statistics"
+        m.arrays("arrays")[contrast.NAME, "deviation"] for m in federation.messages if m.up and m.task == "statistics"
     ]
     mean = read_model_file(run.folder / LAST)["methods"][contrast.NAME]["mean"]
     assert len({float(own) for own in measured}) == len(measured) == 3

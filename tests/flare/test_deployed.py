@@ -28,7 +28,7 @@ from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.flare.export import write_job
 from fedshift.flare.recipe import FeatureShiftRecipe
 from fedshift.schema.job import JobSpec
-from fedshift.schema.paired import OWN_FILE, LocalComparison
+from fedshift.schema.paired import COMPARISON_FILE, LocalComparison
 from fedshift.schema.policy import LEDGER_FILE
 from fedshift.schema.results import BEST, LAST, Rejection, Results, read_results
 
@@ -110,7 +110,7 @@ def test_of_a_comparison_with_local_models_only_what_the_policy_allows_leaves(fe
     for site, whole in beside.against_local.items():
         withheld = {"cases": None, "interval": None, "std": None, "quantiles": None}
         assert told.against_local[site] == whole.model_copy(update=withheld)
-        (own,) = (federation.kits / site / ran.job_id).rglob(OWN_FILE)
+        (own,) = (federation.kits / site / ran.job_id).rglob(COMPARISON_FILE)
         assert LocalComparison.model_validate_json(own.read_text(encoding="utf-8")) == whole
 
 

@@ -21,7 +21,7 @@ from fedshift.inference.carried_bundle import pack_bundle, unpack_bundle
 from fedshift.inference.validation import answer
 from fedshift.inference.validation_run import begin
 from fedshift.schema.manifest import read_manifest
-from fedshift.schema.validation import OWN_FILE, ModelRef
+from fedshift.schema.validation import CASES_FILE, ModelRef
 from fedshift.tasks.evaluation.by_class import dice_by_class
 from inference.test_monai_bundle import METADATA, NETWORK, write_bundle
 
@@ -53,7 +53,7 @@ def test_a_bundle_is_scored_beside_a_model(tmp_path: Path) -> None:
     assert (record.models["theirs"].task, record.models["theirs"].kind) == ("bundle Ball 0.2.0", "unknown")
     told = answer(site, "A", blob_spec(refs), carried, scores_folder=tmp_path / "own")
     assert set(told.models) == {"theirs", "ours"} and "dice" in told.models["ours"].against_first
-    with (tmp_path / "own" / OWN_FILE).open(newline="", encoding="utf-8") as file:
+    with (tmp_path / "own" / CASES_FILE).open(newline="", encoding="utf-8") as file:
         own = {row["case"]: row for row in csv.DictReader(file) if row["model"] == "theirs"}
     case = read_manifest(site).by_split("test")[0].id
     assert main(["predict", str(bundle), str(site / "volumes" / f"{case}.nii.gz"), "--out", str(tmp_path / "out")]) == 0

@@ -30,7 +30,7 @@ from fedshift.inference.validation_run import begin, validate_in_process
 from fedshift.reporting.report.validation import sections as validation_sections
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import DpSgd, Policy, PrivacyBudget, StatisticsNoise
-from fedshift.schema.validation import OWN_FILE, ModelRef, SiteValidation, read_validation
+from fedshift.schema.validation import CASES_FILE, ModelRef, SiteValidation, read_validation
 from fedshift.tasks.kinds import build_task
 from inference.conftest import save_model
 
@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_scores(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    with (folder / OWN_FILE).open(newline="", encoding="utf-8") as file:
+    with (folder / CASES_FILE).open(newline="", encoding="utf-8") as file:
         return {(row["model"], row["case"]): row for row in csv.DictReader(file)}
 
 

@@ -16,7 +16,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.reporting.report import page
 from fedshift.reporting.report.benefit import answer
 from fedshift.reporting.report.runs import Run, read
-from fedshift.schema.paired import OWN_FILE, LocalComparison
+from fedshift.schema.paired import COMPARISON_FILE, LocalComparison
 from fedshift.schema.protocol_results import HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import Results, deciding_settings
 from fedshift.tasks.evaluation.paired import compare
@@ -119,7 +119,7 @@ def test_one_sites_page_says_nothing_of_the_others(results: Results, tmp_path: P
 
 
 def test_a_site_sees_its_single_cases_that_its_policy_withholds(results: Results, tmp_path: Path) -> None:
-    folder, out, own = written(results, tmp_path / "run"), tmp_path / "hk.html", tmp_path / OWN_FILE
+    folder, out, own = written(results, tmp_path / "run"), tmp_path / "hk.html", tmp_path / COMPARISON_FILE
     pairs = ([0.5, 0.62, 0.7, 0.4], [0.48, 0.6, 0.73, 0.38])
     own.write_text(compared(*pairs).model_dump_json(), encoding="utf-8")
     report = ["report", str(folder), "--out", str(out), "--own", str(own)]

@@ -34,7 +34,7 @@ from fedshift.schema.job import EvaluationSpec
 from fedshift.schema.manifest import Case, Manifest, Picture, manifest_sha256, read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.schema.validation import OWN_FILE, ClassArea, ModelScores, Scores, SiteValidation, ValidationSpec
+from fedshift.schema.validation import CASES_FILE, ClassArea, ModelScores, Scores, SiteValidation, ValidationSpec
 from fedshift.tasks.evaluation.by_class import names as names_by_class
 from fedshift.tasks.evaluation.by_class import values_by_score
 from fedshift.tasks.evaluation.paired import paired_difference
@@ -275,7 +275,7 @@ def _write_own(path: Path, cases: SiteCases, scored: Mapping[str, CaseValues]) -
         for number, entry in enumerate(cases.entries)
     ]
     path.mkdir(parents=True, exist_ok=True)
-    write_text(path / OWN_FILE, csv_text(["case", "model", *names], rows))
+    write_text(path / CASES_FILE, csv_text(["case", "model", *names], rows))
 
 
 # --- what is told ---------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Client(PrototypeClient[Config]):
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Add the trained model's embeddings of all training images."""
         for _, y in predicted(ctx.run, data.chunks()):
-            self._means.seen.add(self.embedding, y)
+            self._means.current.add(self.embedding, y)
 
 
 class Server(PrototypeServer[Config]):

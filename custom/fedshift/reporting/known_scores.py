@@ -34,7 +34,7 @@ class KnownScore:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
-_AREA_FOUND = (
+_AREA_WITHOUT = (
     "area that the model finds where a picture has no such structure, mean over these; all other scores are over the "
     "pictures that have it"
 )
@@ -84,8 +84,8 @@ SCORES = {
     "area_difference_px": KnownScore(
         "Area difference", "px", "lower", "absolute difference of the two areas, in pixels"
     ),
-    "false_positives_mm2": KnownScore("False positives", "mm²", "lower", _AREA_FOUND),
-    "false_positives_px": KnownScore("False positives", "px", "lower", _AREA_FOUND),
+    "false_positives_mm2": KnownScore("False positives", "mm²", "lower", _AREA_WITHOUT),
+    "false_positives_px": KnownScore("False positives", "px", "lower", _AREA_WITHOUT),
     "accuracy": KnownScore(
         "Accuracy", meaning="fraction of correctly classified images; of findings, of those that are known"
     ),

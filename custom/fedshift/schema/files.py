@@ -23,7 +23,7 @@ _BEFORE = r"[,;|\t\n][\s\"]*"
 _RETURN = re.compile(r"\r\n?")
 """Python's writer puts only a new line into quotes, and readers end a row at both."""
 _FORMULA = re.compile(rf"(^(?=[\t\n])|(?:^[\s\"]*|{_BEFORE})(?={_BEGINS}))")
-_MADE_SAFE = re.compile(rf"({_BEFORE})'(?={_BEGINS})")
+_ESCAPED = re.compile(rf"({_BEFORE})'(?={_BEGINS})")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -114,4 +114,4 @@ def safe_cell(value: object) -> str:
 
 def path_of(cell: str) -> Path:
     """The path that `safe_cell` made a cell of."""
-    return Path(_MADE_SAFE.sub(r"\1", cell))
+    return Path(_ESCAPED.sub(r"\1", cell))

@@ -29,7 +29,7 @@ FEWEST_FOR_TEST = 6
 """Fewest subjects for a test: of five, not even all differences of one sign give a two-sided p below `SIGNIFICANT`."""
 FEWEST_FOR_NEEDED = 3
 """Fewest subjects from which the number that would tell is estimated."""
-OWN_FILE = "against_local.json"
+COMPARISON_FILE = "against_local.json"
 """A site's own `LocalComparison` with all its cases, in the site's folder of the job, if not all of it may leave."""
 POWER = 0.8
 """Of `LocalComparison.needed`: the chance that so many cases show the difference."""

@@ -21,7 +21,7 @@ from fedshift.schema.paired import FEWEST_FOR_TEST
 from fedshift.schema.strict import Strict, first_fault
 
 FILE_NAME = "validation.json"
-OWN_FILE = "validation_cases.csv"
+CASES_FILE = "validation_cases.csv"
 """A site's own scores of its single cases, in its folder of the job."""
 KEY = "validation"
 """What only the ``fedshift.yaml`` of such a job has."""

@@ -43,17 +43,19 @@ class Client(base.Client[Config]):
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """One number, once."""
         reveals = "mean over the site's training images of the standard deviation of their intensities"
-        return {"own": base.ArraySpec((), "float64", "once", 0, 1e3, reveals, kind="statistics", mean_of="deviations")}
+        return {
+            "deviation": base.ArraySpec((), "float64", "once", 0, 1e3, reveals, kind="statistics", mean_of="deviations")
+        }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """s_k, also kept for later rounds."""
         total = sum(float(x.double().flatten(1).std(1, correction=0).sum()) for x, _ in data.chunks())
-        ctx.state["own"] = torch.tensor(total / max(data.n_train, 1), dtype=torch.float64)
-        return {"own": ctx.state["own"].numpy()}
+        ctx.state["deviation"] = torch.tensor(total / max(data.n_train, 1), dtype=torch.float64)
+        return {"deviation": ctx.state["deviation"].numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The factor of this task."""
-        ratio = float(arrays["mean"]) / max(float(ctx.state["own"]), LEAST)
+        ratio = float(arrays["mean"]) / max(float(ctx.state["deviation"]), LEAST)
         self._factor = max(ratio, LEAST) ** self.config.strength
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
@@ -71,7 +73,7 @@ class Server(base.Server[Config]):
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Round 0 brings the numbers."""
         if ctx.round == 0:
-            self.state["mean"] = np.asarray(np.mean([update.arrays[NAME]["own"] for update in updates]))
+            self.state["mean"] = np.asarray(np.mean([update.arrays[NAME]["deviation"] for update in updates]))
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         """The same every round."""

@@ -30,12 +30,12 @@ from flare_armour.patches.connections import (
     AT_ONCE,
     BURST,
     CONNECTIONS,
-    HERE,
     LARGEST_HANDSHAKE,
     LARGEST_OF_SITES,
     LEAST,
     MOST_VALUES,
     RATE,
+    THIS_MACHINE,
     THREADS,
     fault_of_frame,
 )
@@ -174,7 +174,7 @@ def test_so_has_one_without_a_certificate_and_the_server_s(
     wire = server.connects("", params, mode)
     with caplog.at_level("WARNING", logger="flare_armour"):
         wire.process_frame(handshake(Types.HELLO, msgpack.packb("x" * LARGEST_HANDSHAKE)))
-    assert wire.closed and HERE in caplog.text
+    assert wire.closed and THIS_MACHINE in caplog.text
 
 
 def test_nvflare_s_own_handshake_is_taken(server: Server) -> None:

@@ -20,7 +20,7 @@ from fedshift.federation.site.state import StateStore
 from fedshift.methods.base import Batch
 from fedshift.schema.errors import ConfigError, Stopped
 from fedshift.schema.messages import Broadcast
-from fedshift.schema.paired import OWN_FILE, LocalComparison
+from fedshift.schema.paired import COMPARISON_FILE, LocalComparison
 from fedshift.schema.policy import Policy, WeightNoise
 from fedshift.schema.results import BEST, LAST
 
@@ -122,9 +122,9 @@ def test_only_what_the_policy_allows_leaves(three_image_sites: dict[str, Path], 
     assert few.p is not None  # six cases are enough for a test
     assert few.interval is few.std is few.quantiles is few.cases is None
     assert told.cases is not None and told.interval is not None
-    own = tmp_path / "run" / SITE_STATE / "A" / OWN_FILE
+    own = tmp_path / "run" / SITE_STATE / "A" / COMPARISON_FILE
     assert len(LocalComparison.model_validate_json(own.read_text(encoding="utf-8")).cases or ()) == few.n
-    assert not (tmp_path / "run" / SITE_STATE / "B" / OWN_FILE).exists()
+    assert not (tmp_path / "run" / SITE_STATE / "B" / COMPARISON_FILE).exists()
     noise = Policy(weights=WeightNoise(multiplier=1.0, clip=1.0))
     job = small_image_job("fedbn", "schedule.rounds=1", LOCAL)
     noisy = run_in_process(job, three_image_sites, tmp_path / "noisy", privacy={"A": noise}).results.final

@@ -41,7 +41,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split, manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.packages import PackageSpec
-from fedshift.schema.paired import OWN_FILE, LocalComparison
+from fedshift.schema.paired import COMPARISON_FILE, LocalComparison
 from fedshift.schema.policy import Policy
 from fedshift.schema.task import ScheduleSpec
 from fedshift.tasks.base import Everything, SiteData, Subset, Task
@@ -500,7 +500,7 @@ class Site:
 
     def _scoring(self, chain: ClientChain) -> Scoring:
         assert self._data is not None, "a pooled site has no samples to score on"
-        share, file = self._options.share_cases, self._state_folder / OWN_FILE
+        share, file = self._options.share_cases, self._state_folder / COMPARISON_FILE
         return Scoring(self._job, self.name, self._task, self._data, self._net, chain, share, file)
 
     @property

@@ -46,7 +46,7 @@ class LastEpoch:
 
     def __init__(self, like: Tensor, run: Run) -> None:
         """No embeddings; ``like`` (K, d) gives the shape and the device."""
-        self.seen, self._before, self._like = ClassMeans(like), ClassMeans(like), like
+        self.current, self._before, self._like = ClassMeans(like), ClassMeans(like), like
         self._epoch = run.epoch
 
     def add(self, u: Tensor, classes: Tensor, run: Run) -> None:
@@ -54,17 +54,17 @@ class LastEpoch:
         if run.replay:
             return
         if run.epoch != self._epoch:
-            self._before, self.seen = self.seen, ClassMeans(self._like)
+            self._before, self.current = self.current, ClassMeans(self._like)
             self._epoch = run.epoch
-        self.seen.add(u, classes)
+        self.current.add(u, classes)
 
     def tensors(self) -> dict[str, Tensor]:
-        sums = {"sums": self.seen.sums, "counts": self.seen.counts}
+        sums = {"sums": self.current.sums, "counts": self.current.counts}
         before = {"sums_before": self._before.sums, "counts_before": self._before.counts}
         return {**sums, **before, "epoch": torch.tensor(self._epoch)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for means, suffix in ((self.seen, ""), (self._before, "_before")):
+        for means, suffix in ((self.current, ""), (self._before, "_before")):
             means.sums.copy_(tensors[f"sums{suffix}"])
             means.counts.copy_(tensors[f"counts{suffix}"])
         self._epoch = int(tensors["epoch"])
@@ -74,14 +74,14 @@ class LastEpoch:
 
         Counts are class counts with ``by_class``, otherwise 0 or 1.
         """
-        images = self.seen.counts.clone()  # no image occurs twice in an epoch, so this counts distinct images
+        images = self.current.counts.clone()  # no image occurs twice in an epoch, so this counts distinct images
         if images.sum() < self._before.counts.sum():  # unfinished: every epoch shows as many images
             images = torch.maximum(images, self._before.counts)
-            self.seen.sums += self._before.sums
-            self.seen.counts += self._before.counts
+            self.current.sums += self._before.sums
+            self.current.counts += self._before.counts
         enough = (images >= min_samples).double()
         counts = images * enough if by_class else enough
-        prototypes = self.seen.means() * enough[:, None]
+        prototypes = self.current.means() * enough[:, None]
         return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
 
 

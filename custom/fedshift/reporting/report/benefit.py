@@ -37,7 +37,7 @@ from fedshift.reporting.report.summary import VERDICTS
 from fedshift.reporting.report.wording import Metric, counted, metric, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
+from fedshift.schema.paired import COMPARISON_FILE, FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, LocalComparison
 from fedshift.schema.protocol_results import LeaveOneOut
 from fedshift.schema.results import JobRecord
 from fedshift.schema.strict import first_fault
@@ -69,10 +69,12 @@ def with_own_cases(run: Run, site: str, path: Path) -> Run:
         own_cases = LocalComparison.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            "file-unreadable", f"{path} cannot be read ({error.strerror}): name the site's {OWN_FILE} with --own"
+            "file-unreadable", f"{path} cannot be read ({error.strerror}): name the site's {COMPARISON_FILE} with --own"
         ) from None
     except ValueError as error:
-        raise ConfigError("not-a-comparison", f"{path} is not a site's {OWN_FILE} ({first_fault(error)})") from None
+        raise ConfigError(
+            "not-a-comparison", f"{path} is not a site's {COMPARISON_FILE} ({first_fault(error)})"
+        ) from None
     final = run.results.final
     result = None if final is None else final.against_local.get(site)
     if (

@@ -21,7 +21,7 @@ from fedshift.reporting.report.wording import metric, ordered
 from fedshift.schema.protocol_results import LabelledImages
 
 TITLE = "Evaluation on labelled images"
-HERE = "here"
+THIS_SITE = "here"
 
 
 def about(record: LabelledImages) -> str:
@@ -37,7 +37,9 @@ def sections(record: LabelledImages) -> list[Section]:
         _about(record),
         _scores(record),
     ]
-    scores_by_class = {name: {HERE: class_scores} for name, class_scores in (record.evaluation.classes or {}).items()}
+    scores_by_class = {
+        name: {THIS_SITE: class_scores} for name, class_scores in (record.evaluation.classes or {}).items()
+    }
     if scores_by_class:
         parts.append(
             Section("classes", "Scores by class", paragraph("classes_how"), by_class.section_blocks(scores_by_class))

@@ -34,7 +34,7 @@ def per_site(run: Run) -> Section | None:
     plain = [name for name in names if not printed(name)]
     of_papers = [name for name in names if printed(name)]
     tables = [_best(run, final.best, plain)] if plain else []
-    selecting = [_others(run), *([_held_out(run)] if job.held_out else [])]
+    selecting = [_other_scores(run), *([_held_out(run)] if job.held_out else [])]
     papers = [_best(run, final.best, of_papers)] if of_papers else []
     (papers if printed(job.metric) else tables).extend(selecting)
     norms = _gradient_norms(run)
@@ -150,7 +150,7 @@ def score_cell(name: str, metrics: Metrics, result: Evaluation | None) -> Cell:
     return Cell(metric(name).number(value), detail)
 
 
-def _others(run: Run) -> Table:
+def _other_scores(run: Run) -> Table:
     final, name = run.results.final, run.results.job.metric
     assert final is not None
     m = metric(name)

@@ -22,7 +22,7 @@ HOOKS = {
 }
 """Hooks of a method's client half that training on one device calls, and what a half may do in them that ranks do not
 bear (`fedshift.methods.base.Client.in_ranks`)."""
-ONE = f"set devices: 1 in the site's {SITE_FILE}"
+REMEDY = f"set devices: 1 in the site's {SITE_FILE}"
 
 
 def check(methods: MethodSet, *, devices: int, site: str) -> None:
@@ -40,10 +40,10 @@ def check(methods: MethodSet, *, devices: int, site: str) -> None:
     for method in methods:
         half = method.client()
         if method.is_pooled:
-            raise ConfigError("devices-unfit", f"{having}, and method {method.name} trains on one device: {ONE}")
+            raise ConfigError("devices-unfit", f"{having}, and method {method.name} trains on one device: {REMEDY}")
         for hook, what in HOOKS.items():
             if getattr(type(half), hook) is not getattr(base.Client, hook) and hook not in half.in_ranks:
-                raise ConfigError("devices-unfit", f"{having}, and method {method.name} {what}: {ONE}")
+                raise ConfigError("devices-unfit", f"{having}, and method {method.name} {what}: {REMEDY}")
     if schedule.drop_last and schedule.batch_size >= 2 * devices:
         return
     for name, module in methods.net.named_modules():
@@ -51,5 +51,5 @@ def check(methods: MethodSet, *, devices: int, site: str) -> None:
             raise ConfigError(
                 "devices-unfit",
                 f"{having}, and layer {name} of the job's network is batch norm of one value an image, which needs two "
-                f"images at every device: {ONE}",
+                f"images at every device: {REMEDY}",
             )

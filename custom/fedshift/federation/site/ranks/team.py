@@ -27,7 +27,7 @@ import torch
 
 from fedshift.federation.site.ranks.channel import Channel
 from fedshift.federation.site.ranks.group import Group
-from fedshift.federation.site.ranks.refusals import ONE
+from fedshift.federation.site.ranks.refusals import REMEDY
 from fedshift.federation.site.state import SiteState
 from fedshift.federation.tensors import copied
 from fedshift.methods.base import Run
@@ -115,7 +115,7 @@ class First(Group):
                 if fingerprints.get(key) != theirs.get(key):
                     raise DataError(
                         "ranks-differ",
-                        f"{self.where}: {member.name} has another {key} than rank 0 after training: {ONE}, and report "
+                        f"{self.where}: {member.name} has another {key} than rank 0 after training: {REMEDY}, and report "
                         "it: it is a fault of the program or of the machine",
                     )
 
@@ -137,7 +137,9 @@ class First(Group):
                 if member.process.poll() is not None:
                     return self._died(member, otherwise)
             time.sleep(0.05)
-        return RankDied("rank-died", f"{self.where}: a rank of {self.size} {otherwise}: {ONE}, or see to the machine")
+        return RankDied(
+            "rank-died", f"{self.where}: a rank of {self.size} {otherwise}: {REMEDY}, or see to the machine"
+        )
 
     def _died(self, member: Member, otherwise: str) -> FedshiftError:
         try:
@@ -151,7 +153,7 @@ class First(Group):
         why = f" ({error['error']})" if error else ""
         return RankDied(
             "rank-died",
-            f"{self.where}: {member.name} {ended}{why}: see this site's log and memory, or {ONE}",
+            f"{self.where}: {member.name} {ended}{why}: see this site's log and memory, or {REMEDY}",
         )
 
 
