@@ -115,8 +115,8 @@ class First(Group):
                 if fingerprints.get(key) != theirs.get(key):
                     raise DataError(
                         "ranks-differ",
-                        f"{self.where}: {member.name} has another {key} than rank 0 after training: {REMEDY}, and report "
-                        "it: it is a fault of the program or of the machine",
+                        f"{self.where}: {member.name} has another {key} than rank 0 after training: {REMEDY}, and "
+                        "report it: it is a fault of the program or of the machine",
                     )
 
     @contextmanager
