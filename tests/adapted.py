@@ -29,7 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def pair(name: str, *, side: int = 32, dims: int = 2, **adapted: Any) -> tuple[nn.Module, nn.Module, NetworkSpec]:
     """A network, the same with adapters, and what describes them."""
-    made = {"in_channels": 1, "n_classes": 3, "seed": 0, "spatial_dims": dims, "patch": (side,) * dims}
+    arguments = {"in_channels": 1, "n_classes": 3, "seed": 0, "spatial_dims": dims, "patch": (side,) * dims}
     spec = NetworkSpec.parse(
         {
             "name": name,
@@ -39,7 +39,7 @@ def pair(name: str, *, side: int = 32, dims: int = 2, **adapted: Any) -> tuple[n
         },
         where="test",
     )
-    plain, net = (networks.build(name, spec.options, **made) for _ in range(2))  # type: ignore[arg-type]
+    plain, net = (networks.build(name, spec.options, **arguments) for _ in range(2))  # type: ignore[arg-type]
     return plain, adapters.adapt(net, spec, seed=0), spec
 
 

@@ -17,12 +17,16 @@ def own_certificate(folder: Path) -> tuple[Path, Path]:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    made = (
-        made.serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = (
+        builder.serial_number(1)
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
     )
-    made = made.add_extension(names, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
-    pem = made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    builder = builder.add_extension(names, critical=False).add_extension(
+        x509.BasicConstraints(True, None), critical=True
+    )
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (folder / "server.pem").write_bytes(secret + pem)
     (folder / "ca.pem").write_bytes(pem)

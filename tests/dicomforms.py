@@ -37,10 +37,10 @@ NOTHING: Mapping[str, Any] = {}
 
 def item(**attributes: Any) -> Dataset:
     """A dataset of attributes."""
-    made = Dataset()
+    dataset = Dataset()
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(dataset, name, value)
+    return dataset
 
 
 def places(count: int = SHAPE[0]) -> list[tuple[float, float, float]]:
@@ -188,14 +188,14 @@ def write_forms(folder: Path, frames: np.ndarray, **said: Any) -> dict[str, Path
 
 def compress(path: Path, syntax: str, encode: Callable[[np.ndarray], bytes]) -> None:
     """Encode the pixels of a file, frame by frame."""
-    made = pydicom.dcmread(path)
-    pixels = made.pixel_array
+    dataset = pydicom.dcmread(path)
+    pixels = dataset.pixel_array
     parts = [encode(frame) for frame in (pixels if pixels.ndim == 3 else pixels[None])]
-    made.file_meta.TransferSyntaxUID = pydicom.uid.UID(syntax)
-    made.PixelData = encapsulate([part + b"\0" * (len(part) % 2) for part in parts])
-    made["PixelData"].VR = "OB"
-    made["PixelData"].is_undefined_length = True
-    made.save_as(path, enforce_file_format=True)
+    dataset.file_meta.TransferSyntaxUID = pydicom.uid.UID(syntax)
+    dataset.PixelData = encapsulate([part + b"\0" * (len(part) % 2) for part in parts])
+    dataset["PixelData"].VR = "OB"
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(path, enforce_file_format=True)
 
 
 def in_file(voxels: np.ndarray) -> np.ndarray:

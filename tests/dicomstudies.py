@@ -20,25 +20,25 @@ MR, ENHANCED_MR = "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.4.1"
 
 
 def _common(sop_class: str, *, seed: str, patient: str = "Doe^Jane") -> Dataset:
-    made = Dataset()
-    made.file_meta = FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    made.SpecificCharacterSet = "ISO_IR 192"
-    made.SOPClassUID = sop_class
-    made.PatientName, made.PatientID = patient, f"PID-{seed}"
-    made.PatientBirthDate, made.PatientSex = "19500101", "M"
-    made.StudyInstanceUID = generate_uid(entropy_srcs=["study", seed])
-    made.SeriesInstanceUID = generate_uid(entropy_srcs=["series", seed])
-    made.FrameOfReferenceUID = generate_uid(entropy_srcs=["frame", seed])
-    made.StudyID, made.AccessionNumber, made.ReferringPhysicianName = "1", "A1", ""
-    made.StudyDate = made.SeriesDate = made.ContentDate = made.AcquisitionDate = "20260102"
-    made.StudyTime = made.SeriesTime = made.ContentTime = made.AcquisitionTime = "101112"
-    made.Modality, made.SeriesNumber, made.SeriesDescription = "MR", 4, "t2_tse_tra"
-    made.Manufacturer, made.PositionReferenceIndicator = "Maker", ""
-    made.BodyPartExamined = "PROSTATE"
-    made.SamplesPerPixel, made.PhotometricInterpretation = 1, "MONOCHROME2"
-    made.BitsAllocated, made.BitsStored, made.HighBit, made.PixelRepresentation = 16, 16, 15, 0
-    return made
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.SpecificCharacterSet = "ISO_IR 192"
+    dataset.SOPClassUID = sop_class
+    dataset.PatientName, dataset.PatientID = patient, f"PID-{seed}"
+    dataset.PatientBirthDate, dataset.PatientSex = "19500101", "M"
+    dataset.StudyInstanceUID = generate_uid(entropy_srcs=["study", seed])
+    dataset.SeriesInstanceUID = generate_uid(entropy_srcs=["series", seed])
+    dataset.FrameOfReferenceUID = generate_uid(entropy_srcs=["frame", seed])
+    dataset.StudyID, dataset.AccessionNumber, dataset.ReferringPhysicianName = "1", "A1", ""
+    dataset.StudyDate = dataset.SeriesDate = dataset.ContentDate = dataset.AcquisitionDate = "20260102"
+    dataset.StudyTime = dataset.SeriesTime = dataset.ContentTime = dataset.AcquisitionTime = "101112"
+    dataset.Modality, dataset.SeriesNumber, dataset.SeriesDescription = "MR", 4, "t2_tse_tra"
+    dataset.Manufacturer, dataset.PositionReferenceIndicator = "Maker", ""
+    dataset.BodyPartExamined = "PROSTATE"
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 16, 16, 15, 0
+    return dataset
 
 
 def _numbers(values: Sequence[float]) -> list[str]:
@@ -142,7 +142,7 @@ def draw_segmentation(
         for number, name in enumerate(masks, start=1)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = hd.seg.Segmentation(
+    segmentation = hd.seg.Segmentation(
         sources,
         pixels,
         kind,
@@ -156,7 +156,7 @@ def draw_segmentation(
         software_versions="1",
         device_serial_number="1",
     )
-    made.save_as(path)
+    segmentation.save_as(path)
     return path
 
 

@@ -23,7 +23,7 @@ def provision(task: str, folder: Path) -> Path:
 def provision_project(project: Path, folder: Path) -> Path:
     """``nvflare provision`` of any project file."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", str(folder), "--force"],
         cwd=folder,
         env=os.environ | {"HOME": str(folder / "home")},
@@ -32,6 +32,6 @@ def provision_project(project: Path, folder: Path) -> Path:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     name = yaml.safe_load(project.read_text(encoding="utf-8"))["name"]
     return folder / name / "prod_00"

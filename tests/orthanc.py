@@ -53,17 +53,17 @@ class Orthanc:
     def send(self, study: str) -> None:
         """Have it send a study to the node FEDSHIFT."""
         asked = {"Level": "Study", "Query": {"StudyInstanceUID": study}}
-        (found,) = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
-        answer = requests.post(f"{self.root}/modalities/ours/store", data=found, auth=(USER, PASSWORD), timeout=30)
+        (response,) = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
+        answer = requests.post(f"{self.root}/modalities/ours/store", data=response, auth=(USER, PASSWORD), timeout=30)
         answer.raise_for_status()
 
     def files(self, modality: str) -> list[bytes]:
         """The files of all instances of a modality, by its own API."""
         asked = {"Level": "Instance", "Query": {"Modality": modality}}
-        found = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
+        response = requests.post(f"{self.root}/tools/find", json=asked, auth=(USER, PASSWORD), timeout=30).json()
         return [
             requests.get(f"{self.root}/instances/{name}/file", auth=(USER, PASSWORD), timeout=30).content
-            for name in found
+            for name in response
         ]
 
 
@@ -99,10 +99,10 @@ def running_orthanc(folder: Path, *, encrypted: Mapping[str, object] | None = No
     (folder / "orthanc.json").write_text(json.dumps(settings), encoding="utf-8")
     with (folder / "orthanc.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen([PROGRAM, str(folder / "orthanc.json")], stdout=log, stderr=log)
-        made = Orthanc(f"http://127.0.0.1:{port}", dimse_port, receive_port)
+        running = Orthanc(f"http://127.0.0.1:{port}", dimse_port, receive_port)
         try:
-            _wait_for(made, server, folder / "orthanc.log")
-            yield made
+            _wait_for(running, server, folder / "orthanc.log")
+            yield running
         finally:
             server.terminate()
             try:

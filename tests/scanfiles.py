@@ -44,11 +44,11 @@ def volume(
     voxels = (noise + 900 * ball).astype(np.int16).transpose(2, 1, 0)
     out = []
     for array in (voxels, ball.transpose(2, 1, 0).astype(np.uint8)):
-        made = sitk.GetImageFromArray(np.ascontiguousarray(array))
-        made.SetSpacing(spacing)
-        made.SetDirection(direction)
-        made.SetOrigin(tuple(float(v) for v in origin))
-        out.append(made)
+        image = sitk.GetImageFromArray(np.ascontiguousarray(array))
+        image.SetSpacing(spacing)
+        image.SetDirection(direction)
+        image.SetOrigin(tuple(float(v) for v in origin))
+        out.append(image)
     return out[0], out[1]
 
 
@@ -122,9 +122,9 @@ def zones(mask: sitk.Image, values: tuple[int, int] = (1, 2)) -> sitk.Image:
     middle = int(np.flatnonzero(voxels.any((0, 1))).mean())
     voxels[..., : middle + 1] *= values[0]
     voxels[..., middle + 1 :] *= values[1]
-    made = sitk.GetImageFromArray(voxels)
-    made.CopyInformation(mask)
-    return made
+    image = sitk.GetImageFromArray(voxels)
+    image.CopyInformation(mask)
+    return image
 
 
 def other_sequence(image: sitk.Image) -> sitk.Image:
@@ -148,32 +148,32 @@ def write_described(
     training = []
     for k in range(cases):
         image, mask = volume(seed + k)
-        taken = [image, other_sequence(image)][: len(sequences)]
+        images = [image, other_sequence(image)][: len(sequences)]
         if style == "nnunet":
-            for number, each in enumerate(taken):
+            for number, each in enumerate(images):
                 sitk.WriteImage(each, str(folder / "imagesTr" / f"case_{k}_{number:04d}.nii.gz"))
         else:
             sitk.WriteImage(
-                sitk.JoinSeries(taken) if len(taken) > 1 else image, str(folder / "imagesTr" / f"case_{k}.nii.gz")
+                sitk.JoinSeries(images) if len(images) > 1 else image, str(folder / "imagesTr" / f"case_{k}.nii.gz")
             )
         sitk.WriteImage(zones(mask) if len(classes) > 1 else mask, str(folder / "labelsTr" / f"case_{k}.nii.gz"))
         training.append({"image": f"./imagesTr/case_{k}.nii.gz", "label": f"./labelsTr/case_{k}.nii.gz"})
     all_classes = ("background", *classes)
-    said: dict[str, object] = {"name": name, "numTraining": cases}
+    description: dict[str, object] = {"name": name, "numTraining": cases}
     if style == "nnunet":
-        said |= {
+        description |= {
             "channel_names": {str(number): name for number, name in enumerate(sequences)},
             "labels": {name: number for number, name in enumerate(all_classes)},
             "file_ending": ".nii.gz",
         }
     else:
-        said |= {
+        description |= {
             "modality": {str(number): name for number, name in enumerate(sequences)},
             "labels": {str(number): name for number, name in enumerate(all_classes)},
             "licence": "CC-BY-SA 4.0",
             "training": training,
         }
-    (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
+    (folder / "dataset.json").write_text(json.dumps(description), encoding="utf-8")
     return folder
 
 

@@ -38,7 +38,7 @@ class Slurm:
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints."""
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env={**os.environ, **self.environment},
             capture_output=True,
@@ -46,8 +46,8 @@ class Slurm:
             timeout=30,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.strip()
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout.strip()
 
     def jobs(self) -> list[tuple[str, str]]:
         """Number and state of every job that was ever submitted, by the accounting."""

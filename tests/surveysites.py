@@ -92,7 +92,7 @@ def survey_site(
 
 
 def _write(array: np.ndarray, path: Path, spacing: tuple[float, float, float]) -> None:
-    made = sitk.GetImageFromArray(array)
-    made.SetSpacing(spacing[::-1])
-    made.SetDirection(DIRECTION)
-    sitk.WriteImage(made, str(path))
+    image = sitk.GetImageFromArray(array)
+    image.SetSpacing(spacing[::-1])
+    image.SetDirection(DIRECTION)
+    sitk.WriteImage(image, str(path))

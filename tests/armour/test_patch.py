@@ -72,8 +72,8 @@ def test_every_file_of_a_patch_says_why() -> None:
 def test_every_patch_fits_the_installed_nvflare() -> None:
     """In a process of its own: applied patches change what is compared."""
     code = f"from pydoc import locate\nfor name in {list(PLACES)}:\n    assert locate(name).fits(), name\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

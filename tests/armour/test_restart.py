@@ -112,9 +112,9 @@ def test_no_job_seems_to_run_whose_process_has_died(before: str, after: str, tmp
     told = Progress(state=before, round=2, rounds=3, sites=["HK"], sites_in=[], metric="dice", best_round=1)  # type: ignore[arg-type]
     path.write_text(told.model_dump_json(), encoding="utf-8")
     run_at_server("import os; os._exit(1)", tmp_path)
-    found = read_progress(tmp_path)
-    assert found is not None and found.state == after
-    assert (found.reason == DIED) is (after == "failed")
+    progress = read_progress(tmp_path)
+    assert progress is not None and progress.state == after
+    assert (progress.reason == DIED) is (after == "failed")
 
 
 def test_a_job_that_wrote_no_progress_ends_too(tmp_path: Path) -> None:

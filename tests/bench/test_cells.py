@@ -153,8 +153,8 @@ def test_every_row_gets_as_many_settings_of_which_the_first_is_its_own(home: Pat
     assert [cell.name for cell in cells[:3]] == names
     drawn = {(*cell.labels.values(), cell.draw): dict(cell.drawn) for cell in cells if cell.seed == 0}
     assert all(bool(options) is (draw > 0) for (*_, draw), options in drawn.items())
-    own = {tuple(options) for (_, _, draw), options in drawn.items() if draw}
-    assert own == {("optimizer.lr",), ("optimizer.lr", "fedprox.mu")}
+    drawn_options = {tuple(options) for (_, _, draw), options in drawn.items() if draw}
+    assert drawn_options == {("optimizer.lr",), ("optimizer.lr", "fedprox.mu")}
     assert "fedprox.mu" in drawn["FedProx", "own", 1] and "fedprox.mu" not in drawn["FedProx", "0.5", 1], "it is set"
     rates = {n: {options["optimizer.lr"] for (*_, draw), options in drawn.items() if draw == n} for n in (1, 2)}
     assert all(len(values) == 1 for values in rates.values()) and rates[1] != rates[2], "rows share what they share"

@@ -75,8 +75,8 @@ def test_test_scores_are_drawn_where_all_cells_have_them() -> None:
     of_test = [cell.model_copy(update={"test_curve": [0.5, 0.6]}) for cell in told.cells]
     svg = curves_svg(told.model_copy(update={"cells": of_test}))
     assert svg is not None and "test accuracy, %" in words(svg) and "test samples" in " ".join(words(svg))
-    found = line(of_test[:1], test=True)
-    assert found is not None and found.means == pytest.approx([50, 60])
+    curve = line(of_test[:1], test=True)
+    assert curve is not None and curve.means == pytest.approx([50, 60])
     lines = list(csv.DictReader(io.StringIO(curves_csv(told.model_copy(update={"cells": of_test})))))
     assert [(one["part"], one["score"]) for one in lines[:4]] == [
         ("val", "10"),
@@ -89,10 +89,10 @@ def test_test_scores_are_drawn_where_all_cells_have_them() -> None:
 
 
 def test_a_line_is_the_mean_of_the_seeds_that_ended_where_all_of_them_have_a_score() -> None:
-    found = line(curved({("X",): [[0.1, 0.2, 0.3, 0.4], [0.3, None, 0.5], []]}).cells)
-    assert found is not None and found.rounds == [1, 3] and found.stds is not None
-    assert found.means == pytest.approx([20, 40])
-    assert found.stds == pytest.approx([stdev([10, 30]), stdev([30, 50])])
+    curve = line(curved({("X",): [[0.1, 0.2, 0.3, 0.4], [0.3, None, 0.5], []]}).cells)
+    assert curve is not None and curve.rounds == [1, 3] and curve.stds is not None
+    assert curve.means == pytest.approx([20, 40])
+    assert curve.stds == pytest.approx([stdev([10, 30]), stdev([30, 50])])
     alone = line(curved({("X",): [[0.1, 0.2]]}).cells)
     assert alone is not None and alone.stds is None
     assert line(curved({("X",): [[0.1]]}).cells) is None

@@ -33,9 +33,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(estimate, "measure_start", lambda: START)
         patch.setattr(runner, "start_child", run_here)
         compare(folder, "--only", "fedavg", "--out", "results/small")
-    made = read_comparison(folder / "results" / "small")
-    cells = [cell.model_copy(update={"source": "older"}) if cell.state == "done" else cell for cell in made.cells]
-    write_comparison(made.model_copy(update={"cells": cells}), folder / "results" / "small")
+    comparison = read_comparison(folder / "results" / "small")
+    cells = [cell.model_copy(update={"source": "older"}) if cell.state == "done" else cell for cell in comparison.cells]
+    write_comparison(comparison.model_copy(update={"cells": cells}), folder / "results" / "small")
     shutil.rmtree(folder / "runs")
     return folder
 
@@ -62,9 +62,9 @@ def test_a_committed_row_is_kept_and_the_other_is_run(home: Path, capsys: pytest
     assert compare(home) == 0
     shown = capsys.readouterr().out
     assert "; 1 are done" in shown and "--again" in shown
-    found = rows(home / "runs" / "small")
-    assert found["fedavg"].source == "older" and found["fedavg"].scores, "of the committed file, whatever the version"
-    assert found["fedprox"].state == "done" and found["fedprox"].source != "older"
+    cells = rows(home / "runs" / "small")
+    assert cells["fedavg"].source == "older" and cells["fedavg"].scores, "of the committed file, whatever the version"
+    assert cells["fedprox"].state == "done" and cells["fedprox"].source != "older"
     assert len(list((home / "runs" / "cells").glob("*/done.json"))) == 1
     assert "older) made fedavg" in " ".join((home / "runs" / "small" / "table.md").read_text().split())
     assert (home / "runs" / "small" / "leaderboard.md").is_file()
@@ -74,9 +74,9 @@ def test_a_committed_row_is_kept_and_the_other_is_run(home: Path, capsys: pytest
 
 def test_ones_own_row_is_the_only_one_that_is_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(home, "--methods", "fedprox", "--set", "fedprox.mu=0.5") == 0
-    found = rows(home / "runs" / "small")
+    cells = rows(home / "runs" / "small")
     assert "1 of 3 cells" in capsys.readouterr().out
-    assert {name: cell.state for name, cell in found.items()} == {
+    assert {name: cell.state for name, cell in cells.items()} == {
         "fedavg": "done",
         "fedprox": "missing",
         "fedprox (fedprox.mu=0.5)": "done",
@@ -127,8 +127,8 @@ def test_a_run_that_failed_has_no_score_of_other_data(
     manifest.write_text(json.dumps({**content, "licence": "another"}), encoding="utf-8")
     monkeypatch.setattr(runner, "start_child", fail)
     assert compare(home, "--only", "fedavg", *words) == 1
-    found = rows(home / "runs" / "small")["fedavg"]
-    assert found.state == "failed" and "exit code 2" in found.reason and not found.scores
+    cell = rows(home / "runs" / "small")["fedavg"]
+    assert cell.state == "failed" and "exit code 2" in cell.reason and not cell.scores
     shutil.rmtree(home / "runs")
     monkeypatch.setattr(runner, "start_child", interrupt)
     with suppress(KeyboardInterrupt):

@@ -34,11 +34,11 @@ def fedbn(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rounds: int) -> Path
 @pytest.mark.slow
 def test_flare_gives_the_scores_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = fedbn(tmp_path, monkeypatch, rounds=1)
-    found = []
+    cells = []
     for words in (["--flare", "-w", "in_flare"], ["-w", "in_process", "--again"]):
         assert cli.main(["compare", str(spec), *words]) == 0
-        found += read_comparison(tmp_path / "runs" / "small").cells
-    in_flare, in_process = found
+        cells += read_comparison(tmp_path / "runs" / "small").cells
+    in_flare, in_process = cells
     assert in_flare.how == "FLARE's simulator" and in_process.how == "one process"
     assert in_flare.precision == in_process.precision == "fp32"
     assert in_flare.key == in_process.key and in_flare.scores == in_process.scores != {}

@@ -54,16 +54,16 @@ def test_all_sites_masks_are_known_where_all_train(
 @pytest.mark.slow
 def test_of_a_held_out_site_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, cell = ran(tmp_path, monkeypatch, run="leave_one_out")
-    found = dice(record, "held_out")
+    scores = dice(record, "held_out")
     for site, others in (("A", "BC"), ("B", "AC"), ("C", "AB")):
         expected = score_guess(cell.plan.jobs[site], cell.data, trained=others, scored=[(site, "all")])
-        assert found[site] == expected[site, "all"].scores["dice"]
+        assert scores[site] == expected[site, "all"].scores["dice"]
     assert [len(record.by_case["best"]["held_out"][site]) for site in "ABC"] == [4, 5, 6]
 
 
 def test_of_local_models_the_masks_of_their_site_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, cell = ran(tmp_path, monkeypatch, run="cross_site")
-    found = dice(record, "test")
-    assert set(found) == {f"{a} > {b}" for a in "ABC" for b in "ABC" if a != b}
+    scores = dice(record, "test")
+    assert set(scores) == {f"{a} > {b}" for a in "ABC" for b in "ABC" if a != b}
     expected = score_guess(cell.plan.job, cell.data, trained="B", scored=[("C", "test")])
-    assert found["B > C"] == expected["C", "test"].scores["dice"]
+    assert scores["B > C"] == expected["C", "test"].scores["dice"]

@@ -17,8 +17,8 @@ def read(tmp_path: Path, text: str, **labels: dict[str, str]) -> list[tuple[str,
     (tmp_path / "published").mkdir(exist_ok=True)
     (tmp_path / "published" / "t.csv").write_text(text, encoding="utf-8")
     published = Published.parse({"file": "t.csv", **labels}, where="test")
-    found = read_published(published, folder=tmp_path / "papers", rows=["FedAvg", "Ours"], columns=["HK", "average"])
-    return [(figure.row, figure.column, figure.text) for figure in found]
+    figures = read_published(published, folder=tmp_path / "papers", rows=["FedAvg", "Ours"], columns=["HK", "average"])
+    return [(figure.row, figure.column, figure.text) for figure in figures]
 
 
 def test_figures_are_found_by_our_labels(tmp_path: Path) -> None:

@@ -46,11 +46,11 @@ def test_the_mean_ranks_are_the_papers() -> None:
 
 
 def test_friedmans_statistic_is_the_papers_but_for_the_correction_for_ties() -> None:
-    found = friedman(AUC)
+    test = friedman(AUC)
     ties = 3 * (2**3 - 2) + (4**3 - 4)  # three pairs and a data set on which all are equal
-    assert found is not None
-    assert found.statistic * (1 - ties / (14 * 4 * 15)) == pytest.approx(9.28, abs=0.01)
-    assert 0.01 < found.p < 0.02
+    assert test is not None
+    assert test.statistic * (1 - ties / (14 * 4 * 15)) == pytest.approx(9.28, abs=0.01)
+    assert 0.01 < test.p < 0.02
 
 
 def test_the_critical_differences_and_what_they_tell_apart_are_the_papers() -> None:
@@ -65,8 +65,8 @@ def test_the_critical_differences_and_what_they_tell_apart_are_the_papers() -> N
 
 @pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_the_critical_values_are_those_of_the_papers_table_5(methods: int, q: float) -> None:
-    found = critical_difference(methods, 20)
-    assert found == pytest.approx(q * (methods * (methods + 1) / 120) ** 0.5, rel=1e-3)
+    difference = critical_difference(methods, 20)
+    assert difference == pytest.approx(q * (methods * (methods + 1) / 120) ** 0.5, rel=1e-3)
 
 
 def test_wilcoxons_test_is_that_of_the_papers_table_2() -> None:

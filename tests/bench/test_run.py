@@ -104,15 +104,15 @@ def test_a_command_from_the_spec_to_the_tables(
     assert results.final is not None and results.selected is not None
     assert first.selected == {"": results.selected.round}
     for site, splits in results.final.best.sites.items():
-        found = first.scores["best"]["test"][site]
-        assert {key: found[key] for key in splits["test"]} == splits["test"]
+        scores = first.scores["best"]["test"][site]
+        assert {key: scores[key] for key in splits["test"]} == splits["test"]
     assert len(first.curve) == 2 and first.curve[-1] is not None
     with (home / "runs" / "small" / "table.csv").open(encoding="utf-8") as file:
         lines = {(line["method"], line["column"]): line["value"] for line in csv.DictReader(file)}
     with (home / "runs" / "small" / "curves.csv").open(encoding="utf-8") as file:
         curves = [float(line["score"]) for line in csv.DictReader(file) if line["method"] == "by another name"]
     assert curves == pytest.approx([100 * value for value in same.curve if value is not None], rel=1e-5)
-    mean = sum(found["accuracy"] for found in first.scores["best"]["test"].values()) / 3
+    mean = sum(scores["accuracy"] for scores in first.scores["best"]["test"].values()) / 3
     assert float(lines["by another name", "average"]) == pytest.approx(100 * mean, rel=1e-5)
     assert lines["too fast", "average"] == ""
     assert (
@@ -149,9 +149,9 @@ def test_settings_are_trained_side_by_side_and_the_best_on_validation_is_shown(
     assert cli.main(["compare", str(spec), "--jobs", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 of 2 (optimizer.lr=0.05); averages" in shown
-    own, other = read_comparison(home / "runs" / "small").cells
-    assert (own.draw, other.draw, other.drawn) == (0, 1, {"optimizer.lr": 0.05})
-    assert own.validation is not None and other.validation is not None and own.validation < other.validation
+    first, other = read_comparison(home / "runs" / "small").cells
+    assert (first.draw, other.draw, other.drawn) == (0, 1, {"optimizer.lr": 0.05})
+    assert first.validation is not None and other.validation is not None and first.validation < other.validation
     best = [values["accuracy"] for values in read_results_of(home, other.key)]
     assert other.validation == pytest.approx(sum(best) / 3)
 
@@ -346,9 +346,11 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     final = read_results(run["held out"]).final
     assert final is not None
     assert held_out.site_scores("best", "held_out", "accuracy") == {"C": final.best.held_out["C"]["all"]["accuracy"]}
-    own = read_results(run["personal"]).final
-    assert own is not None and own.fine_tuned
-    assert personal.site_scores("personal", "test", "accuracy") == {s: m["accuracy"] for s, m in own.personal.items()}
+    final_scores = read_results(run["personal"]).final
+    assert final_scores is not None and final_scores.fine_tuned
+    assert personal.site_scores("personal", "test", "accuracy") == {
+        s: m["accuracy"] for s, m in final_scores.personal.items()
+    }
     assert pooled.site_scores("personal", "test", "accuracy") == pooled.site_scores("best", "test", "accuracy") != {}
     assert list(each.site_scores("best", "held_out", "accuracy")) == ["A", "B", "C"] and set(each.selected) == set(
         "ABC"

@@ -46,8 +46,8 @@ def test_an_adapted_model_is_used_as_any_other_and_says_what_it_is(
     first, again = tmp_path / "first.pt", tmp_path / "again.pt"
     for out in (first, again):
         assert adapt(*words, "--out", out) == 0
-    said = capsys.readouterr().out
-    assert "adapted by fine-tuning: Dice of patients that training had not seen changes by +" in said
+    printed = capsys.readouterr().out
+    assert "adapted by fine-tuning: Dice of patients that training had not seen changes by +" in printed
     content = torch.load(first, weights_only=True)
     assert all(torch.equal(content["weights"][k], v) for k, v in torch.load(again)["weights"].items())
     assert content["scores"] == {} and content["adaptation"]["labelled"] == 4
@@ -78,8 +78,8 @@ def test_a_model_that_is_kept_has_the_same_weights_and_scores_and_says_why(
 ) -> None:
     few, out = write_scans(tmp_path / "few", 3, hospital.curve), tmp_path / "kept.pt"
     assert adapt(hospital.model, "--images", few / "images", "--out", out) == 0
-    said = capsys.readouterr().out
-    assert "kept: " in said and "(the same weights)" in said
+    printed = capsys.readouterr().out
+    assert "kept: " in printed and "(the same weights)" in printed
     before, after = open_model(hospital.model), open_model(out)
     assert all(torch.equal(after.weights[key], value) for key, value in before.weights.items())
     assert after.header.scores == before.header.scores

@@ -32,8 +32,8 @@ def prepare(scans: Path, *words: str) -> int:
         for folder, ending in ((images, ""), (masks, "_segmentation")):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(scans / f"Case{number:02d}{ending}.nii.gz", folder / f"Case{number:02d}.nii.gz")
-    given = ["--images", str(images), "--masks", str(masks), "--site", "HK", "--dataset", "prostate"]
-    return main(["data", "prepare", "own", *given, *words])
+    words_of_scans = ["--images", str(images), "--masks", str(masks), "--site", "HK", "--dataset", "prostate"]
+    return main(["data", "prepare", "own", *words_of_scans, *words])
 
 
 def test_preparation_ends_with_the_line_that_makes_its_data_found(
@@ -112,8 +112,8 @@ def test_prepared_sites_are_checked_against_the_task(
     ):
         capsys.readouterr()
         assert main(["data", "check", str(tmp_path / "out"), "--task", name]) == code
-        said = " ".join(capsys.readouterr().out.split())
-        assert all(word in said for word in named), said
+        printed = " ".join(capsys.readouterr().out.split())
+        assert all(word in printed for word in named), printed
 
 
 def test_a_task_names_the_sequences_that_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,12 +145,12 @@ def test_values_that_nothing_names_are_an_error_once_the_task_is_known(
     task = tmp_path / "zones.yaml"
     task.write_text("dataset: zones\nclasses: [background, inner zone, outer]\n", encoding="utf-8")
     assert main(["data", "check", str(scans)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--label NAME=1 --label NAME=2" in said and "0 error(s), 1 warning(s)" in said
-    assert said.endswith("--label")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--label NAME=1 --label NAME=2" in printed and "0 error(s), 1 warning(s)" in printed
+    assert printed.endswith("--label")
     assert main(["data", "check", str(scans), "--task", str(task)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--label 'inner zone'=1 --label outer=2" in said and "merge" not in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--label 'inner zone'=1 --label outer=2" in printed and "merge" not in printed
 
 
 def test_what_was_prepared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +158,9 @@ def test_what_was_prepared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     (source / "imagesTr" / "case_3.nii.gz").write_bytes(b"")
     words = ["data", "prepare", "msd", "--source", str(source), "--out", str(tmp_path / "out"), "--skip-damaged"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "MSD: 3 case(s) (1 train, 1 val, 1 test)" in said
-    assert all(words in said for words in ("PZ, TZ", "T2, ADC", "1 left out"))
+    printed = capsys.readouterr().out
+    assert "MSD: 3 case(s) (1 train, 1 val, 1 test)" in printed
+    assert all(words in printed for words in ("PZ, TZ", "T2, ADC", "1 left out"))
 
 
 def test_an_option_that_a_data_sets_command_lacks_is_said_to_be_elsewhere(tmp_path: Path, refused: Refused) -> None:
@@ -170,8 +170,8 @@ def test_an_option_that_a_data_sets_command_lacks_is_said_to_be_elsewhere(tmp_pa
     unnamed, shared = {"background": 0, "PZ": 1}, {"background": 0, "PZ": 1, "TZ": 1}
     for labels, code in ((unnamed, "scans-damaged"), (shared, "labels-unusable")):
         file.write_text(json.dumps(described | {"labels": labels}), encoding="utf-8")
-        said = refused("data", "prepare", "nnunet", *words, code=code, naming="--label")
-        assert "'data prepare own' takes --label, and this command does not" in said
+        message = refused("data", "prepare", "nnunet", *words, code=code, naming="--label")
+        assert "'data prepare own' takes --label, and this command does not" in message
         assert "does not" not in refused("data", "prepare", "msd", *words, code=code, naming="--label")
 
 

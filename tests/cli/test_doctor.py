@@ -53,10 +53,10 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int,
     """Exit code, and the remarks by what they are about."""
     capsys.readouterr()
     code = cli.main(["doctor", "--json", *map(str, words)])
-    found: dict[str, list[Remark]] = {}
+    remarks: dict[str, list[Remark]] = {}
     for remark in json.loads(capsys.readouterr().out)["checks"]:
-        found.setdefault(remark["about"], []).append(Remark(**remark))
-    return code, found
+        remarks.setdefault(remark["about"], []).append(Remark(**remark))
+    return code, remarks
 
 
 def levels(remarks: Iterator[Remark] | list[Remark]) -> list[str]:
@@ -67,36 +67,36 @@ def levels(remarks: Iterator[Remark] | list[Remark]) -> list[str]:
 
 
 def test_without_a_kit_the_machine_is_checked(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = doctor(capsys)
+    code, remarks = doctor(capsys)
     assert code == 0
-    assert {"software", "packages", "GPU", "memory", "disk", "data"} == set(found)
-    assert levels(found["data"]) == ["note"]
+    assert {"software", "packages", "GPU", "memory", "disk", "data"} == set(remarks)
+    assert levels(remarks["data"]) == ["note"]
     make_site(bare / "fedshift", "HK")
-    _, found = doctor(capsys)
-    assert "HK" in found["data"][0].text
+    _, remarks = doctor(capsys)
+    assert "HK" in remarks["data"][0].text
 
 
 def test_a_kit_that_is_ready_has_nothing_wrong_and_lines_for_people(
     ready: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = doctor(capsys, ready)
-    assert code == 0 and not [each for of in found.values() for each in of if each.level == "error"], found
+    code, remarks = doctor(capsys, ready)
+    assert code == 0 and not [each for of in remarks.values() for each in of if each.level == "error"], remarks
     about = {"settings", "permissions", "certificate", "name", "proxy", "server", "clock", "data"}
-    assert about <= set(found)
+    assert about <= set(remarks)
     assert cli.main(["doctor", str(ready)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("nothing is wrong")
-    assert len(lines) == 1 + sum(map(len, found.values()))
+    assert len(lines) == 1 + sum(map(len, remarks.values()))
 
 
 def test_a_kit_that_is_not_set_up_is_wrong_and_the_rest_is_checked_all_the_same(
     kit: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, found = doctor(capsys, kit)
-    assert code == 1 and "error" in levels(found["settings"]) and levels(found["data"]) == ["error"]
-    code, found = doctor(capsys, tmp_path)
-    assert code == 1 and str(tmp_path) in found["kit"][0].text
-    assert found["packages"]
+    code, remarks = doctor(capsys, kit)
+    assert code == 1 and "error" in levels(remarks["settings"]) and levels(remarks["data"]) == ["error"]
+    code, remarks = doctor(capsys, tmp_path)
+    assert code == 1 and str(tmp_path) in remarks["kit"][0].text
+    assert remarks["packages"]
 
 
 def test_the_kits_of_server_and_console_are_checked_too(
@@ -107,11 +107,11 @@ def test_the_kits_of_server_and_console_are_checked_too(
     file = server / "startup" / "fed_server.json"
     file.write_text(file.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
     assert cli.main(["site", "init", str(server), "--allow-root"]) == 0
-    code, found = doctor(capsys, server)
-    assert code == 0 and levels(found["port"]) == ["ok"] and "server" not in found
-    code, found = doctor(capsys, kits / CONSOLE)
-    assert code == 0 and levels(found["certificate"]) == ["ok"]
-    assert levels(found["server"]) == ["note"] and "settings" not in found
+    code, remarks = doctor(capsys, server)
+    assert code == 0 and levels(remarks["port"]) == ["ok"] and "server" not in remarks
+    code, remarks = doctor(capsys, kits / CONSOLE)
+    assert code == 0 and levels(remarks["certificate"]) == ["ok"]
+    assert levels(remarks["server"]) == ["note"] and "settings" not in remarks
 
 
 # --- the limit ----------------------------------------------------------------------------------------------
@@ -347,10 +347,10 @@ def test_a_job_for_others_is_told_and_one_with_room_is_ok(
     ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_job(small_image_job("fedavg"), tmp_path / "job", production=True)
-    code, found = doctor(capsys, ready, "--job", tmp_path / "job")
-    assert code == 1 and levels(found["job"]) == ["error"] and NAME in found["job"][0].text
-    code, found = doctor(capsys, ready, "--job", tmp_path)
-    assert code == 1 and str(tmp_path) in found["job"][0].text
+    code, remarks = doctor(capsys, ready, "--job", tmp_path / "job")
+    assert code == 1 and levels(remarks["job"]) == ["error"] and NAME in remarks["job"][0].text
+    code, remarks = doctor(capsys, ready, "--job", tmp_path)
+    assert code == 1 and str(tmp_path) in remarks["job"][0].text
 
 
 def test_memory_is_compared_with_what_a_job_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,8 +396,8 @@ def test_a_queue_that_does_not_answer_or_would_take_no_job_is_named(
 ) -> None:
     kit = laid(kit, "slurm", host="login1", partition="gup")
     programs(tmp_path / "bin", monkeypatch, **(SLURM | broken))
-    found = [remark for remark in about_launcher(open_kit(kit)) if remark.level != "warning"]
-    assert [remark.level for remark in found] == [level] and named in found[0].text
+    remarks = [remark for remark in about_launcher(open_kit(kit)) if remark.level != "warning"]
+    assert [remark.level for remark in remarks] == [level] and named in remarks[0].text
 
 
 def test_a_kit_that_slurm_would_refuse_is_named_before_the_site_is_started(

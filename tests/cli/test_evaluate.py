@@ -82,9 +82,9 @@ def test_several_classes_and_sequences_score_as_in_the_results(
     assert summary["scores"]["dice"]["mean"] == pytest.approx(sum(each) / len(each), rel=1e-5)
     assert summary["scores"]["dice"]["n"] == len(summary["cases"]) == len(each) / 2
     assert set(summary["reading"]) == set(summary["cases"])
-    assert {name for said in summary["reading"].values() for name in said} == {"T2", "ADC", "mask"}
-    said = capsys.readouterr().out
-    assert "left" in said and "right" in said and "no interval" in said
+    assert {name for printed in summary["reading"].values() for name in printed} == {"T2", "ADC", "mask"}
+    printed = capsys.readouterr().out
+    assert "left" in printed and "right" in printed and "no interval" in printed
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_calle
     assert evaluate(*words, "--statistics", "own", "--out", tmp_path / "own") == 0
     assert "statistics: own, of " in capsys.readouterr().out
     assert evaluate(*words, "--site", "A", "--out", tmp_path / "other") == 0
-    own, other = ([row["dice"] for row in rows(tmp_path / out)] for out in ("own", "other"))
-    assert len(own) == len(other) and own != other
+    scores, other = ([row["dice"] for row in rows(tmp_path / out)] for out in ("own", "other"))
+    assert len(scores) == len(other) and scores != other
 
 
 def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
@@ -132,8 +132,8 @@ def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
     assert named == lower == numbers != swapped
     capsys.readouterr()
     assert score("others", "T2w", "ADC") == 2
-    said = capsys.readouterr().err
-    assert "ADC, T2w" in said and "--sequence T2=PATTERN" in said and "[sequence-names]" in said
+    printed = capsys.readouterr().err
+    assert "ADC, T2w" in printed and "--sequence T2=PATTERN" in printed and "[sequence-names]" in printed
 
 
 def test_4d_files_score_as_their_predicted_masks(trained: Callable[[str], Trained], tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_4d_files_score_as_their_predicted_masks(trained: Callable[[str], Traine
     assert any(float(row["dice"]) for row in told), "or there would be nothing to compare"
     for row in told:
         files = (tmp_path / "masks" / f"{row['case']}_mask.nii.gz", labels / f"{row['case']}.nii.gz")
-        found, truth = (sitk.GetArrayFromImage(sitk.ReadImage(str(file))) for file in files)
+        predicted, truth = (sitk.GetArrayFromImage(sitk.ReadImage(str(file))) for file in files)
         number = ("left", "right").index(row["class"])
-        assert float(row["dice"]) == pytest.approx(dice_by_class(found, truth, 3)[number], rel=1e-5)
+        assert float(row["dice"]) == pytest.approx(dice_by_class(predicted, truth, 3)[number], rel=1e-5)
 
 
 def test_a_model_of_slices_finds_balls(balls: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsy
     for folder, array in (("images", dark), ("masks", mask)):
         sitk.WriteImage(sitk.GetImageFromArray(array), str(tmp_path / folder / "case0.nii.gz"))
     assert evaluate(*words) == 0
-    said = capsys.readouterr().out
-    assert "prostate: 1 of 6 cases" in said and "1 missed" in said
+    printed = capsys.readouterr().out
+    assert "prostate: 1 of 6 cases" in printed and "1 missed" in printed
     assert [row["one_sided"] for row in rows(tmp_path / "out")] == ["missed", *[""] * 5]
     assert summary_of(tmp_path)["one_sided"] == {"prostate": {"missed": 1, "invented": 0}}
     assert summary_of(tmp_path)["one_sided_cases"] == {"case0": {"prostate": "missed"}}
@@ -267,8 +267,8 @@ def test_a_copy_of_a_scan_is_refused_and_counted_once(tmp_path: Path, capsys: py
         sitk.WriteImage(copy, str(tmp_path / folder / "c.nrrd"))
     assert evaluate(*words) == 1
     images = tmp_path / "images"
-    said = capsys.readouterr().out
-    assert f"{images / 'c.nrrd'} has" in said and f"{images / 'a.nii.gz'}: " in said
+    printed = capsys.readouterr().out
+    assert f"{images / 'c.nrrd'} has" in printed and f"{images / 'a.nii.gz'}: " in printed
     assert summary_of(tmp_path)["cases"] == ["a", "b"] and summary_of(tmp_path)["scores"]["dice"]["n"] == 2
 
 
@@ -295,8 +295,8 @@ def test_subjects_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> Non
 def test_scans_that_are_not_read_are_named(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (balls / "images" / "k.hdr").write_bytes(b"")
     assert evaluate(*given(balls)) == 0
-    said = capsys.readouterr().out
-    assert f"warning: {balls / 'images'} " in said and "k.hdr" in said
+    printed = capsys.readouterr().out
+    assert f"warning: {balls / 'images'} " in printed and "k.hdr" in printed
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_cases_without_the_structure_have_false_positives_and_no_dice(
         sitk.WriteImage(sitk.Cast(stored * 0, sitk.sitkUInt8), str(mask))
     assert evaluate(*words) == 1 and "2 of 6 cases" in capsys.readouterr().out
     assert evaluate(*words, "--force", "--empty") == 0
-    said = capsys.readouterr().out
-    assert "case0: no prostate, 0.00 ml" in said and "prostate: 2 cases without" in said
+    printed = capsys.readouterr().out
+    assert "case0: no prostate, 0.00 ml" in printed and "prostate: 2 cases without" in printed
     table = rows(tmp_path / "out")
     assert [row["dice"] == "" for row in table] == [True, True, *[False] * 4]
     assert [row["false_positives"] == "" for row in table] == [False, False, *[True] * 4]

@@ -41,16 +41,16 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     names = write_pictures(make_image_site(root, "C", images=60), root / "pictures")
     lines = [f"file,patient,site,{','.join(SHAPE_CLASSES) if several else 'label'}"]
     for number, name in enumerate(names):
-        said = {key: str(int(has)) for key, has in findings(number, number % 3)["findings"].items()}  # type: ignore[attr-defined]
-        values = [said.get(key, "") for key in SHAPE_CLASSES] if several else [SHAPE_CLASSES[number % 3]]
+        cells = {key: str(int(has)) for key, has in findings(number, number % 3)["findings"].items()}  # type: ignore[attr-defined]
+        values = [cells.get(key, "") for key in SHAPE_CLASSES] if several else [SHAPE_CLASSES[number % 3]]
         lines.append(",".join([name, f"P{number // 2}", "NORTH" if number % 2 else "SOUTH", *values]))
     (root / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
     return root, several
 
 
 def evaluate(root: Path, out: Path, *words: str) -> int:
-    given = ["--table", str(root / "labels.csv"), "--images", str(root / "pictures"), "--out", str(out)]
-    return main(["evaluate", str(root / "run" / BEST), *given, *words])
+    options = ["--table", str(root / "labels.csv"), "--images", str(root / "pictures"), "--out", str(out)]
+    return main(["evaluate", str(root / "run" / BEST), *options, *words])
 
 
 def test_scores_are_those_of_the_cases_in_the_table(

@@ -66,9 +66,9 @@ def test_whatever_is_named_is_explained(kind: str, tmp_path: Path) -> None:
         path, wanted = tmp_path / "scan.nrrd", [("NRRD", 1)]
         head = "NRRD0004\ntype: uchar\ndimension: 3\nsizes: 4 4 4\nspacings: 1.1 1.1 3\nencoding: raw\n\n"
         path.write_bytes(head.encode() + bytes(range(64)))
-    found = list(explain(path))
-    assert len(found) == len(wanted)
-    for one, (form, findings) in zip(found, wanted, strict=True):
+    explained = list(explain(path))
+    assert len(explained) == len(wanted)
+    for one, (form, findings) in zip(explained, wanted, strict=True):
         assert len(one.findings) == findings
         assert form is None or (one.reading.format if one.reading else "") == form
     assert mask.is_file()

@@ -56,14 +56,14 @@ def write_cases(folder: Path, n: int) -> dict[str, np.ndarray]:
 
 
 def calibrate(folder: Path, model: Path, *words: str) -> int:
-    given = ["--images", folder / "images", "--masks", folder / "masks", "--out", folder / "scores"]
-    given += ["--guarantee", ALPHA, "--calibrated", folder / "calibrated.pt", *words]
-    return main(["evaluate", str(model), *map(str, given)])
+    options = ["--images", folder / "images", "--masks", folder / "masks", "--out", folder / "scores"]
+    options += ["--guarantee", ALPHA, "--calibrated", folder / "calibrated.pt", *words]
+    return main(["evaluate", str(model), *map(str, options)])
 
 
 def predict(model: Path, out: Path, *images: Path, overlay: bool = False) -> int:
-    given = [model, *images, "--out", out, "--guarantee", ALPHA, *(["--overlay"] if overlay else [])]
-    return main(["predict", *map(str, given)])
+    arguments = [model, *images, "--out", out, "--guarantee", ALPHA, *(["--overlay"] if overlay else [])]
+    return main(["predict", *map(str, arguments)])
 
 
 def promised(path: Path) -> Guarantee:
@@ -88,9 +88,9 @@ def test_outlines_miss_on_average_just_what_the_calibration_counted(
     for name, truth in masks.items():
         stem = name.removesuffix(".nii.gz")
         values = sitk.GetArrayFromImage(sitk.ReadImage(str(out / f"{stem}_prostate_outlines.nii.gz")))
-        found = sitk.GetArrayFromImage(sitk.ReadImage(str(out / f"{stem}_mask.nii.gz"))) > 0
+        voxels = sitk.GetArrayFromImage(sitk.ReadImage(str(out / f"{stem}_mask.nii.gz"))) > 0
         assert set(np.unique(values)) == {0, 1, 2}
-        assert found[values == 2].all() and (values[found] > 0).all(), "the mask lies between the two"
+        assert voxels[values == 2].all() and (values[voxels] > 0).all(), "the mask lies between the two"
         missed.append(1 - (truth & (values > 0)).sum() / truth.sum())
         false.append((~truth & (values == 2)).sum() / (values == 2).sum())
     # With the correction for the new case, (n R + 1) / (n + 1) is at most the share.
@@ -194,8 +194,8 @@ def test_levels_are_of_other_weights_once_a_model_is_adapted(tmp_path: Path) -> 
     weights = {key: value.numpy() for key, value in read_model_file(model)["weights"].items()}
     about = {"reason": "r", "labelled": 1, "unlabelled": 0, "seed": 0, "statistics": "s", "fedshift": "1"}
     for decision, kept in (("kept", True), ("adapted", False)):
-        made = Adaptation.parse({"decision": decision, **about}, where="test")
-        write_adapted(model, tmp_path / f"{decision}.pt", weights=weights, adaptation=made)
+        adaptation = Adaptation.parse({"decision": decision, **about}, where="test")
+        write_adapted(model, tmp_path / f"{decision}.pt", weights=weights, adaptation=adaptation)
         header = header_of(read_model_file(tmp_path / f"{decision}.pt"), where=decision)
         assert (header.guarantee is not None) == kept
 
@@ -208,9 +208,9 @@ def test_sets_of_classes_hold_every_class_that_they_must(tmp_path: Path, capsys:
     shapes = ("disc", "square", "bar")
     lines = ["file,label", *(f"{name},{shapes[number % 3]}" for number, name in enumerate(names))]
     (tmp_path / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
-    given = ["--table", tmp_path / "labels.csv", "--images", tmp_path / "pictures", "--out", tmp_path / "scores"]
-    given += ["--guarantee", ALPHA, "--calibrated", tmp_path / "own.pt"]
-    assert main(["evaluate", str(tmp_path / "run" / BEST), *map(str, given)]) == 0
+    options = ["--table", tmp_path / "labels.csv", "--images", tmp_path / "pictures", "--out", tmp_path / "scores"]
+    options += ["--guarantee", ALPHA, "--calibrated", tmp_path / "own.pt"]
+    assert main(["evaluate", str(tmp_path / "run" / BEST), *map(str, options)]) == 0
     assert set(promised(tmp_path / "own.pt").calibrated) == set(shapes)
     capsys.readouterr()
     pictures = [tmp_path / "pictures" / name for name in names]

@@ -45,8 +45,8 @@ def test_from_model_files_to_a_page(home: Path, capsys: pytest.CaptureFixture[st
     assert main(["run", "jobs/check", "--in-process"]) == 0
     record = read_validation(home / "runs" / "check")
     assert set(record.sites) == {"A", "B"} and record.is_phantom
-    said = capsys.readouterr().out
-    assert "run1_best" in said and "against run0_best" in said
+    printed = capsys.readouterr().out
+    assert "run1_best" in printed and "against run0_best" in printed
     assert main(["run", "jobs/check", "--in-process"]) == 2
     assert "[run-exists]" in capsys.readouterr().err
     assert main(["status", "runs/check"]) == 0

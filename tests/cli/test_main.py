@@ -30,8 +30,8 @@ def test_what_a_command_does_not_need_is_not_loaded(command: str, unneeded: tupl
         "atexit.register(lambda: print(found(), file=sys.stderr));"
         f"sys.exit(cli.main({command.split()!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout and done.stderr.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert result.stdout and result.stderr.strip() == "[]"
 
 
 def test_a_relative_root_of_the_data_is_the_same_for_processes_that_work_elsewhere(
@@ -62,8 +62,8 @@ def test_an_error_of_the_machine_is_a_sentence_and_exit_code_2(
     (tmp_path / "file").write_text("", encoding="utf-8")
     job = ["job", "fedavg", "prostate", "--out", str(tmp_path / "file")]
     assert cli.main(job) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"fedshift: \S+/file/\S+ .*\(Not a directory\).*\n", said)
+    printed = capsys.readouterr().err
+    assert re.fullmatch(r"fedshift: \S+/file/\S+ .*\(Not a directory\).*\n", printed)
     with pytest.raises(NotADirectoryError):
         cli.main(["--debug", *job])
 
@@ -82,7 +82,9 @@ def test_a_reader_that_has_gone_is_no_error_to_speak_of(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, encoding="utf-8", env=buffered, check=False)
+        result = subprocess.run(
+            words, stdout=write, stderr=subprocess.PIPE, encoding="utf-8", env=buffered, check=False
+        )
     finally:
         os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (result.returncode, result.stderr) == (1, "")

@@ -77,8 +77,8 @@ def test_a_wrong_path_ends_every_command(
     command: tuple[str, ...], named: str, both: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(both / named))
-    said = refused(*command, code="site-missing", naming=f"{both / named}/shapes/A")
-    assert named == "nosuch" or f"FEDSHIFT_DATA={both / 'mine'}" in said
+    message = refused(*command, code="site-missing", naming=f"{both / named}/shapes/A")
+    assert named == "nosuch" or f"FEDSHIFT_DATA={both / 'mine'}" in message
     assert not (both / "runs").exists()
 
 

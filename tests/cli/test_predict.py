@@ -53,18 +53,18 @@ def test_masks_volumes_and_overlays_of_scans_in_four_formats(
     out = tmp_path / "out" / "deep"
     names = ("a.nii.gz", "b.nrrd", "c", "d.mha")
     assert predict(model, *(tmp_path / name for name in names), "--out", out, "--overlay") == 0
-    said = capsys.readouterr().out
-    assert "(phantom)" in said and "medical device" in said
+    printed = capsys.readouterr().out
+    assert "(phantom)" in printed and "medical device" in printed
     masks = ("a_mask.nii.gz", "b_mask.nrrd", "c_mask.nii.gz", "d_mask.mha")
     for name, mask, row in zip(names, masks, rows(out), strict=True):
-        found = sitk.ReadImage(out / mask)
+        image = sitk.ReadImage(out / mask)
         if name != "b.nrrd":
-            assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.95
-        voxels = int(sitk.GetArrayFromImage(found).sum())
+            assert dice(sitk.GetArrayFromImage(image), sitk.GetArrayFromImage(truth)) > 0.95
+        voxels = int(sitk.GetArrayFromImage(image).sum())
         assert row["file"] == str(tmp_path / name) and int(row["voxels"]) == voxels
-        assert float(row["volume_ml"]) == pytest.approx(voxels * np.prod(found.GetSpacing()) / 1000, abs=1e-3)
+        assert float(row["volume_ml"]) == pytest.approx(voxels * np.prod(image.GetSpacing()) / 1000, abs=1e-3)
         assert float(row["volume_ml"]) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.08)
-        assert f"{name}: {float(row['volume_ml']):.1f} ml" in said
+        assert f"{name}: {float(row['volume_ml']):.1f} ml" in printed
     for name in ("a", "b", "c", "d"):
         with Image.open(out / f"{name}_overlay.png") as picture:
             pixels = np.asarray(picture.convert("RGB"))
@@ -82,9 +82,9 @@ def test_no_cell_of_the_table_is_a_formula_and_no_name_changes_the_terminal(
     assert predict(model, *names, "--out", "out") == 0
     shown = capsys.readouterr().out
     assert r"a\x1b[2Jb.nii.gz" in shown and "\x1b" not in shown
-    found = rows(tmp_path / "out")
-    assert [row["file"] for row in found] == ["./=cmd.nii.gz", "./@sum.nii.gz", names[2]]
-    assert not any(value.startswith(("=", "+", "-", "@")) for row in found for value in row.values())
+    table = rows(tmp_path / "out")
+    assert [row["file"] for row in table] == ["./=cmd.nii.gz", "./@sum.nii.gz", names[2]]
+    assert not any(value.startswith(("=", "+", "-", "@")) for row in table for value in row.values())
 
 
 def test_the_outline_is_where_the_mask_is_and_the_patients_right_is_on_the_left(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_each_class_has_its_colour_and_is_on_one_of_the_slices(tmp_path: Path) -
     with Image.open(tmp_path / "o.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
     for number in (1, 2, 3):
-        found = np.argwhere((pixels == ImageColor.getrgb(overlay.class_colour(number))).all(-1))
-        assert (found[:, 0] < 44).sum() > 50, "in the legend"
-        assert (found[:, 0] > 50).sum() > 30, "on a slice"
+        places = np.argwhere((pixels == ImageColor.getrgb(overlay.class_colour(number))).all(-1))
+        assert (places[:, 0] < 44).sum() > 50, "in the legend"
+        assert (places[:, 0] > 50).sum() > 30, "on a slice"
     assert not (pixels == overlay.OUTLINE_COLOUR).all(-1).any(), "of a single class only"
     assert len({overlay.class_colour(number) for number in range(1, 120)}) == 119
 
@@ -212,8 +212,8 @@ def test_a_scan_that_does_not_fit_into_memory_is_named_with_a_mend_and_the_rest_
 
     monkeypatch.setattr(ReadyModel, "logits", hungry)
     assert predict(model, tmp_path / "large.nii.gz", tmp_path / "small.nii.gz", "--out", out) == 1
-    said = capsys.readouterr()
-    assert f"{tmp_path / 'large.nii.gz'}: memory ran out" in said.err
+    printed = capsys.readouterr()
+    assert f"{tmp_path / 'large.nii.gz'}: memory ran out" in printed.err
     assert (out / "small_mask.nii.gz").is_file() and not (out / "large_mask.nii.gz").exists()
 
 
@@ -325,8 +325,8 @@ def test_a_classifier_says_that_a_scan_is_no_picture(tmp_path: Path, capsys: pyt
     model = save_model(tmp_path / "model.pt", small_image_job("fedavg"))
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "scan.nii.gz" in said and "model.pt" in said
+    printed = capsys.readouterr().err
+    assert "scan.nii.gz" in printed and "model.pt" in printed
 
 
 def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

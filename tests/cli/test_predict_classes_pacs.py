@@ -31,10 +31,10 @@ def write_radiograph(folder: Path, seed: str) -> Path:
     """A radiograph of 12 bits with a window, in a study of its own."""
     pixels = np.random.default_rng(int(seed)).integers(0, 4096, (40, 48), np.uint16)
     folder.mkdir(parents=True, exist_ok=True)
-    said = {"StudyInstanceUID": generate_uid(entropy_srcs=["study", seed]), "StudyDate": "20260102"}
-    said |= {"SeriesInstanceUID": generate_uid(entropy_srcs=["series", seed]), "Modality": "DX"}
-    said |= {"PatientID": f"PID-{seed}", "PatientName": "Doe^Jane", "SeriesDescription": "chest pa"}
-    return write_dicom(folder / f"{seed}.dcm", pixels, WindowCenter=2048, WindowWidth=4096, **said)
+    tags = {"StudyInstanceUID": generate_uid(entropy_srcs=["study", seed]), "StudyDate": "20260102"}
+    tags |= {"SeriesInstanceUID": generate_uid(entropy_srcs=["series", seed]), "Modality": "DX"}
+    tags |= {"PatientID": f"PID-{seed}", "PatientName": "Doe^Jane", "SeriesDescription": "chest pa"}
+    return write_dicom(folder / f"{seed}.dcm", pixels, WindowCenter=2048, WindowWidth=4096, **tags)
 
 
 def model_of(folder: Path, *options: str) -> Path:

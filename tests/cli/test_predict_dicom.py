@@ -57,9 +57,9 @@ def test_a_study_gives_a_segmentation_and_a_mask_of_every_series(
         file.rename(one / f"b{file.name}")
     write_enhanced(study / "whole.dcm", image, seed="3", order=[12, *range(12)])
     assert predict(model, study, "--out", out) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     segs = sorted(out.glob("*_seg.dcm"))
-    assert len(segs) == len(list(out.glob("*_mask.nii.gz"))) == 3 and "whole_seg.dcm" in said
+    assert len(segs) == len(list(out.glob("*_mask.nii.gz"))) == 3 and "whole_seg.dcm" in printed
     for path in segs:
         assert hd.seg.segread(path).SeriesDescription.startswith("PHANTOM-TRAINED prostate: research use")
     record = json.loads((out / "predictions.json").read_text(encoding="utf-8"))
@@ -67,9 +67,9 @@ def test_a_study_gives_a_segmentation_and_a_mask_of_every_series(
     with (out / "predictions.csv").open(encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     for row, entry in zip(table, record["images"], strict=True):
-        found = entry["classes"]["prostate"]
-        assert row["file"] == entry["file"] and float(row["volume_ml"]) == found["volume_ml"] > 4
-        assert 0.5 < found["probability"] <= 1 and float(row["probability"]) == found["probability"]
+        prostate = entry["classes"]["prostate"]
+        assert row["file"] == entry["file"] and float(row["volume_ml"]) == prostate["volume_ml"] > 4
+        assert 0.5 < prostate["probability"] <= 1 and float(row["probability"]) == prostate["probability"]
         assert entry["warnings"] and sorted(entry["written"]) == ["mask", "seg"]
     # The results lie in the study now: they are not taken for scans, nor in the way of its series.
     for path in segs:
@@ -91,8 +91,8 @@ def test_all_results_of_a_scan_are_written_or_none_and_none_is_replaced(
     bad = write_slices(tmp_path / "bad", image, change=dateless)
     every = ("--format", "mask", "--format", "seg", "--format", "rtstruct", "--format", "sr")
     assert predict(model, good, bad, "--out", out, *every) == 1
-    said = capsys.readouterr().err
-    assert "bad_seg.dcm" in said and "DICOM SEG" in said
+    printed = capsys.readouterr().err
+    assert "bad_seg.dcm" in printed and "DICOM SEG" in printed
     names = ["good_mask.nii.gz", "good_rtstruct.dcm", "good_seg.dcm", "good_sr.dcm"]
     assert sorted(path.name for path in out.iterdir()) == [
         *names,
@@ -172,10 +172,10 @@ def test_from_studies_with_segmentations_to_a_segmentation_of_a_new_study(
     assert read_model_file(Path("run") / BEST)["kind"] == "patients"
     seg = hd.seg.segread(Path("results") / "t2_seg.dcm")
     assert seg.SeriesDescription == "organ: research use, not for diagnosis"
-    found = sitk.GetArrayFromImage(sitk.ReadImage("results/t2_mask.nii.gz")) > 0
+    voxels = sitk.GetArrayFromImage(sitk.ReadImage("results/t2_mask.nii.gz")) > 0
     truth = sitk.GetArrayFromImage(mask) > 0
-    assert 2 * np.sum(found & truth) / (found.sum() + truth.sum()) > 0.8
-    assert seg.NumberOfFrames == found.any((1, 2)).sum()
+    assert 2 * np.sum(voxels & truth) / (voxels.sum() + truth.sum()) > 0.8
+    assert seg.NumberOfFrames == voxels.any((1, 2)).sum()
     assert read_yaml(Path("clinics.yaml"))["codes"]
 
 
@@ -190,7 +190,7 @@ def test_one_of_several_volumes_is_segmented_checked_prepared_and_scored(
     count = len(pixels)
     x, y, z = image.GetOrigin()
     at = [(x, y, z + image.GetSpacing()[2] * k) for k in range(count)] * 2
-    said: dict[str, Any] = {
+    tags: dict[str, Any] = {
         "at": at,
         "marks": [{"TemporalPositionIdentifier": 1 + k // count} for k in range(2 * count)],
         "header": {"BodyPartExamined": "PROSTATE"},
@@ -203,9 +203,9 @@ def test_one_of_several_volumes_is_segmented_checked_prepared_and_scored(
 
     folder = tmp_path / "study" / "P1"
     if enhanced:
-        path = dicomforms.write_enhanced(folder / "dce.dcm", both, change=spaced, **said)
+        path = dicomforms.write_enhanced(folder / "dce.dcm", both, change=spaced, **tags)
     else:
-        path = dicomforms.write_classic(folder / "dce", both, change=spaced, **said)
+        path = dicomforms.write_classic(folder / "dce", both, change=spaced, **tags)
     assert predict(model, path, "--out", tmp_path / "no") == 1
     err = capsys.readouterr().err
     assert "2 volumes" in err and "--volume N" in err
@@ -218,12 +218,12 @@ def test_one_of_several_volumes_is_segmented_checked_prepared_and_scored(
     assert main(["data", "check", str(tmp_path / "study"), *words]) == 1
     assert "holds 2 volumes" in capsys.readouterr().out
     assert main(["data", "check", str(tmp_path / "study"), *words, "--volume", "2"]) == 0
-    given = ["--source", str(tmp_path / "study"), *words, "--volume", "2"]
-    prepare = ["data", "prepare", "own", "--dataset", "d", "--site", "A", "--out", str(tmp_path / "root"), *given]
+    options = ["--source", str(tmp_path / "study"), *words, "--volume", "2"]
+    prepare = ["data", "prepare", "own", "--dataset", "d", "--site", "A", "--out", str(tmp_path / "root"), *options]
     assert main(prepare) == 0
     kept = sitk.ReadImage(str(next((tmp_path / "root" / "d" / "A").rglob("P1.nii.gz"))))
     np.testing.assert_array_equal(in_file(sitk.GetArrayFromImage(kept)), pixels)
-    assert main(["evaluate", str(model), "--out", str(tmp_path / "scores"), *given]) == 0
+    assert main(["evaluate", str(model), "--out", str(tmp_path / "scores"), *options]) == 0
     with (tmp_path / "scores" / "scores.csv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
     assert float(row["dice"]) == 1

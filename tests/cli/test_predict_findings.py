@@ -59,8 +59,8 @@ def test_findings_are_decided_by_the_thresholds_of_validation(
     for row, entry in zip(table, record["images"], strict=True):
         shares = {name: float(row[f"probability {name}"]) for name in SHAPE_CLASSES}
         assert entry["probabilities"] == shares
-        said = [name for name in SHAPE_CLASSES if shares[name] >= values[name]]
-        assert row["findings"] == " | ".join(said) and entry["findings"] == said
+        expected = [name for name in SHAPE_CLASSES if shares[name] >= values[name]]
+        assert row["findings"] == " | ".join(expected) and entry["findings"] == expected
     _, of_one = predict(run, tmp_path / "one", "--site", "B")
     assert of_one["thresholds"]["values"] == pytest.approx(chosen["B"], abs=1e-4)
     assert "B" in of_one["thresholds"]["from"] and "A" not in of_one["thresholds"]["from"]
@@ -72,12 +72,15 @@ def test_what_nobody_has_chosen_is_said(run: Path) -> None:
     model = open_model(run / "run" / BEST)
     some = model.header.model_copy(update={"thresholds": {"A": {"disc": 0.3}, "B": {"disc": 0.2}}})
     none = model.header.model_copy(update={"thresholds": {}})
-    given = {
+    thresholds = {
         name: thresholds_of(type(model)(model.path, h, model.task, {}, {}), Choice())
         for name, h in (("some", some), ("none", none))
     }
-    assert given["some"].values == {"disc": 0.2, "square": 0.5, "bar": 0.5} and "square, bar" in given["some"].source
-    assert set(given["none"].values.values()) == {0.5}
+    assert (
+        thresholds["some"].values == {"disc": 0.2, "square": 0.5, "bar": 0.5}
+        and "square, bar" in thresholds["some"].source
+    )
+    assert set(thresholds["none"].values.values()) == {0.5}
 
 
 def test_an_overlay_shows_what_speaks_for_a_finding(run: Path, tmp_path: Path) -> None:

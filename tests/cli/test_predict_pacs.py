@@ -88,8 +88,8 @@ def test_a_pacs_that_does_not_take_a_result_makes_it_an_error_of_that_study(
     monkeypatch.setattr(pacs, "store_instances", refusing)
     words = (model, "--from", ADDRESS, *QUERY, "--to", ADDRESS, "--out", out)
     assert predict(*words) == 1
-    said = capsys.readouterr().err
-    assert calls[0] in said and "A700" in said
+    printed = capsys.readouterr().err
+    assert calls[0] in printed and "A700" in printed
     assert len(pacs.stored) == 1 and len(list(out.glob("*_seg.dcm"))) == len(list(out.glob("*_mask.nii.gz"))) == 1
     assert predict(*words) == 0
     assert len(pacs.stored) == 2 and (out / "predictions.csv").is_file()

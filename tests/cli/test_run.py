@@ -170,8 +170,8 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
     monkeypatch.setattr(simulate, "cores", lambda: 2)
     monkeypatch.setattr(memory, "free_memory", lambda: 95 * 10**7)
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "2 workers" in said and "1 at a time" in said
+    printed = capsys.readouterr().out
+    assert "2 workers" in printed and "1 at a time" in printed
     assert {path.parent.name for path in (with_phantom / "run").glob("*/simulate_job")} == {"server", "host_1"}
     assert [*read_results(former).machines] == ["BIDMC", "HK"]
 

@@ -188,10 +188,10 @@ def test_the_model_is_read_once_and_again_when_its_file_changes(
     assert watcher.look() == 1
     assert len(read) == 3 and len(ready) == 2 and done == [0, 0, 0], "the last one is no model"
     assert [watcher.states[study] for study in studies].count("done") == 3 and "waiting" in watcher.states.values()
-    said = capsys.readouterr()
-    assert said.out.count("has changed") == 1 and str(watcher.model) in said.err
-    made = {str(each.DeviceSerialNumber) for each in pacs.held.values() if each.Modality == "SEG"}
-    assert len(made) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("has changed") == 1 and str(watcher.model) in printed.err
+    serial_numbers = {str(each.DeviceSerialNumber) for each in pacs.held.values() if each.Modality == "SEG"}
+    assert len(serial_numbers) == 2
 
 
 def test_what_would_be_wrong_with_every_study_is_refused_at_once(

@@ -202,11 +202,11 @@ def test_a_kit_is_given_what_is_its_own(
         change(server / "startup" / "fed_server.json", ":8002", f":{port}")
         assert site("init", server) == 1
         assert re.search(rf"error +port: +{port} .*\(Address already in use\)", capsys.readouterr().out)
-        own = hold_store(jobs_folder(server))
-        assert own is not None
+        store = hold_store(jobs_folder(server))
+        assert store is not None
         assert site("check", server) == 0, "its own server is no fault"
         assert f"(process {os.getpid()})" in capsys.readouterr().out
-        own.close()
+        store.close()
         (server / "pid.fl").write_text(f"{os.getpid()}\n", encoding="utf-8")
         assert site("check", server) == 0, "nor is one that was started before servers locked their store"
         (server / "pid.fl").write_text("4194304\n", encoding="utf-8")
@@ -232,12 +232,12 @@ def test_root_is_refused_unless_that_is_meant(
 def test_init_keeps_what_somebody_has_changed(kit: Path, data: dict[str, Path], refused: Refused) -> None:
     site("init", kit, "--data", data[NAME])
     settings = kit / "local" / "fedshift.yaml"
-    own = settings.read_text(encoding="utf-8").replace("device: auto", "device: cpu")
-    settings.write_text(own, encoding="utf-8")
+    edited = settings.read_text(encoding="utf-8").replace("device: auto", "device: cpu")
+    settings.write_text(edited, encoding="utf-8")
     refused("site", "init", kit, "--data", data[NAME], code="output-exists", naming="fedshift.yaml")
-    assert settings.read_text(encoding="utf-8") == own
+    assert settings.read_text(encoding="utf-8") == edited
     assert site("init", kit, "--data", data[NAME], "--force") == 0
-    assert (kit / "local" / "fedshift.yaml.old").read_text(encoding="utf-8") == own
+    assert (kit / "local" / "fedshift.yaml.old").read_text(encoding="utf-8") == edited
 
 
 def test_code_is_allowed_only_on_purpose_and_the_report_says_so(

@@ -129,8 +129,8 @@ def test_opening_needs_no_image_library(site: Path) -> None:
         f"open_arrays(Path({str(site)!r}), matrix=16);"
         "print([name for name in ('SimpleITK', 'nibabel', 'monai', 'nvflare') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_opened_as_read_only_memory_map(site: Path) -> None:

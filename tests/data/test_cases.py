@@ -73,41 +73,41 @@ def files(tables: Sequence[CaseTable]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("make", [beside, two_sites, case_folders, described, nnunet])
 def test_a_layout_is_the_same_as_the_table_that_it_writes(make: object, tmp_path: Path) -> None:
     folder = make(tmp_path / "set")  # type: ignore[operator]
-    found = gather(folder)
+    tables = gather(folder)
     for place in (folder / "cases.csv", tmp_path / "other" / "cases.csv"):  # paths from there, and absolute ones
         place.parent.mkdir(exist_ok=True)
-        write_cases(found, place)
+        write_cases(tables, place)
         back = read_cases(place)
         assert [(*case[:-1], [c for c in case[-1] if c is not None]) for case in files(back)] == [
-            (*case[:-1], [c for c in case[-1] if c is not None]) for case in files(found)
+            (*case[:-1], [c for c in case[-1] if c is not None]) for case in files(tables)
         ]
         assert not [finding for one in back for finding in one.findings]
-    assert rows_of(folder / "cases.csv")[0]["mask"] == str(found[0].cases[0].mask.relative_to(folder))
+    assert rows_of(folder / "cases.csv")[0]["mask"] == str(tables[0].cases[0].mask.relative_to(folder))
     assert [one.site for one in back] == (["HK", "UCL"] if make is two_sites else [""])
 
 
 def test_a_site_is_prepared_from_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """… with the splits and the subjects that it says, as the same site without them."""
     folder, path = described(tmp_path / "set"), tmp_path / "cases.csv"
-    own = ["data", "prepare", "own", "--site", "A", "--dataset", "d", "--out", str(tmp_path / "out")]
-    assert main([*own, "--source", str(folder), "--write-cases", str(path)]) == 0
+    command = ["data", "prepare", "own", "--site", "A", "--dataset", "d", "--out", str(tmp_path / "out")]
+    assert main([*command, "--source", str(folder), "--write-cases", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "3 case(s)" in printed and "--label ball=1" in printed and not (tmp_path / "out").exists()
-    assert main([*own, "--cases", str(path), "--label", "ball=1"]) == 0
+    assert main([*command, "--cases", str(path), "--label", "ball=1"]) == 0
     plain = read_manifest(tmp_path / "out" / "d" / "A")
     assert plain.sequences == ("T2", "ADC") and not any(case.subject for case in plain.cases)
     splits = {"case_0": "test", "case_1": "train", "case_2": "val"}
     lines = [dict(row, split=splits[row["case"]], subject=row["case"].upper()) for row in rows_of(path)]
     table(path, *(tuple(line.values()) for line in lines), header=",".join(lines[0]))
-    own[-1] = str(tmp_path / "split")
-    assert main([*own, "--cases", str(path), "--label", "ball=1"]) == 0
+    command[-1] = str(tmp_path / "split")
+    assert main([*command, "--cases", str(path), "--label", "ball=1"]) == 0
     manifest = read_manifest(tmp_path / "split" / "d" / "A")
     assert {case.id: case.split for case in manifest.cases} == splits
     assert [case.subject for case in manifest.cases] == ["CASE_0", "CASE_1", "CASE_2"]
     assert [case.sha256_image for case in manifest.cases] == [case.sha256_image for case in plain.cases]
     assert check(path, labels=LABELS) == []
-    assert main([*own, "--cases", str(path), "--source", str(folder)]) == 2
-    assert main(own[:3] + own[5:] + ["--cases", str(path)]) == 2, "without a site's name"
+    assert main([*command, "--cases", str(path), "--source", str(folder)]) == 2
+    assert main(command[:3] + command[5:] + ["--cases", str(path)]) == 2, "without a site's name"
 
 
 def test_scans_of_one_subject_are_dealt_together(tmp_path: Path) -> None:
@@ -135,11 +135,11 @@ def test_a_table_of_several_sites(tmp_path: Path) -> None:
     folder = two_sites(tmp_path / "set")
     path = tmp_path / "cases.csv"
     write_cases(gather(folder), path)
-    own = {"dataset": "d", "source": path, "labels": LABELS}
-    site = prepare_own(None, None, "UCL", tmp_path / "out", **own)  # type: ignore[arg-type]
+    options = {"dataset": "d", "source": path, "labels": LABELS}
+    site = prepare_own(None, None, "UCL", tmp_path / "out", **options)  # type: ignore[arg-type]
     assert [case.id for case in read_manifest(site).cases] == ["P0"]
     with raises("site-unknown", naming="UCL"):
-        prepare_own(None, None, "UCI", tmp_path / "out", **own)  # type: ignore[arg-type]
+        prepare_own(None, None, "UCI", tmp_path / "out", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_a_row_that_cannot_be_used_is_named_by_line_and_column(
     write_pair(tmp_path, "P0")
     good = ("P0", "P0.nii.gz", "P0_segmentation.nii.gz", "", "test", "S")
     path = table(tmp_path / "cases.csv", good, row, header="case,image,mask,volume,split,subject")
-    (found,) = read_cases(path)
-    (finding,) = found.findings
+    (tables,) = read_cases(path)
+    (finding,) = tables.findings
     assert (finding.level, finding.code, finding.file) == ("error", code, path)
     assert "line 3, column" in finding.message and naming in finding.message
-    assert [case.id for case in found.cases] == ["P0"]
+    assert [case.id for case in tables.cases] == ["P0"]
     assert code in {finding.code for finding in check(path, labels=LABELS)}
     with raises("cases-unmatched", naming="line 3"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=path, labels=LABELS)
@@ -198,14 +198,14 @@ def test_tables_as_spreadsheets_save_them(tmp_path: Path) -> None:
     """With a byte order mark, semicolons, capitals, empty rows, and names that begin as a formula does."""
     folder = tmp_path / "=set"
     write_pair(folder, "P0")
-    (found,) = gather(folder)
-    write_cases([found], tmp_path / "cases.csv")
+    (tables,) = gather(folder)
+    write_cases([tables], tmp_path / "cases.csv")
     assert "\n=" not in (tmp_path / "cases.csv").read_text(encoding="utf-8").replace(",=", "\n=")
-    assert files(read_cases(tmp_path / "cases.csv")) == files([found])
+    assert files(read_cases(tmp_path / "cases.csv")) == files([tables])
     text = "\ufeffCase;Image T2;Mask\r\nP0;=set/P0.nii.gz;=set/P0_segmentation.nii.gz\r\n;;\r\n"
     (tmp_path / "excel.csv").write_text(text, encoding="utf-8", newline="")
     (excel,) = read_cases(tmp_path / "excel.csv")
-    assert excel.sequences == ("T2",) and excel.cases[0].mask == found.cases[0].mask and not excel.findings
+    assert excel.sequences == ("T2",) and excel.cases[0].mask == tables.cases[0].mask and not excel.findings
 
 
 def table_with_strata(folder: Path, *values: str, column: str = "stratum vendor") -> Path:

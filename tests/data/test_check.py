@@ -646,8 +646,8 @@ def test_findings_speak_of_the_classes_that_a_site_has(scans: Path, tmp_path: Pa
     edit(site / "volumes" / "Case01_mask.nii.gz", put(7))
     assert "0 outside, 1 prostate" in check(site)[0].remedy
     change_manifest(site, lambda content: content.update(classes=["background", "left kidney", "right kidney"]))
-    found = check(site)[0].remedy
-    assert "1 left kidney" in found and "2 right kidney" in found and "prostate" not in found
+    remedy = check(site)[0].remedy
+    assert "1 left kidney" in remedy and "2 right kidney" in remedy and "prostate" not in remedy
 
 
 def test_sites_of_a_data_set_that_differ_are_told(scans: Path, tmp_path: Path) -> None:
@@ -658,9 +658,9 @@ def test_sites_of_a_data_set_that_differ_are_told(scans: Path, tmp_path: Path) -
         if "mask" not in file.name:
             edit(file, lambda v: v + 1)
     change_manifest(other, lambda content: content.update(site="UCL", classes=["background", "gland"]))
-    found = check(tmp_path / "out")
+    findings = check(tmp_path / "out")
     classes = f"has the classes background, gland, {site} background, prostate"
-    assert [finding.level for finding in found if finding.message == classes] == ["error"], "no job takes both"
+    assert [finding.level for finding in findings if finding.message == classes] == ["error"], "no job takes both"
 
 
 def test_sites_may_have_their_sequences_in_another_order(tmp_path: Path) -> None:
@@ -669,8 +669,8 @@ def test_sites_may_have_their_sequences_in_another_order(tmp_path: Path) -> None
         source = write_described(
             tmp_path / site, sequences=("T2", "ADC"), classes=("PZ", "TZ"), style="nnunet", seed=10 * number
         )
-        given = {name: "" for name in order.split(",")}
-        prepare_own(None, None, site, tmp_path / "out", dataset="d", source=source, sequences=given)
+        sequences = {name: "" for name in order.split(",")}
+        prepare_own(None, None, site, tmp_path / "out", dataset="d", source=source, sequences=sequences)
     (finding,) = check(tmp_path / "out")
     assert finding.level == "warning" and finding.file.parent.name == "C"
     assert finding.message == f"has the sequences T2, {tmp_path / 'out' / 'd' / 'A'} T2, ADC"
@@ -707,10 +707,10 @@ def test_scans_that_look_like_ct_are_to_be_called_so(
     (finding,) = check(scans)
     assert finding.level == "warning" and finding.code == "looks-like-ct" and "-1000" in finding.message
     assert finding.code == "looks-like-ct" and "--sequence CT" in finding.remedy
-    given: dict[str, Any] = {"dataset": "d", "source": scans, "labels": {"gland": [1]}}
-    site = prepare_own(None, None, "A", tmp_path / "out", **given)
+    options: dict[str, Any] = {"dataset": "d", "source": scans, "labels": {"gland": [1]}}
+    site = prepare_own(None, None, "A", tmp_path / "out", **options)
     assert "-1000" in caplog.text and len(check(site)) == 1
-    prepare_own(None, None, "A", tmp_path / "out", sequences={"CT": ""}, **given)
+    prepare_own(None, None, "A", tmp_path / "out", sequences={"CT": ""}, **options)
     assert read_manifest(site).sequences == ("CT",) and check(site) == check(scans, sequences={"CT": ""}) == []
     for number, file in enumerate(files):
         (tmp_path / "cases" / f"P{number}").mkdir(parents=True)
@@ -726,9 +726,9 @@ def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: 
         for folder, ending in (("masks", ""), ("images", "_segmentation")):
             (tmp_path / folder).mkdir(exist_ok=True)
             shutil.copy(scans / f"Case{number:02d}{ending}.nii.gz", tmp_path / folder / f"Case{number:02d}.nii.gz")
-    found = check(tmp_path / "images", masks=tmp_path / "masks", labels=labels)
-    assert [finding.level for finding in found] == ["error"] * 3
-    assert all(finding.remedy.endswith("are --images and --masks swapped?") for finding in found)
+    findings = check(tmp_path / "images", masks=tmp_path / "masks", labels=labels)
+    assert [finding.level for finding in findings] == ["error"] * 3
+    assert all(finding.remedy.endswith("are --images and --masks swapped?") for finding in findings)
     with pytest.raises(FedshiftError, match="are --images and --masks swapped"):
         prepare_own(tmp_path / "images", tmp_path / "masks", "A", tmp_path / "out", dataset="d", labels=labels)
 
@@ -866,8 +866,8 @@ def test_an_empty_mask_is_an_error_unless_cases_may_lack_the_structure(
 ) -> None:
     for mask in (MASK, "Case02_segmentation.nii.gz"):  # two of the same content, which are no copies of each other
         edit(scans / mask, lambda voxels: np.full_like(voxels, value))
-    found = check(scans, labels=labels)
-    errors = [finding.sentence() for finding in found if finding.level == "error"]
+    findings = check(scans, labels=labels)
+    errors = [finding.sentence() for finding in findings if finding.level == "error"]
     assert len(errors) == 2 and all("add --empty" in error for error in errors)
     (taken,) = check(scans, labels=labels, empty=True)
     assert taken.level == "warning" and taken.code == "mask-empty" and "Case01, Case02" in taken.message

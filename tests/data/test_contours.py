@@ -24,8 +24,8 @@ def test_filled_outlines_are_the_mask(density: float) -> None:
 def test_a_polygon_within_another_is_a_hole_and_one_past_the_edge_is_cut() -> None:
     square = np.array([[-3.0, -3.0], [-3.0, 7.5], [7.5, 7.5], [7.5, -3.0]])
     inner = np.array([[2.5, 2.5], [5.5, 2.5], [5.5, 5.5], [2.5, 5.5]])
-    found = filled([square, inner], (10, 10))
-    assert found.sum() == 64 - 9 and found[0, 0] and not found[3, 3] and not found[8, 0]
+    inside = filled([square, inner], (10, 10))
+    assert inside.sum() == 64 - 9 and inside[0, 0] and not inside[3, 3] and not inside[8, 0]
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
@@ -91,18 +91,18 @@ def sphere(places: np.ndarray, *, middle: float = 20.0, radius: float = 15.0) ->
 @pytest.mark.parametrize("every", [1, 2, 3, 4])
 @pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
 def test_a_sphere_keeps_its_volume_however_far_its_contours_are_apart(every: int, start: float) -> None:
-    found = on_slices(sphere(np.arange(start, COUNT, every)), COUNT, interpolate=True, spacing=MM)
-    assert found.voxels.sum() * 2 == pytest.approx(4 / 3 * np.pi * 15**3, rel=0.07)
+    filled = on_slices(sphere(np.arange(start, COUNT, every)), COUNT, interpolate=True, spacing=MM)
+    assert filled.voxels.sum() * 2 == pytest.approx(4 / 3 * np.pi * 15**3, rel=0.07)
     truth = np.stack([sphere(np.array([k])).get(k, np.zeros(SHAPE, bool)) for k in range(COUNT)])
-    both = 2 * (found.voxels & truth).sum() / (found.voxels.sum() + truth.sum())
+    both = 2 * (filled.voxels & truth).sum() / (filled.voxels.sum() + truth.sum())
     assert both > (0.95 if every < 3 else 0.91)
 
 
 def test_between_two_outlines_the_shape_changes_steadily() -> None:
-    found = on_slices({10: disc(10), 14: disc(20)}, COUNT, interpolate=True, spacing=MM)
-    radii = [np.sqrt(found.voxels[k].sum() / np.pi) for k in range(10, 15)]
+    filled = on_slices({10: disc(10), 14: disc(20)}, COUNT, interpolate=True, spacing=MM)
+    radii = [np.sqrt(filled.voxels[k].sum() / np.pi) for k in range(10, 15)]
     np.testing.assert_allclose(radii, [10, 12.5, 15, 17.5, 20], atol=0.6)
-    assert found.interpolated == (8, 9, 11, 12, 13, 15)
+    assert filled.interpolated == (8, 9, 11, 12, 13, 15)
     moved = on_slices({10: disc(12, x=36), 12: disc(12, x=44)}, COUNT, interpolate=True, spacing=MM).voxels[11]
     columns = np.nonzero(moved)[1]
     assert columns.mean() == pytest.approx(40, abs=0.1) and columns.max() - columns.min() in range(20, 24)
@@ -110,13 +110,13 @@ def test_between_two_outlines_the_shape_changes_steadily() -> None:
 
 def test_two_parts_far_from_each_other_stay_two() -> None:
     planes = {k: disc(8) for k in (3, 4, 5, 6, 25, 26, 27)}
-    found = on_slices(planes, COUNT, interpolate=True, spacing=MM)
-    assert found.interpolated == () and np.flatnonzero(found.voxels.any((1, 2))).tolist() == sorted(planes)
+    filled = on_slices(planes, COUNT, interpolate=True, spacing=MM)
+    assert filled.interpolated == () and np.flatnonzero(filled.voxels.any((1, 2))).tolist() == sorted(planes)
 
 
 def test_without_being_asked_nothing_is_interpolated() -> None:
-    found = on_slices({5: disc(8), 7: disc(8)}, COUNT, interpolate=False, spacing=MM)
-    assert np.flatnonzero(found.voxels.any((1, 2))).tolist() == [5, 7] and not found.interpolated
+    filled = on_slices({5: disc(8), 7: disc(8)}, COUNT, interpolate=False, spacing=MM)
+    assert np.flatnonzero(filled.voxels.any((1, 2))).tolist() == [5, 7] and not filled.interpolated
     with pytest.raises(BetweenSlices):
         on_slices({5.5: disc(8), 7.5: disc(8)}, COUNT, interpolate=False, spacing=MM)
 
@@ -134,12 +134,12 @@ def test_without_being_asked_nothing_is_interpolated() -> None:
 )
 def test_contours_no_further_apart_than_slices_go_to_the_nearest(places: list[float], expected: list[int]) -> None:
     planes = {plane_of(place): disc(8) for place in places}
-    found = on_slices(planes, COUNT, interpolate=False, spacing=MM)
-    assert np.flatnonzero(found.voxels.any((1, 2))).tolist() == expected
+    filled = on_slices(planes, COUNT, interpolate=False, spacing=MM)
+    assert np.flatnonzero(filled.voxels.any((1, 2))).tolist() == expected
 
 
 def test_a_contour_around_no_centre_has_no_shape() -> None:
     planes = {5: disc(8), 6: disc(0), 7: disc(8)}
-    found = on_slices(planes, COUNT, interpolate=True, spacing=MM)
-    assert (found.voxels[6] == disc(8)).all() and found.interpolated[-1] >= 6
+    filled = on_slices(planes, COUNT, interpolate=True, spacing=MM)
+    assert (filled.voxels[6] == disc(8)).all() and filled.interpolated[-1] >= 6
     assert not on_slices({5: disc(0)}, COUNT, interpolate=True, spacing=MM).voxels.any()

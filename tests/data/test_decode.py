@@ -28,15 +28,15 @@ def saved(picture: Image.Image, path: Path, **options: Any) -> np.ndarray:
 
 
 def rgb(path: Path) -> np.ndarray:
-    found = read_picture(path)
-    assert isinstance(found, Image.Image) and found.mode == "RGB"
-    return np.asarray(found)
+    picture = read_picture(path)
+    assert isinstance(picture, Image.Image) and picture.mode == "RGB"
+    return np.asarray(picture)
 
 
 def deep(path: Path) -> DeepPicture:
-    found = read_picture(path)
-    assert isinstance(found, DeepPicture)
-    return found
+    picture = read_picture(path)
+    assert isinstance(picture, DeepPicture)
+    return picture
 
 
 def three(grey: np.ndarray) -> np.ndarray:
@@ -157,11 +157,11 @@ def test_what_is_transparent_is_white(tmp_path: Path) -> None:
         ("la.tif", np.dstack([GREY, np.full_like(GREY, 128)]), 2),
         ("premultiplied.tif", half, 1),
     ):
-        found = rgb(write_tiff(tmp_path / name, values, bits=8, extra=extra))
-        assert close(found, three(GREY * (128 / 255) + 127), within=3), name
+        pixels = rgb(write_tiff(tmp_path / name, values, bits=8, extra=extra))
+        assert close(pixels, three(GREY * (128 / 255) + 127), within=3), name
     multiplied = np.dstack([COLOURS // 2, np.full_like(GREY, 128)])
-    found = rgb(write_tiff(tmp_path / "rgba.tif", multiplied, bits=8, photometric=2, extra=1))
-    assert close(found, COLOURS * (128 / 255) + 127, within=3)
+    pixels = rgb(write_tiff(tmp_path / "rgba.tif", multiplied, bits=8, photometric=2, extra=1))
+    assert close(pixels, COLOURS * (128 / 255) + 127, within=3)
 
 
 @pytest.mark.reads("picture: grey of 16 or 32 bits, signed or not, with values from 0 to 65535")
@@ -182,22 +182,22 @@ def test_whole_numbers_are_read_as_they_are(
 ) -> None:
     values = (GREY.astype(dtype) * 16) + 15
     path = write_tiff(tmp_path / "x.tif", values, bits=bits, sample_format=sample_format, order=order)
-    found = deep(path)
-    assert np.array_equal(found.values, values) and found.values.dtype == np.uint16
-    assert (found.bits, found.stored, found.turned) == (12, 16, False)
+    picture = deep(path)
+    assert np.array_equal(picture.values, values) and picture.values.dtype == np.uint16
+    assert (picture.bits, picture.stored, picture.turned) == (12, 16, False)
 
 
 @pytest.mark.reads("picture: grey TIFF of 12 bits")
 def test_twelve_bits_of_a_tiff_are_its_range_whatever_it_holds(tmp_path: Path) -> None:
     for values in (GREY.astype(np.uint16) * 16, GREY // 2):
-        found = deep(write_tiff(tmp_path / "x.tif", values, bits=12))
-        assert np.array_equal(found.values, values) and found.bits == 12
+        picture = deep(write_tiff(tmp_path / "x.tif", values, bits=12))
+        assert np.array_equal(picture.values, values) and picture.bits == 12
 
 
 @pytest.mark.reads("picture: grey TIFF of 16 bits in which 0 is white")
 def test_where_0_is_white_the_picture_is_turned_within_its_range(tmp_path: Path) -> None:
-    found = deep(write_tiff(tmp_path / "x.tif", GREY.astype(np.uint16) * 16 + 15, bits=16, photometric=0))
-    assert found.turned and close(np.asarray(found.shown(12)), 255 - three(GREY).astype(int), within=1)
+    picture = deep(write_tiff(tmp_path / "x.tif", GREY.astype(np.uint16) * 16 + 15, bits=16, photometric=0))
+    assert picture.turned and close(np.asarray(picture.shown(12)), 255 - three(GREY).astype(int), within=1)
 
 
 @pytest.mark.reads("picture: colour of 16 bits")
@@ -325,8 +325,10 @@ def test_what_cannot_be_read_right_is_refused_by_name(name: str, tmp_path: Path)
 @pytest.mark.parametrize("program", ["ImageJ", "tifffile"])
 def test_a_stack_in_one_page_is_several_pictures(program: str, tmp_path: Path) -> None:
     path, shape = tmp_path / "a.tif", [3, *GREY.shape]
-    said = f'{{"shape": {shape}, "truncated": true}}' if program == "tifffile" else "ImageJ=1.53t\nimages=3\nslices=3\n"
-    Image.fromarray(GREY).save(path, tiffinfo={270: said})
+    description = (
+        f'{{"shape": {shape}, "truncated": true}}' if program == "tifffile" else "ImageJ=1.53t\nimages=3\nslices=3\n"
+    )
+    Image.fromarray(GREY).save(path, tiffinfo={270: description})
     first = np.asarray(read_picture(path))[..., 0]
     assert np.array_equal(first, GREY), "by itself, with what was said of all"
     path.write_bytes(path.read_bytes() + 2 * GREY.tobytes())

@@ -66,8 +66,10 @@ def test_a_site_has_one_range_and_its_manifest_says_it(tmp_path: Path) -> None:
     written = {f"{file.parent.name}/{file.name}": deepen(file, top=top) for file, top in zip(files, tops, strict=False)}
     here, there = prepared(tree)
     manifest = read_manifest(here)
-    said = "8 grey of 16 bits, largest value 4000: taken as 12 bits, the fewest of 8, 10, 12, 14 and 16 that hold it"
-    assert manifest.preparation["depth"] == said and "depth" not in read_manifest(there).preparation
+    description = (
+        "8 grey of 16 bits, largest value 4000: taken as 12 bits, the fewest of 8, 10, 12, 14 and 16 that hold it"
+    )
+    assert manifest.preparation["depth"] == description and "depth" not in read_manifest(there).preparation
     images = open_images(here, size=20, channels=3).images
     assert images.dtype == np.uint16 and open_images(there, size=20, channels=3).images.dtype == np.uint8
     assert "16-bit RGB" in manifest.preparation["pixels"]

@@ -43,8 +43,8 @@ def write_raw(
         Image.fromarray(picture[..., 0] if grey else picture).save(folder / "imagesTr" / f"d_{number:03d}_0000{ending}")
         Image.fromarray(mask(inside, values=len(labels) - 1)).save(folder / "labelsTr" / f"d_{number:03d}{ending}")
     named = {str(number): name for number, name in enumerate(channels)}
-    said = {"channel_names": named, "labels": labels, "numTraining": 4, "file_ending": ending, **more}
-    (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
+    description = {"channel_names": named, "labels": labels, "numTraining": 4, "file_ending": ending, **more}
+    (folder / "dataset.json").write_text(json.dumps(description), encoding="utf-8")
     return folder
 
 
@@ -80,8 +80,8 @@ def test_one_channel_is_grey_and_own_scans_join_under_a_task(tmp_path: Path) -> 
     source = write_raw(tmp_path / "raw", channels=("microscope",), grey=True)
     manifest, _ = prepared(source, tmp_path)
     assert manifest.sequences == ()
-    own = prepare_own(None, None, "OWN", tmp_path, dataset="discs", source=source, classes=("background", "disc"))
-    assert read_manifest(own).sequences == () and len(read_manifest(own).cases) == 4
+    site = prepare_own(None, None, "OWN", tmp_path, dataset="discs", source=source, classes=("background", "disc"))
+    assert read_manifest(site).sequences == () and len(read_manifest(site).cases) == 4
     coloured = write_raw(tmp_path / "coloured", channels=("microscope",))
     with raises("scans-damaged", naming="d_000_0000.png is a picture in colour"):
         prepared(coloured, tmp_path / "out")
@@ -122,13 +122,13 @@ schedule: {rounds: 2, local_epochs: 1, batch_size: 4, precision: fp32}
 
 def test_a_list_of_pairs_is_followed(tmp_path: Path) -> None:
     source = write_raw(tmp_path / "raw")
-    said = json.loads((source / "dataset.json").read_text(encoding="utf-8"))
-    said["dataset"] = {
+    content = json.loads((source / "dataset.json").read_text(encoding="utf-8"))
+    content["dataset"] = {
         f"d_{number:03d}": {"images": [f"imagesTr/d_{number:03d}_0000.png"], "label": f"labelsTr/d_{number:03d}.png"}
         for number in range(3)
     }
-    said["numTraining"] = 3
-    (source / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
+    content["numTraining"] = 3
+    (source / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
     plan = plan_volumes(source)
     assert [case.id for case in plan.sites[0].cases] == ["d_000", "d_001", "d_002"] and plan.sequences == COLOURS
     assert [finding.code for finding in plan.sites[0].findings] == ["list-incomplete"]
@@ -203,5 +203,5 @@ def test_a_folder_for_each_site_stays_one(tmp_path: Path) -> None:
             f"{number}{end}.png": what for number in range(3) for end, what in (("", "picture"), ("_mask", "mask"))
         }
         write_folders(tmp_path / "in" / site, names)
-    found = {table.name: len(table.cases) for table in gather(tmp_path / "in" / "NORTH")}
-    assert found == {"P0": 3, "P1": 3, "P2": 3, "P3": 3}
+    counts = {table.name: len(table.cases) for table in gather(tmp_path / "in" / "NORTH")}
+    assert counts == {"P0": 3, "P1": 3, "P2": 3, "P3": 3}

@@ -118,8 +118,8 @@ def test_what_is_not_one_volume_is_refused(what: str, tmp_path: Path, capfd: pyt
     folder = write_series(tmp_path / "series", change)
     with pytest.raises(ScanError) as error:
         read_scan(folder)
-    said = str(error.value)
-    assert words in said and said.isprintable() and len(said) < 300 and "secret" not in said
+    message = str(error.value)
+    assert words in message and message.isprintable() and len(message) < 300 and "secret" not in message
     assert capfd.readouterr() == ("", ""), "nothing else on the terminal"
 
 
@@ -188,10 +188,10 @@ def test_slices_of_several_types_keep_their_values(what: str, tmp_path: Path) ->
     change, expected = SCALED[what]
     plain = read_scan(write_series(tmp_path / "plain")).voxels.astype(float)
     assert read_scan(tmp_path / "plain").voxels.dtype == np.int16, "as it was, where all are of one type"
-    found = read_scan(write_series(tmp_path / "series", change)).voxels
+    voxels = read_scan(write_series(tmp_path / "series", change)).voxels
     for k in range(SHAPE[0]):
         stored = expected(plain[k, ::-1, ::-1], k)  # the file is LPS
-        np.testing.assert_allclose(found[k, ::-1, ::-1], stored, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(voxels[k, ::-1, ::-1], stored, rtol=0, atol=1e-9)
 
 
 def test_a_slice_that_was_not_fetched_is_missed(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ BLADDER = Code("89837001", "SCT", "Bladder")
 
 def labels(**given: tuple[str, ...]) -> Labels:
     codes = resolve("prostate", "fedavg").task.codes
-    found = settle_labels(label_values=given, classes=("background", "prostate"), codes=codes, named=True)
-    assert found is not None
-    return found
+    settled = settle_labels(label_values=given, classes=("background", "prostate"), codes=codes, named=True)
+    assert settled is not None
+    return settled
 
 
 def drawn(mask: sitk.Image) -> np.ndarray:
@@ -71,21 +71,21 @@ def test_a_mask_right_in_the_patients_folder_says_its_series(slices: int, tmp_pa
     """… as one in a folder of its own does: the other series are passed over, unless they are asked for."""
     for number in range(3):
         study(tmp_path / "in" / f"P{number}", number, slices=slices)
-    (found,) = gather(tmp_path / "in")
-    assert (found.layout, found.sequences) == ("studies", ())
-    assert [(case.id, case.image.name) for case in found.cases] == [(f"P{number}", "t2") for number in range(3)]
-    given = {"dataset": "prostate", "classes": ("background", "prostate"), "source": tmp_path / "in"}
-    site = prepare_own(None, None, "A", tmp_path / "out", **given)  # type: ignore[arg-type]
+    (tables,) = gather(tmp_path / "in")
+    assert (tables.layout, tables.sequences) == ("studies", ())
+    assert [(case.id, case.image.name) for case in tables.cases] == [(f"P{number}", "t2") for number in range(3)]
+    options = {"dataset": "prostate", "classes": ("background", "prostate"), "source": tmp_path / "in"}
+    site = prepare_own(None, None, "A", tmp_path / "out", **options)  # type: ignore[arg-type]
     manifest = read_manifest(site)
     image, mask = volume(0)
     np.testing.assert_array_equal(read_labels(site, manifest.cases[0]), in_ras(mask))
     assert manifest.sequences == () and manifest.cases[0].shape == image.GetSize()[::-1]
-    prepare_own(None, None, "B", tmp_path / "out", sequences={"CT": ""}, **given)  # type: ignore[arg-type]
+    prepare_own(None, None, "B", tmp_path / "out", sequences={"CT": ""}, **options)  # type: ignore[arg-type]
     assert read_manifest(tmp_path / "out" / "prostate" / "B").sequences == ("CT",), "a name for what is there"
-    (found,) = gather(tmp_path / "in", sequences={"T2": "", "OTHER": ""})
-    assert (found.layout, found.sequences) == ("case folders", ("T2", "OTHER"))
-    (found,) = gather(tmp_path / "in", sequences={"Other": ""})
-    assert [case.image.name for case in found.cases] == ["other"] * 3
+    (tables,) = gather(tmp_path / "in", sequences={"T2": "", "OTHER": ""})
+    assert (tables.layout, tables.sequences) == ("case folders", ("T2", "OTHER"))
+    (tables,) = gather(tmp_path / "in", sequences={"Other": ""})
+    assert [case.image.name for case in tables.cases] == ["other"] * 3
 
 
 @pytest.mark.parametrize("sequences", [{}, {"T2": ""}])
@@ -248,15 +248,15 @@ def test_a_site_from_studies_with_segmentations(tmp_path: Path, capsys: pytest.C
 def test_what_is_wrong_with_studies_is_said(tmp_path: Path) -> None:
     root = studies(tmp_path / "studies", 2)
     (root / "P0" / "drawn" / "1.2.3.dcm").rename(root / "P1" / "drawn" / "again.dcm")
-    found = gather(root)[0]
-    assert [case.id for case in found.cases] == ["P0", "P1"], "a mask's folder does not matter"
+    table = gather(root)[0]
+    assert [case.id for case in table.cases] == ["P0", "P1"], "a mask's folder does not matter"
     twice = root / "P1" / "drawn" / "second.dcm"
     twice.write_bytes((root / "P1" / "drawn" / "1.2.3.dcm").read_bytes())
     for file in (root / "P0" / "t2").iterdir():
         file.unlink()
-    said = [finding.sentence() for finding in gather(root)[0].findings]
-    assert len(said) == 3 and "(1.2.3.dcm, second.dcm)" in said[1]
-    assert "again.dcm" in said[0] and "P0" in said[2]
+    sentences = [finding.sentence() for finding in gather(root)[0].findings]
+    assert len(sentences) == 3 and "(1.2.3.dcm, second.dcm)" in sentences[1]
+    assert "again.dcm" in sentences[0] and "P0" in sentences[2]
     with raises("labels-missing", naming="drawn"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="x", source=studies(tmp_path / "again", 1))
 
@@ -268,10 +268,10 @@ def test_a_study_that_may_not_be_read_is_named_and_can_be_left_out(
     root = studies(tmp_path / "studies", 2)
     file = sorted((root / "P0" / folder).iterdir())[0]
     forbid(file, monkeypatch)
-    said = [finding.sentence() for finding in gather(root)[0].findings]
-    assert sum(sentence.startswith(f"{file} cannot be read (Permission denied): ") for sentence in said) == 1
-    given = {"dataset": "x", "source": root, "labels": {"prostate": ["Prostate"]}, "skip_damaged": True}
-    site = prepare_own(None, None, "A", tmp_path / "out", **given)  # type: ignore[arg-type]
+    sentences = [finding.sentence() for finding in gather(root)[0].findings]
+    assert sum(sentence.startswith(f"{file} cannot be read (Permission denied): ") for sentence in sentences) == 1
+    options = {"dataset": "x", "source": root, "labels": {"prostate": ["Prostate"]}, "skip_damaged": True}
+    site = prepare_own(None, None, "A", tmp_path / "out", **options)  # type: ignore[arg-type]
     assert [case.id for case in read_manifest(site).cases] == ["P1"]
 
 
@@ -300,9 +300,9 @@ def test_masks_in_a_folder_of_their_own_and_structure_sets(tmp_path: Path) -> No
     case = read_manifest(site).cases[0]
     expected = read_scan(tmp_path / "rest" / "image_mask.nii.gz")
     np.testing.assert_array_equal(read_labels(site, case), expected.voxels)
-    made = pydicom.dcmread(next((tmp_path / "masks").iterdir()))
-    made.ROIContourSequence[0].ContourSequence[0].ContourGeometricType = "OPEN_PLANAR"
-    made.save_as(tmp_path / "open.dcm")
+    dataset = pydicom.dcmread(next((tmp_path / "masks").iterdir()))
+    dataset.ROIContourSequence[0].ContourSequence[0].ContourGeometricType = "OPEN_PLANAR"
+    dataset.save_as(tmp_path / "open.dcm")
     with raises("contours-not-closed", naming="open.dcm"):
         read_mask(tmp_path / "open.dcm", expected, labels())
     with pytest.raises(DataError):
@@ -364,12 +364,12 @@ def test_check_of_structures_that_no_class_is_given_for(
         )
     words = [str(tmp_path / "in")]
     assert main(["data", "check", *words]) == 0
-    said = capsys.readouterr().out
-    assert "'BODY' (2), 'Prostate' (2), 'iso' (2)" in said
-    assert "--task" in said and "NAME=" not in said and "0 error(s), 3 warning(s)" in said
+    printed = capsys.readouterr().out
+    assert "'BODY' (2), 'Prostate' (2), 'iso' (2)" in printed
+    assert "--task" in printed and "NAME=" not in printed and "0 error(s), 3 warning(s)" in printed
     assert main(["data", "check", *words, "--task", "prostate"]) == 0
-    said = capsys.readouterr().out
-    assert "left out: 'BODY', 'iso'" in said and "nothing says which" not in said
+    printed = capsys.readouterr().out
+    assert "left out: 'BODY', 'iso'" in printed and "nothing says which" not in printed
     into = ["--site", "A", "--source", *words, "--out", str(tmp_path / "out")]
     assert main(["data", "prepare", "own", "--task", "prostate", *into]) == 0
     assert main(["data", "check", *words, "--task", "no_such_task"]) == 2
@@ -462,10 +462,12 @@ def test_the_series_of_a_mask_is_found_by_what_it_says(
     if deflate:
         content.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1.99"
     content.save_as(path)
-    (found,) = gather(tmp_path)
-    assert [finding.message for finding in found.findings if finding.file == path] == ([] if words is None else [words])
+    (tables,) = gather(tmp_path)
+    assert [finding.message for finding in tables.findings if finding.file == path] == (
+        [] if words is None else [words]
+    )
     if words is None:
-        (case,) = found.cases
+        (case,) = tables.cases
         assert case.image == series
         decoded, findings = read_case(replace(case, labels=labels()))
         assert decoded is not None

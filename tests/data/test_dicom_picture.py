@@ -187,6 +187,6 @@ def test_the_window_of_an_enhanced_image_is_that_of_its_frame(shared: bool, ramp
     classic = write_dicom(tmp_path / "classic.dcm", ramp, **rescale, **window)
     group = item(PixelValueTransformationSequence=[item(**rescale)], FrameVOILUTSequence=[item(**window)])
     groups = {"Shared" if shared else "PerFrame": [group], "PerFrame" if shared else "Shared": [item()]}
-    said = {f"{name}FunctionalGroupsSequence": items for name, items in groups.items()}
-    enhanced = write_dicom(tmp_path / "e.dcm", ramp, SOPClassUID=EnhancedXAImageStorage, NumberOfFrames=1, **said)
+    sequences = {f"{name}FunctionalGroupsSequence": items for name, items in groups.items()}
+    enhanced = write_dicom(tmp_path / "e.dcm", ramp, SOPClassUID=EnhancedXAImageStorage, NumberOfFrames=1, **sequences)
     np.testing.assert_array_equal(deep(enhanced).values, deep(classic).values)

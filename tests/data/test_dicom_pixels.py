@@ -87,9 +87,9 @@ def test_lossless_pixels_are_those_of_the_uncompressed_file(
     syntax = UID("1.2.840.10008.1.2.5" if ending == "RLE" else JPEG + ending)
     for file in files(path):
         if ending == "RLE":
-            made = pydicom.dcmread(file)
-            made.compress(syntax)
-            made.save_as(file)
+            dataset = pydicom.dcmread(file)
+            dataset.compress(syntax)
+            dataset.save_as(file)
         elif ending == "80":
             compress(file, syntax, partial(by_charls, bits=bits))
         else:
@@ -148,25 +148,25 @@ def test_encodings_of_the_whole_file_are_read(bits: int, syntax: str, form: str,
     header = {"BitsAllocated": 8 if bits == 8 else 16, "BitsStored": bits, "HighBit": bits - 1}
     path = write_forms(tmp_path, right, header=header)[form]
     for file in files(path):
-        made = pydicom.dcmread(file)
+        dataset = pydicom.dcmread(file)
         if syntax.endswith(".2.2"):
-            pixels = np.frombuffer(made.PixelData, f"<u{made.BitsAllocated // 8}")
-            made.PixelData = pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
+            pixels = np.frombuffer(dataset.PixelData, f"<u{dataset.BitsAllocated // 8}")
+            dataset.PixelData = pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
             if bits == 8:  # in words, whose bytes are swapped (PS3.5, 8.1.2)
-                made.PixelData = pixels.view("<u2").astype(">u2").tobytes()
-        made["PixelData"].VR = "OW"
-        made.file_meta.TransferSyntaxUID = UID(syntax)
-        made._read_implicit = made._read_little = None  # as of one that was not read from a file
-        made.save_as(file, enforce_file_format=True)
+                dataset.PixelData = pixels.view("<u2").astype(">u2").tobytes()
+        dataset["PixelData"].VR = "OW"
+        dataset.file_meta.TransferSyntaxUID = UID(syntax)
+        dataset._read_implicit = dataset._read_little = None  # as of one that was not read from a file
+        dataset.save_as(file, enforce_file_format=True)
     np.testing.assert_array_equal(in_file(read_scan(path).voxels), right)
 
 
 def test_a_deflated_file_without_the_length_of_its_group_is_read(tmp_path: Path) -> None:
     right = stored(0, 16)
     path = write_forms(tmp_path, right)["enhanced"]
-    made = pydicom.dcmread(path)
-    made.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1.99")
-    made.save_as(path, enforce_file_format=True)
+    dataset = pydicom.dcmread(path)
+    dataset.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1.99")
+    dataset.save_as(path, enforce_file_format=True)
     content = path.read_bytes()
     assert content[132:138] == b"\x02\0\0\0UL"
     path.write_bytes(content[:132] + content[144:])
@@ -197,9 +197,9 @@ def test_pixels_that_are_not_what_they_are_said_to_be_are_refused(form: str, tmp
 def test_a_deflated_file_may_not_hold_more_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_forms(tmp_path, stored(0, 16))["classic"]
     file = files(folder)[0]
-    made = pydicom.dcmread(file)
-    made.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1.99")
-    made.save_as(file, enforce_file_format=True)
+    dataset = pydicom.dcmread(file)
+    dataset.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1.99")
+    dataset.save_as(file, enforce_file_format=True)
     assert read_slice(file.read_bytes()).rows == SHAPE[1] and MOST_INFLATED >= 2**30
     monkeypatch.setattr("fedshift.data.dicom.MOST_INFLATED", 400)
     with raises("too-large", naming="400"):

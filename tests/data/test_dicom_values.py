@@ -220,8 +220,8 @@ def test_padding_gets_the_lowest_intensity_of_the_image(signed: bool, modality: 
     header = {"PixelRepresentation": int(signed), "PixelPaddingValue": padding}
     kind = np.int16 if signed else np.uint16
     rescale = [{"RescaleSlope": 1, "RescaleIntercept": -1024, "RescaleType": "HU"}] * SHAPE[0]
-    said: dict[str, Any] = {"header": header, "rescale": rescale, "modality": modality}
-    path = write_forms(tmp_path, np.where(outside, padding, stored).astype(kind), **said)[form]
+    options: dict[str, Any] = {"header": header, "rescale": rescale, "modality": modality}
+    path = write_forms(tmp_path, np.where(outside, padding, stored).astype(kind), **options)[form]
     right = np.where(outside, stored[~outside].min(), stored) - 1024
     np.testing.assert_array_equal(read(path), right)
     (remark,) = read_scan(path).reading.remarks

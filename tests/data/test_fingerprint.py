@@ -66,8 +66,10 @@ def test_a_placeholder_is_no_voxel_size(tmp_path: Path) -> None:
 
 
 def test_a_voxel_size_that_is_said_to_be_true_counts(tmp_path: Path) -> None:
-    said = {"true_spacing": True, "simulated": "scanners", "scanner": {"gamma": 2, "noise": 0.1}}
-    told = fingerprint(survey_site(tmp_path, "A", SEEDS, spacing=(1.0, 1.0, 1.0), preparation=said), scanners=True)
+    preparation = {"true_spacing": True, "simulated": "scanners", "scanner": {"gamma": 2, "noise": 0.1}}
+    told = fingerprint(
+        survey_site(tmp_path, "A", SEEDS, spacing=(1.0, 1.0, 1.0), preparation=preparation), scanners=True
+    )
     assert told.geometry is not None and told.geometry.cases == 4 and told.geometry.spacing[0] == ((1.0, 4.0),)
     assert told.volumes["core"].ml > 0
     assert told.simulated == "scanners" and told.scanners == {"simulated: gamma 2, noise 0.1": 4}
@@ -138,10 +140,10 @@ def test_a_missing_volume_is_named(tmp_path: Path) -> None:
 
 @given(st.floats(1e-3, 1e5), st.sampled_from([0.01, 0.05, 0.2]))
 def test_rounding_is_near_and_settled(value: float, share: float) -> None:
-    found = rounded(value, share)
-    assert abs(found - value) <= share * value / 2 * (1 + 1e-6)
-    assert rounded(found, share) == pytest.approx(found, rel=share)
-    assert rounded(value, share) == found
+    result = rounded(value, share)
+    assert abs(result - value) <= share * value / 2 * (1 + 1e-6)
+    assert rounded(result, share) == pytest.approx(result, rel=share)
+    assert rounded(value, share) == result
 
 
 def test_usual_voxel_sizes_stay_as_they_are() -> None:

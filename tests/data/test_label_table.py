@@ -208,5 +208,5 @@ def test_folders_that_say_no_class_of_each_image_are_refused(
 def test_a_picture_in_the_folders_of_two_classes_is_warned_of(tmp_path: Path) -> None:
     folder = class_folders(tmp_path / "x", "a/0.png", "b/1.png")
     (folder / "b" / "1.png").write_bytes((folder / "a" / "0.png").read_bytes())
-    found = check_table(folder, folder, subject="*")
-    assert [fault.code for fault in found] == ["labels-differ"] and "a/0.png" in found[0].message
+    findings = check_table(folder, folder, subject="*")
+    assert [fault.code for fault in findings] == ["labels-differ"] and "a/0.png" in findings[0].message

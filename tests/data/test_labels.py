@@ -103,8 +103,8 @@ def test_labels_that_do_not_fit_the_masks(options: dict[str, Any], words: str) -
 
 
 def test_names_of_structures_are_for_masks_that_have_names() -> None:
-    given = parse_labels(["prostate=Whole gland, PROSTATE_2", "background=Bladder"])
-    labels = settle_labels(label_values=given, classes=("background", "prostate"), named=True)
+    label_values = parse_labels(["prostate=Whole gland, PROSTATE_2", "background=Bladder"])
+    labels = settle_labels(label_values=label_values, classes=("background", "prostate"), named=True)
     assert labels is not None and dict(labels.class_of) == {1: 1}
     assert labels.structures == {"whole gland": "prostate", "prostate 2": "prostate", "bladder": "background"}
     both = settle_labels(classes=("background", "Anterior", "Posterior"), named=True)

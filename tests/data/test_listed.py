@@ -55,8 +55,8 @@ def pairs(shift: int = 0, labels: str = "labelsTr", cases: int = CASES) -> list[
 
 def found_in(folder: Path) -> dict[str, tuple[str, ...]]:
     """Case -> its files below the folder, the mask last."""
-    (found,) = find_sets(folder)
-    return {case.id: tuple(str(f.relative_to(folder)) for f in (*case.images, case.mask)) for case in found.cases}
+    (sets,) = find_sets(folder)
+    return {case.id: tuple(str(f.relative_to(folder)) for f in (*case.images, case.mask)) for case in sets.cases}
 
 
 def listed_otherwise(folder: Path) -> Path:
@@ -160,10 +160,10 @@ def test_an_image_goes_with_its_listed_label(
 ) -> None:
     """… for every command, and no case is taken that is not listed."""
     folder = make(tmp_path / "set")
-    found = found_in(folder)
-    assert right.items() <= found.items(), found
+    cases = found_in(folder)
+    assert right.items() <= cases.items(), cases
     listed = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    assert len(found) == len(listed.get("dataset") or listed["training"])
+    assert len(cases) == len(listed.get("dataset") or listed["training"])
     if "dataset" in listed:
         assert find_sets(folder)[0].sequences == ("T2", "ADC")
     (planned,) = plan_volumes(folder).sites
@@ -272,12 +272,12 @@ def test_what_contradicts_a_list_is_said(
 @pytest.mark.reads("list: another number of images than channel_names")
 def test_a_case_with_another_number_of_images_than_the_names(images: int, level: str | None, tmp_path: Path) -> None:
     folder = nnunet(tmp_path / "set")
-    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    said["dataset"]["P1"]["images"] = (said["dataset"]["P1"]["images"] * 2)[:images]
-    (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
-    (found,) = find_sets(folder)
-    assert [finding.level for finding in found.findings if finding.case == "P1"] == ([level] if level else [])
-    assert len(found.cases) == CASES - (level is not None)
+    content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    content["dataset"]["P1"]["images"] = (content["dataset"]["P1"]["images"] * 2)[:images]
+    (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
+    (sets,) = find_sets(folder)
+    assert [finding.level for finding in sets.findings if finding.case == "P1"] == ([level] if level else [])
+    assert len(sets.cases) == CASES - (level is not None)
 
 
 @pytest.mark.parametrize("key", ["channel_names", "modality"])
@@ -290,9 +290,9 @@ def test_names_of_sequences_without_numbers_are_refused(key: str, tmp_path: Path
 @pytest.mark.reads("list: folders of images and masks beside a list that pairs them otherwise")
 def test_folders_that_are_named_beside_a_list(tmp_path: Path) -> None:
     folder = describe(write(tmp_path / "set", shift=1), training=pairs(shift=1, cases=3))
-    (found,) = gather(None, images=folder / "imagesTr", masks=folder / "labelsTr")
-    assert [finding.level for finding in found.findings] == ["error"] * 3 + ["warning"]
-    assert all(finding.code == "list-differs" for finding in found.findings[:3])
+    (tables,) = gather(None, images=folder / "imagesTr", masks=folder / "labelsTr")
+    assert [finding.level for finding in tables.findings] == ["error"] * 3 + ["warning"]
+    assert all(finding.code == "list-differs" for finding in tables.findings[:3])
     shutil.copytree(folder / "labelsTr", folder / "second")
     (other,) = gather(None, images=folder / "imagesTr", masks=folder / "second")
     assert [finding.level for finding in other.findings] == ["warning"], "whoever names another folder means it"
@@ -329,9 +329,11 @@ def test_folders_that_are_named_beside_a_description(style: str, tmp_path: Path)
 @pytest.mark.reads("list: images without the number of their sequence, as of nnU-Net 1")
 def test_numbered_files_of_a_listed_case(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
-    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    said["training"] = [{"image": f"imagesTr/case_{k}.nii.gz", "label": f"labelsTr/case_{k}.nii.gz"} for k in range(2)]
-    (folder / "dataset.json").write_text(json.dumps({**said, "numTraining": 2}), encoding="utf-8")
+    content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    content["training"] = [
+        {"image": f"imagesTr/case_{k}.nii.gz", "label": f"labelsTr/case_{k}.nii.gz"} for k in range(2)
+    ]
+    (folder / "dataset.json").write_text(json.dumps({**content, "numTraining": 2}), encoding="utf-8")
     images = ("imagesTr/case_1_0000.nii.gz", "imagesTr/case_1_0001.nii.gz")
     assert found_in(folder)["case_1"] == (*images, "labelsTr/case_1.nii.gz") and len(found_in(folder)) == 2
     assert [finding.level for finding in check(folder)] == ["warning"], "two files that are not listed"
@@ -339,10 +341,12 @@ def test_numbered_files_of_a_listed_case(tmp_path: Path) -> None:
 
 def test_the_hippocampus_follows_its_list(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "Task04", classes=("Anterior", "Posterior"), cases=3)
-    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     (folder / "labelsTr").rename(folder / "labelsTr2")
     (folder / "labelsTr").mkdir()
-    said["training"] = [{**one, "label": one["label"].replace("labelsTr", "labelsTr2")} for one in said["training"]]
-    (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
+    content["training"] = [
+        {**one, "label": one["label"].replace("labelsTr", "labelsTr2")} for one in content["training"]
+    ]
+    (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
     (site,) = plan_hippocampus(folder).sites
     assert {case.mask.parent.name for case in site.cases} == {"labelsTr2"} and len(site.cases) == 3

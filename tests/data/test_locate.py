@@ -30,9 +30,9 @@ def test_the_order_of_places(tmp_path: Path) -> None:
     environ["FEDSHIFT_DATA"] = str(tmp_path / "env")
     by_environment = make_site(tmp_path / "env", "HK")
     assert found() == by_environment
-    own = make_site(tmp_path / "own", "HK")
-    (local / "fedshift.yaml").write_text(f"data: {{prostate: {own}}}\n", encoding="utf-8")
-    assert found() == own == found(simulator=False)
+    site = make_site(tmp_path / "own", "HK")
+    (local / "fedshift.yaml").write_text(f"data: {{prostate: {site}}}\n", encoding="utf-8")
+    assert found() == site == found(simulator=False)
 
 
 def test_a_kit_that_names_other_data_never_falls_back(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_held_out_sites_are_found_too(root: Path) -> None:
     made = {site: make_image_site(root, site) for site in "ABC"}
-    found = find_sites(small_image_job("fedavg", "held_out=[C]", sites=("A", "B")))
-    assert found == made and is_phantom(found)
+    sites = find_sites(small_image_job("fedavg", "held_out=[C]", sites=("A", "B")))
+    assert sites == made and is_phantom(sites)
 
 
 def test_a_site_without_data_is_named(root: Path) -> None:

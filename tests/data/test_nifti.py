@@ -50,8 +50,8 @@ def test_a_header_without_orientation_is_told_as_it_is_read(tmp_path: Path) -> N
     path = write(tmp_path / "scan.nii.gz", sform=0)
     scan = read_scan(path)
     (unclear,) = scan.unclear
-    (said,) = check_positions(scan)
-    assert unclear.code == "orientation-missing" and "LPS: " in said and scan.stored == "LPS"
+    (remarks,) = check_positions(scan)
+    assert unclear.code == "orientation-missing" and "LPS: " in remarks and scan.stored == "LPS"
     assert read_scan(write(tmp_path / "sound.nii", qform=1)).unclear == ()
 
 

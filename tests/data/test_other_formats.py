@@ -96,8 +96,8 @@ def test_every_layout_names_what_is_passed_over(make: Callable[[Path], list[Path
 def test_two_named_folders_are_looked_at(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "masks" / "P1.mgz").write_bytes(b"")
-    (found,) = gather(None, images=tmp_path / "images", masks=tmp_path / "masks")
-    assert [finding.file for finding in found.findings] == [tmp_path / "masks"]
+    (tables,) = gather(None, images=tmp_path / "images", masks=tmp_path / "masks")
+    assert [finding.file for finding in tables.findings] == [tmp_path / "masks"]
 
 
 @pytest.mark.parametrize("name", NAMES)

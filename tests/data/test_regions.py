@@ -191,8 +191,8 @@ def test_nnunets_regions_are_read_as_such(tmp_path: Path) -> None:
 
 
 def test_lists_of_one_value_are_classes_as_nnunet_has_them(tmp_path: Path) -> None:
-    said = {"labels": {"background": [0], "large": [1], "small": [2], "rest": [3]}}
-    manifest, labels = prepared(nnunet(tmp_path / "in", values(), **said), tmp_path / "out")
+    description = {"labels": {"background": [0], "large": [1], "small": [2], "rest": [3]}}
+    manifest, labels = prepared(nnunet(tmp_path / "in", values(), **description), tmp_path / "out")
     assert manifest.classes == ("background", "large", "small", "rest") and "regions" not in manifest.preparation
     np.testing.assert_array_equal(np.unique(labels), [0, 1, 2, 3])
 
@@ -236,8 +236,8 @@ def test_values_to_ignore_are_named(tmp_path: Path) -> None:
 
 def test_annotated_may_name_regions_that_tell_their_classes_apart(tmp_path: Path) -> None:
     folder = nnunet(tmp_path / "in", values(), labels={"background": 0})
-    said = {"core": [2], "background": [1, 3]}
-    manifest, _ = prepared(folder, tmp_path / "out", labels=said, annotated=["core"], **of_task())
+    labels = {"core": [2], "background": [1, 3]}
+    manifest, _ = prepared(folder, tmp_path / "out", labels=labels, annotated=["core"], **of_task())
     assert manifest.annotated == ("core",)
     with raises("regions-partial", naming="core"):
         prepared(folder, tmp_path / "no", labels={"edema": [1], "core": [2]}, annotated=["whole"], **of_task())

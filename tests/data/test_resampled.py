@@ -125,19 +125,19 @@ def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_
     folder = make_volume_site(tmp_path, "A")
     preparation = Preparation()
     open_volumes(folder, preparation)
-    made = volumes_dir(folder, read_manifest(folder), preparation)
-    with (made / "labels.npy").open("r+b") as file:
+    manifest = volumes_dir(folder, read_manifest(folder), preparation)
+    with (manifest / "labels.npy").open("r+b") as file:
         file.seek(300)
         file.write(b"\x01\x02\x02\x01")
     with raises("arrays-changed", naming="labels.npy"):
         open_volumes(folder, preparation)
-    (finding,) = (one for one in check(folder) if one.level == "error" and one.file == made)
+    (finding,) = (one for one in check(folder) if one.level == "error" and one.file == manifest)
     assert "labels.npy" in finding.message
     content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     content["cases"] = content["cases"][:3]
     (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
     assert len(open_volumes(folder, preparation).shapes) == 3
-    assert volumes_dir(folder, read_manifest(folder), replace(preparation, nonzero=True)) != made
+    assert volumes_dir(folder, read_manifest(folder), replace(preparation, nonzero=True)) != manifest
 
 
 def test_a_mask_with_a_value_that_is_no_class_is_refused(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_normalisations() -> None:
     rng = np.random.default_rng(0)
     ct = rng.normal(100, 300, (8, 9, 10))
     fixed = Fixed(low=-200, high=300, mean=50, std=100)
-    found = normalised(ct, "fixed", nonzero=False, fixed=fixed.numbers)
-    assert (found.min(), found.max()) == (-2.5, 2.5) == fixed.range
+    image = normalised(ct, "fixed", nonzero=False, fixed=fixed.numbers)
+    assert (image.min(), image.max()) == (-2.5, 2.5) == fixed.range
     scaled = normalised(ct, "percentile", nonzero=False, fixed=None)
     assert (scaled.min(), scaled.max()) == (0, 1)
     air = np.where(rng.random(ct.shape) < 0.5, 0, ct + 2000)
@@ -188,7 +188,7 @@ def test_a_large_volume_is_normalised_in_little_memory_and_left_as_it_is(normali
     before = stored.copy()
     tracemalloc.start()
     try:
-        found = normalised(stored, normalise, nonzero=False, fixed=None)
+        image = normalised(stored, normalise, nonzero=False, fixed=None)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -196,7 +196,7 @@ def test_a_large_volume_is_normalised_in_little_memory_and_left_as_it_is(normali
     if normalise == "volume":
         values = stored.astype(np.float64)
         expected = (values - values.ravel().mean()) / values.ravel().std()
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(image, expected, rtol=1e-5, atol=1e-6)
     assert most < 3.2 * 8 * stored.size, "no more than three copies in float64"
 
 

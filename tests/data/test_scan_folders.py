@@ -27,8 +27,8 @@ def test_a_folder_stands_for_its_files_without_masks_and_a_study_for_its_series(
     for series in ("P1/study/t2", "P1/study/adc", "P2/t2"):
         write_dicom(tmp_path / "study" / series, image)
     assert scans_in([files]) == [files / "a.mha", files / "b.nii.gz"]
-    found = [str(path.relative_to(tmp_path / "study")) for path in scans_in([tmp_path / "study"])]
-    assert found == ["P1/study/adc", "P1/study/t2", "P2/t2"]
+    scans = [str(path.relative_to(tmp_path / "study")) for path in scans_in([tmp_path / "study"])]
+    assert scans == ["P1/study/adc", "P1/study/t2", "P2/t2"]
     series = tmp_path / "study" / "P2" / "t2"
     assert scans_in([series, files / "a.mha", files]) == [series, files / "a.mha", files / "b.nii.gz"]
 
@@ -37,11 +37,11 @@ def test_scans_in_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "k.hdr", "k.img", "l.gipl", "notes.txt", "below/m.MGZ", ".n.hdr"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    said = (
+    message = (
         "not read: k.hdr, l.gipl, m.MGZ: convert with nibabel, `nib-convert IN OUT.nii.gz` (k.hdr, m.MGZ); open in 3D "
         "Slicer or ITK-SNAP, and save as NIfTI (.nii.gz) (l.gipl)"
     )
-    assert list(not_read([tmp_path, tmp_path / "a.nii.gz"])) == [said] and not list(
+    assert list(not_read([tmp_path, tmp_path / "a.nii.gz"])) == [message] and not list(
         not_read([tmp_path / "below" / "m.MGZ"])
     )
     assert scans_in([tmp_path]) == [tmp_path / "a.nii.gz"]
@@ -63,9 +63,9 @@ def test_series_of_one_folder_are_told_apart_and_masks_left_out(tmp_path: Path) 
     (alone / "seg.dcm").write_bytes((folder / "seg.dcm").read_bytes())
     assert scans_in([alone]) == [alone] and read_scan(alone).voxels.any(), "a mask beside the slices is none of them"
     enhanced = write_enhanced(folder / "whole.dcm", image, seed="3")
-    found = scans_in([folder])
-    assert enhanced in found and len(found) == 3
-    for path in found:
+    scans = scans_in([folder])
+    assert enhanced in scans and len(scans) == 3
+    for path in scans:
         scan = read_scan(path)
         np.testing.assert_array_equal(scan.voxels, sitk.GetArrayFromImage(sitk.DICOMOrient(image, "RAS")))
     with raises("several-series", naming="'t2_tse_tra'"):
@@ -76,9 +76,9 @@ def test_series_of_one_folder_are_told_apart_and_masks_left_out(tmp_path: Path) 
 
 def test_a_scan_that_was_not_fetched_is_said_to_be_missing(tmp_path: Path) -> None:
     (tmp_path / "P1.nii.gz").symlink_to(tmp_path / "annex" / "P1.nii.gz")
-    (found,) = scans_in([tmp_path])
+    (scans,) = scans_in([tmp_path])
     with raises("file-missing", naming="P1.nii.gz"):
-        read_scan(found)
+        read_scan(scans)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_frames_whose_places_are_not_read_are_refused(name: str, sop_class: str,
     image, _ = volume()
     path = write_enhanced(tmp_path / name, image, order=[5, 0, 8, 1, 2, 3, 4, 6, 7])
     assert read_scan(path).voxels.shape == (9, 20, 24)
-    made = pydicom.dcmread(path)
-    made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{sop_class}"
-    made.save_as(path, enforce_file_format=True)
+    dataset = pydicom.dcmread(path)
+    dataset.SOPClassUID = dataset.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{sop_class}"
+    dataset.save_as(path, enforce_file_format=True)
     with raises("multiframe-class", naming="9 frames"):
         read_scan(path)
     content = path.read_bytes()[132:]  # ITK reads it without its preamble, too

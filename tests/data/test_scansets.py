@@ -33,8 +33,8 @@ def save(path: Path, image: sitk.Image) -> Path:
 
 def describe(folder: Path, **changed: object) -> Path:
     """Change what ``dataset.json`` says."""
-    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    (folder / "dataset.json").write_text(json.dumps(said | changed), encoding="utf-8")
+    content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    (folder / "dataset.json").write_text(json.dumps(content | changed), encoding="utf-8")
     return folder
 
 
@@ -47,11 +47,11 @@ def files(found: CaseTable) -> dict[str, list[str]]:
 
 def test_decathlon(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "Task99_Ball", sequences=("T2", "ADC"), classes=("PZ", "TZ"))
-    (found,) = find_sets(tmp_path)
-    assert (found.name, found.sequences, found.licence) == ("Ball", ("T2", "ADC"), "CC-BY-SA 4.0")
-    assert found.labels is not None and found.labels.values == {"PZ": [1], "TZ": [2]}
-    assert [case.channels for case in found.cases] == [(0, 1)] * 3
-    assert files(found)["case_1"] == ["imagesTr/case_1.nii.gz", "imagesTr/case_1.nii.gz", "labelsTr/case_1.nii.gz"]
+    (sets,) = find_sets(tmp_path)
+    assert (sets.name, sets.sequences, sets.licence) == ("Ball", ("T2", "ADC"), "CC-BY-SA 4.0")
+    assert sets.labels is not None and sets.labels.values == {"PZ": [1], "TZ": [2]}
+    assert [case.channels for case in sets.cases] == [(0, 1)] * 3
+    assert files(sets)["case_1"] == ["imagesTr/case_1.nii.gz", "imagesTr/case_1.nii.gz", "labelsTr/case_1.nii.gz"]
     (folder / "dataset.json").unlink()
     (bare,) = find_sets(tmp_path)
     assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
@@ -72,35 +72,35 @@ def test_scans_in_formats_that_are_not_read_are_a_warning_of_their_folder(tmp_pa
     for folder in ("beside", "images", "masks", "cases/P1"):
         for number in range(8):
             (tmp_path / folder / f"k{number}.hdr").write_bytes(b"")
-    said = "has scans that are not read: k0.hdr, k1.hdr, k2.hdr, k3.hdr, k4.hdr, k5.hdr and 2 more"
-    for found, folders in (
+    message = "has scans that are not read: k0.hdr, k1.hdr, k2.hdr, k3.hdr, k4.hdr, k5.hdr and 2 more"
+    for tables, folders in (
         (gather(tmp_path / "beside"), ["beside"]),
         (gather(None, images=tmp_path / "images", masks=tmp_path / "masks"), ["images", "masks"]),
         (gather(tmp_path / "cases"), ["cases/P1"]),
     ):
-        (one,) = found
+        (one,) = tables
         assert len(one.cases) == 1
         assert [(of.level, of.file, of.message) for of in one.findings] == [
-            ("warning", tmp_path / folder, said) for folder in folders
+            ("warning", tmp_path / folder, message) for folder in folders
         ]
 
 
 @pytest.mark.reads("list: imagesTr and labelsTr without a list")
 def test_nnunet(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "Dataset099", sequences=("T2", "ADC"), classes=("PZ", "TZ"), style="nnunet")
-    (found,) = find_sets(folder)
-    assert found.sequences == ("T2", "ADC") and found.labels is not None
-    assert found.labels.classes == ("background", "PZ", "TZ")
+    (sets,) = find_sets(folder)
+    assert sets.sequences == ("T2", "ADC") and sets.labels is not None
+    assert sets.labels.classes == ("background", "PZ", "TZ")
     wanted = ["imagesTr/case_2_0000.nii.gz", "imagesTr/case_2_0001.nii.gz", "labelsTr/case_2.nii.gz"]
-    assert files(found)["case_2"] == wanted
-    adc = found.with_sequences(["adc"])
+    assert files(sets)["case_2"] == wanted
+    adc = sets.with_sequences(["adc"])
     assert adc.sequences == ("ADC",) and adc.cases[2].images == (folder / "imagesTr" / "case_2_0001.nii.gz",)
 
 
 def test_nnunet_with_one_sequence(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "set", style="nnunet")
-    (found,) = find_sets(folder)
-    assert found.sequences == ("MRI",) and files(found)["case_0"][0] == "imagesTr/case_0_0000.nii.gz"
+    (sets,) = find_sets(folder)
+    assert sets.sequences == ("MRI",) and files(sets)["case_0"][0] == "imagesTr/case_0_0000.nii.gz"
     assert check(folder) == []
 
 
@@ -181,9 +181,9 @@ def test_more_volumes_than_the_command_names(tmp_path: Path) -> None:
             (tmp_path / folder).mkdir(exist_ok=True)
         save(tmp_path / "images" / f"P{k}.nii.gz", sitk.JoinSeries(several[: 3 if k == 1 else 2]))
         save(tmp_path / "masks" / f"P{k}.nii.gz", mask)
-    found = check(tmp_path / "images", masks=tmp_path / "masks", sequences={"T2": "", "ADC": ""})
-    assert [(each.level, each.file.name) for each in found] == [("error", "P1.nii.gz")], found
-    assert found[0].code == "volumes-extra" and "(T2, ADC)" in found[0].message
+    findings = check(tmp_path / "images", masks=tmp_path / "masks", sequences={"T2": "", "ADC": ""})
+    assert [(each.level, each.file.name) for each in findings] == [("error", "P1.nii.gz")], findings
+    assert findings[0].code == "volumes-extra" and "(T2, ADC)" in findings[0].message
     images, masks, out = tmp_path / "images", tmp_path / "masks", tmp_path / "out"
     words = {"dataset": "x", "labels": {"ball": (1,)}, "sequences": {"T2": "", "ADC": ""}}
     with raises("cases-unmatched", naming="--sequence"):
@@ -204,8 +204,8 @@ def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: s
 
 def test_one_volume_of_files_whose_volumes_nothing_names(tmp_path: Path) -> None:
     folder = describe(write_described(tmp_path / "set", sequences=("T2", "ADC")), modality={})
-    (found,) = gather(folder, volume=2)
-    assert found.sequences == () and {case.channels for case in found.cases} == {(1,)}
+    (tables,) = gather(folder, volume=2)
+    assert tables.sequences == () and {case.channels for case in tables.cases} == {(1,)}
     assert check(folder, volume=2) == []
     with pytest.raises(ConfigError, match="--volume 3"):
         gather(folder, volume=3)
@@ -221,13 +221,13 @@ def test_a_folder_for_each_case(tmp_path: Path) -> None:
         else:
             write_dicom(tmp_path / case / "ADC", other_sequence(image))
         save(tmp_path / case / ("mask.nii.gz" if k else f"{case}_seg.nii.gz"), zones(mask))
-    (found,) = find_sets(tmp_path)
-    assert found.layout == "case folders" and found.sequences == ("ADC", "T2")
-    assert files(found)["P1"] == ["P1/P1_ADC.nii.gz", "P1/P1_T2.nii.gz", "P1/P1_seg.nii.gz"]
-    assert files(found)["P3"] == ["P3/ADC", "P3/T2.nii.gz", "P3/mask.nii.gz"]
+    (tables,) = find_sets(tmp_path)
+    assert tables.layout == "case folders" and tables.sequences == ("ADC", "T2")
+    assert files(tables)["P1"] == ["P1/P1_ADC.nii.gz", "P1/P1_T2.nii.gz", "P1/P1_seg.nii.gz"]
+    assert files(tables)["P3"] == ["P3/ADC", "P3/T2.nii.gz", "P3/mask.nii.gz"]
     assert check(tmp_path, labels={"a": [1], "b": [2]}) == []
-    (found,) = gather(tmp_path, sequences={"T2": "", "ADC": ""})
-    assert found.sequences == ("T2", "ADC") and files(found)["P3"][:2] == ["P3/T2.nii.gz", "P3/ADC"]
+    (tables,) = gather(tmp_path, sequences={"T2": "", "ADC": ""})
+    assert tables.sequences == ("T2", "ADC") and files(tables)["P3"][:2] == ["P3/T2.nii.gz", "P3/ADC"]
     (tmp_path / "P2" / "adc.nii.gz").unlink()
     (finding,) = check(tmp_path, labels={"a": [1], "b": [2]})
     assert finding.level == "error" and finding.code == "sequence-missing" and "P2" in finding.message
@@ -245,10 +245,10 @@ def test_a_second_mask_in_a_case_folder_is_no_sequence(tmp_path: Path, name: str
         save(tmp_path / f"P{k}" / "mask.nii.gz", mask)
         if k < cases:
             save(tmp_path / f"P{k}" / f"{name.format(k)}.nii.gz", mask)
-    (found,) = find_sets(tmp_path)
-    assert found.layout == "case folders" and [case.id for case in found.cases] == ["P1"][cases - 1 :]
-    assert [finding.file.name for finding in found.findings] == ["P0", "P1"][:cases]
-    assert all(finding.code == "masks-several" for finding in found.findings)
+    (sets,) = find_sets(tmp_path)
+    assert sets.layout == "case folders" and [case.id for case in sets.cases] == ["P1"][cases - 1 :]
+    assert [finding.file.name for finding in sets.findings] == ["P0", "P1"][:cases]
+    assert all(finding.code == "masks-several" for finding in sets.findings)
 
 
 def test_case_folders_may_be_called_like_masks(tmp_path: Path) -> None:
@@ -256,14 +256,14 @@ def test_case_folders_may_be_called_like_masks(tmp_path: Path) -> None:
         image, mask = volume(k)
         save(tmp_path / f"seg_{k}" / f"seg_{k}_T2.nii.gz", image)
         save(tmp_path / f"seg_{k}" / f"seg_{k}_mask.nii.gz", mask)
-    (found,) = find_sets(tmp_path)
-    assert [case.sequences for case in found.cases] == [("T2",)] * 2 and not found.findings
+    (sets,) = find_sets(tmp_path)
+    assert [case.sequences for case in sets.cases] == [("T2",)] * 2 and not sets.findings
 
 
 def test_a_folder_for_each_site_is_no_folder_for_each_case(tmp_path: Path) -> None:
     write_pair(tmp_path / "HK", "Case00")
     write_pair(tmp_path / "UCL", "Case00", seed=1)
-    assert [(found.layout, found.name) for found in find_sets(tmp_path)] == [("beside", "HK"), ("beside", "UCL")]
+    assert [(table.layout, table.name) for table in find_sets(tmp_path)] == [("beside", "HK"), ("beside", "UCL")]
 
 
 def bids(root: Path, *, session: bool = False) -> Path:
@@ -280,14 +280,14 @@ def bids(root: Path, *, session: bool = False) -> Path:
 def test_bids_by_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bids(tmp_path))
     masks = Path("derivatives/**/sub-*_mask.nii.gz")
-    (found,) = gather(None, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=masks)
-    assert found.sequences == () and [case.id for case in found.cases] == ["sub-01", "sub-02", "sub-03"]
-    assert not found.findings
+    (tables,) = gather(None, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=masks)
+    assert tables.sequences == () and [case.id for case in tables.cases] == ["sub-01", "sub-02", "sub-03"]
+    assert not tables.findings
     sequences = parse_sequences(["T2=sub-*/anat/*_T2w.nii.gz", "ADC=sub-*/dwi/*_adc.nii.gz"])
-    (found,) = gather(tmp_path, masks=masks, sequences=sequences)
-    assert found.sequences == ("T2", "ADC")
+    (tables,) = gather(tmp_path, masks=masks, sequences=sequences)
+    assert tables.sequences == ("T2", "ADC")
     wanted = ["sub-02/anat/sub-02_T2w.nii.gz", "sub-02/dwi/sub-02_adc.nii.gz"]
-    assert files(found)["sub-02"][:2] == wanted
+    assert files(tables)["sub-02"][:2] == wanted
     assert check(Path("sub-*/anat/*_T2w.nii.gz"), masks=masks) == []
     assert check(tmp_path, masks=masks, sequences=sequences) == []
     save(Path("sub-02/anat/sub-02_run-2_T2w.nii.gz"), volume(9)[0])
@@ -297,10 +297,10 @@ def test_bids_by_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bids_with_sessions_and_absolute_patterns(tmp_path: Path) -> None:
     bids(tmp_path, session=True)
-    (found,) = gather(
+    (tables,) = gather(
         None, images=tmp_path / "sub-*/*/anat/*_T2w.nii.gz", masks=tmp_path / "derivatives/**/*_mask.nii.gz"
     )
-    assert [case.id for case in found.cases] == ["sub-01_ses-a", "sub-02_ses-a", "sub-03_ses-a"]
+    assert [case.id for case in tables.cases] == ["sub-01_ses-a", "sub-02_ses-a", "sub-03_ses-a"]
 
 
 SUBJECTS = {
@@ -320,8 +320,8 @@ def test_subjects_are_told_apart_by_their_whole_name(tmp_path: Path, kind: str) 
         image, mask = volume(k)
         save(tmp_path / f"sub-{name}" / "anat" / f"sub-{name}_T2w.nii.gz", image)
         save(tmp_path / "drawn" / f"{drawn.format(f'sub-{name}')}.nii.gz", mask)
-    (found,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/**/*.nii.gz"))
-    assert sorted(case.id for case in found.cases) == sorted(f"sub-{name}" for name in names) and not found.findings
+    (tables,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/**/*.nii.gz"))
+    assert sorted(case.id for case in tables.cases) == sorted(f"sub-{name}" for name in names) and not tables.findings
 
 
 @pytest.mark.parametrize("images", ["sub-*_T2w/scan.nii.gz", "*_T2w/*.nii.gz"])
@@ -330,16 +330,16 @@ def test_what_a_pattern_says_itself_is_no_part_of_a_subject(tmp_path: Path, imag
         image, mask = volume(k)
         save(tmp_path / f"sub-C_{k}_T2w" / "scan.nii.gz", image)
         save(tmp_path / "drawn" / f"sub-C_{k}_mask.nii.gz", mask)
-    (found,) = gather(tmp_path, images=Path(images), masks=Path("drawn/sub-*_mask.nii.gz"))
-    assert [case.id for case in found.cases] == ["sub-C_0", "sub-C_1"] and not found.findings
+    (tables,) = gather(tmp_path, images=Path(images), masks=Path("drawn/sub-*_mask.nii.gz"))
+    assert [case.id for case in tables.cases] == ["sub-C_0", "sub-C_1"] and not tables.findings
 
 
 def test_scans_of_one_subject_and_masks_of_another_are_no_case(tmp_path: Path) -> None:
     save(tmp_path / "sub-Jörg" / "anat" / "sub-Jörg_T2w.nii.gz", volume(0)[0])
     save(tmp_path / "drawn" / "sub-Jürgen_mask.nii.gz", volume(0)[1])
-    (found,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/*.nii.gz"))
-    assert not found.cases and [finding.code for finding in found.findings] == ["mask-missing", "image-missing"]
-    assert "sub-Jürgen" in found.findings[1].message
+    (tables,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    assert not tables.cases and [finding.code for finding in tables.findings] == ["mask-missing", "image-missing"]
+    assert "sub-Jürgen" in tables.findings[1].message
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -352,8 +352,8 @@ def test_a_patient_s_number_is_no_series(tmp_path: Path, monkeypatch: pytest.Mon
     if inside:
         monkeypatch.chdir(tmp_path)
     start = Path() if inside else tmp_path
-    (found,) = gather(None, images=start / "*" / "T2.nii.gz", masks=start / "*" / "prostate.nii.gz")
-    assert [case.id for case in found.cases] == ["1000", "1001"]
+    (tables,) = gather(None, images=start / "*" / "T2.nii.gz", masks=start / "*" / "prostate.nii.gz")
+    assert [case.id for case in tables.cases] == ["1000", "1001"]
 
 
 def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
@@ -361,8 +361,8 @@ def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
         image, mask = volume(k)
         save(tmp_path / "scans" / f"P{k}" / "t2.nii.gz", image)
         save(tmp_path / "drawn" / f"P{k}.nii.gz", mask)
-    (found,) = gather(tmp_path, images=Path("scans/*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
-    assert [case.id for case in found.cases] == ["P0", "P1"]
+    (tables,) = gather(tmp_path, images=Path("scans/*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    assert [case.id for case in tables.cases] == ["P0", "P1"]
 
 
 def test_a_pattern_names_the_scans_whose_format_is_not_read(tmp_path: Path) -> None:
@@ -371,9 +371,9 @@ def test_a_pattern_names_the_scans_whose_format_is_not_read(tmp_path: Path) -> N
     save(tmp_path / "drawn" / "P0.nii.gz", mask)
     (tmp_path / "scans" / "P1").mkdir()
     (tmp_path / "scans" / "P1" / "t2.mgz").write_bytes(b"")
-    (found,) = gather(tmp_path, images=Path("scans/*/t2.*"), masks=Path("drawn/*.nii.gz"))
-    assert [case.id for case in found.cases] == ["P0"]
-    (finding,) = found.findings
+    (tables,) = gather(tmp_path, images=Path("scans/*/t2.*"), masks=Path("drawn/*.nii.gz"))
+    assert [case.id for case in tables.cases] == ["P0"]
+    (finding,) = tables.findings
     assert (finding.level, finding.code) == ("warning", "format-not-read")
     assert finding.file == tmp_path / "scans" / "P1" and "t2.mgz" in finding.message
     with raises("pattern-empty", naming="t2.mgz"):
@@ -401,18 +401,18 @@ def test_folders_before_the_first_wildcard_are_not_looked_at(
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     start = (tmp_path if absolute else Path("..")) / place
-    (found,) = gather(None, images=start / "i" / "**" / "*.nii.gz", masks=start / "m" / "*_seg.nii.gz")
-    assert [case.id for case in found.cases] == ["P0", "P1"] and not found.findings
+    (tables,) = gather(None, images=start / "i" / "**" / "*.nii.gz", masks=start / "m" / "*_seg.nii.gz")
+    assert [case.id for case in tables.cases] == ["P0", "P1"] and not tables.findings
 
 
 def test_a_subject_whose_folder_has_no_wildcard_is_named_by_its_files(tmp_path: Path) -> None:
     bids(tmp_path, session=True)
     masks = Path("derivatives/radiologist/sub-02/ses-a/anat/*")
     for images in ("sub-02/ses-a/anat/*", "sub-02/ses-a/anat/*.nii.gz", "sub-02/*/anat/*_T2w.nii.gz"):
-        (found,) = gather(tmp_path, images=Path(images), masks=masks)
-        assert [case.id for case in found.cases] == ["sub-02_ses-a"]
-    (found,) = gather(tmp_path, images=Path("sub-02/ses-a/anat/*"), masks=masks.with_name("sub-02_ses-a_mask.nii.gz"))
-    assert [case.id for case in found.cases] == ["sub-02_ses-a"], "a file's own name, without a wildcard"
+        (tables,) = gather(tmp_path, images=Path(images), masks=masks)
+        assert [case.id for case in tables.cases] == ["sub-02_ses-a"]
+    (tables,) = gather(tmp_path, images=Path("sub-02/ses-a/anat/*"), masks=masks.with_name("sub-02_ses-a_mask.nii.gz"))
+    assert [case.id for case in tables.cases] == ["sub-02_ses-a"], "a file's own name, without a wildcard"
 
 
 @pytest.mark.parametrize("masks", [".", "/", "masks"])
@@ -457,8 +457,8 @@ def test_a_sequence_named_twice() -> None:
 @pytest.mark.parametrize("masks", ["masks", "Labels"])
 def test_images_and_masks_in_folders_of_usual_names(tmp_path: Path, images: str, masks: str) -> None:
     in_two_folders(tmp_path, images, masks)
-    (found,) = find_sets(tmp_path)
-    assert [case.id for case in found.cases] == ["P0", "P1"]
+    (sets,) = find_sets(tmp_path)
+    assert [case.id for case in sets.cases] == ["P0", "P1"]
     assert check(tmp_path, labels={"ball": [1]}) == []
 
 
@@ -471,9 +471,9 @@ def test_masks_in_folders_are_named(tmp_path: Path, several: bool) -> None:
             save(tmp_path / "images" / f"P{k}_0001.nii.gz", other_sequence(image))
         save(tmp_path / "masks" / (f"P{k}/mask.nii.gz" if k else "P0.nii.gz"), mask)
     (tmp_path / "masks" / "old").mkdir()
-    (found,) = find_sets(tmp_path)
-    assert [case.id for case in found.cases] == ["P0"]
-    (finding,) = found.findings
+    (sets,) = find_sets(tmp_path)
+    assert [case.id for case in sets.cases] == ["P0"]
+    (finding,) = sets.findings
     assert (finding.code, finding.file) == ("mask-is-folder", tmp_path / "masks" / "P1")
 
 
@@ -513,15 +513,15 @@ def test_names_of_masks(tmp_path: Path, mask: str, several: bool, folders: tuple
         if several:
             save(tmp_path / folders[0] / f"P{k}_0001.nrrd", other_sequence(image))
         save(tmp_path / folders[1] / f"{mask.format(k)}.nrrd", drawn)
-    (found,) = find_sets(tmp_path)
-    assert [case.id for case in found.cases] == ["P0", "P1"] and not found.findings
+    (sets,) = find_sets(tmp_path)
+    assert [case.id for case in sets.cases] == ["P0", "P1"] and not sets.findings
 
 
 def test_scans_that_are_called_like_masks(tmp_path: Path) -> None:
     for k in range(2):
         write_pair(tmp_path, f"label_{k}", k)
-    (found,) = find_sets(tmp_path)
-    assert [case.id for case in found.cases] == ["label_0", "label_1"] and not found.findings
+    (sets,) = find_sets(tmp_path)
+    assert [case.id for case in sets.cases] == ["label_0", "label_1"] and not sets.findings
 
 
 def in_two_folders(folder: Path, images: str, masks: str) -> None:
@@ -584,9 +584,9 @@ def test_names_match_in_whichever_form_their_letters_are(tmp_path: Path, image: 
         assert [case.id for case in found.cases] == [NAMES["NFC"]] and not found.findings
     (found,) = find_sets(tmp_path / "cases")
     assert found.sequences == ("T2",)
-    given: dict[str, Any] = {"dataset": "d", "labels": {"ball": [1]}}
+    options: dict[str, Any] = {"dataset": "d", "labels": {"ball": [1]}}
     save(tmp_path / "two" / "images" / "P2.nii.gz", volume(2)[0])
     save(tmp_path / "two" / "masks" / "P2.nii.gz", volume(2)[1])
-    site = prepare_own(tmp_path / "two" / "images", tmp_path / "two" / "masks", "A", tmp_path / "out", **given)
+    site = prepare_own(tmp_path / "two" / "images", tmp_path / "two" / "masks", "A", tmp_path / "out", **options)
     prepare_own(None, None, "A", tmp_path / "out", dataset="d", withdraw=[NAMES["NFD"]])
     assert [case.id for case in read_manifest(site).cases] == ["P2"]

@@ -269,9 +269,9 @@ def test_the_background_of_a_label_map_is_what_it_says(
 def test_a_deflated_file_is_found_and_read(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = write_frames(tmp_path / "s.dcm", series, at(6, 9), spacing=(1, 1), thickness=3, between=3, syntax=DEFLATED)
     content = pydicom.dcmread(path)
-    found = identify(path)
-    assert found is not None and is_dicom_mask(path)
-    assert (found.sop_class, found.instance, found.series) == (
+    identity = identify(path)
+    assert identity is not None and is_dicom_mask(path)
+    assert (identity.sop_class, identity.instance, identity.series) == (
         content.SOPClassUID, content.SOPInstanceUID, content.SeriesInstanceUID
     )  # fmt: skip
     mask, _ = read_mask(path, scan, wanted())

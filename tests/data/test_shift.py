@@ -40,65 +40,65 @@ def text(found: ShiftMap, told: Sequence[Fingerprint]) -> str:
 
 def test_equal_sites_are_not_apart(sites: dict[str, Fingerprint]) -> None:
     told = [sites["A"], sites["same"]]
-    found = shift_map(told)
-    assert all(value == pytest.approx(0) for value in between(found, "A", "same").values())
-    assert found.overall("A", "same") == pytest.approx(0)
-    assert found.overall("same", "A") == found.overall("A", "same")
-    assert "fedavg is the method to begin with" in text(found, told)
+    shift = shift_map(told)
+    assert all(value == pytest.approx(0) for value in between(shift, "A", "same").values())
+    assert shift.overall("A", "same") == pytest.approx(0)
+    assert shift.overall("same", "A") == shift.overall("A", "same")
+    assert "fedavg is the method to begin with" in text(shift, told)
 
 
 def test_another_gain_is_gone_once_volumes_are_normalised(sites: dict[str, Fingerprint]) -> None:
     told = [sites["A"], sites["bright"]]
-    found = shift_map(told)
-    assert (found.between(INTENSITY, "A", "bright") or 0) > INTENSITY.large
+    shift = shift_map(told)
+    assert (shift.between(INTENSITY, "A", "bright") or 0) > INTENSITY.large
     for aspect in (SHAPE, CONTRAST, SPACING, VOLUME):
-        assert found.between(aspect, "A", "bright") == pytest.approx(0, abs=1e-3), aspect.key
-    assert "normalisation may be all that it takes" in text(found, told)
+        assert shift.between(aspect, "A", "bright") == pytest.approx(0, abs=1e-3), aspect.key
+    assert "normalisation may be all that it takes" in text(shift, told)
 
 
 def test_voxels_twice_as_long_are_an_octave(sites: dict[str, Fingerprint]) -> None:
     told = [sites["A"], sites["coarse"]]
-    found = shift_map(told)
-    assert found.between(SPACING, "A", "coarse") == pytest.approx(1, abs=0.03)
-    assert found.between(EXTENT, "A", "coarse") == pytest.approx(1, abs=0.03)
-    assert found.between(VOLUME, "A", "coarse") == pytest.approx(3, abs=0.3), "eight times the volume"
-    assert found.between(INTENSITY, "A", "coarse") == pytest.approx(0)
-    said = text(found, told)
-    assert "no method here was made for what resampling leaves" in said
-    assert "a shift of what is labelled" in said
-    assert "Few cases at A (4), coarse (4)" in said
+    shift = shift_map(told)
+    assert shift.between(SPACING, "A", "coarse") == pytest.approx(1, abs=0.03)
+    assert shift.between(EXTENT, "A", "coarse") == pytest.approx(1, abs=0.03)
+    assert shift.between(VOLUME, "A", "coarse") == pytest.approx(3, abs=0.3), "eight times the volume"
+    assert shift.between(INTENSITY, "A", "coarse") == pytest.approx(0)
+    sentences = text(shift, told)
+    assert "no method here was made for what resampling leaves" in sentences
+    assert "a shift of what is labelled" in sentences
+    assert "Few cases at A (4), coarse (4)" in sentences
 
 
 def test_a_site_that_tells_counts_only_is_not_on_the_map(sites: dict[str, Fingerprint]) -> None:
     told = list(sites.values())
-    found = shift_map(told, placed=["coarse"])
-    assert found.sites == ("A", "same", "bright", "coarse") and found.silent == ("few",)
-    assert found.farthest == ("bright", "coarse")
-    said = text(found, told)
-    assert "few is not on the map: it has fewer cases" in said
-    assert "not in the plan: coarse" in said
+    shift = shift_map(told, placed=["coarse"])
+    assert shift.sites == ("A", "same", "bright", "coarse") and shift.silent == ("few",)
+    assert shift.farthest == ("bright", "coarse")
+    sentences = text(shift, told)
+    assert "few is not on the map: it has fewer cases" in sentences
+    assert "not in the plan: coarse" in sentences
 
 
 def test_one_site_alone_has_no_map(sites: dict[str, Fingerprint]) -> None:
-    found = shift_map([sites["A"], sites["few"]])
-    assert found.farthest is None and found.largest(SHAPE) is None
-    assert "not two sites" in text(found, [sites["A"]])
+    shift = shift_map([sites["A"], sites["few"]])
+    assert shift.farthest is None and shift.largest(SHAPE) is None
+    assert "not two sites" in text(shift, [sites["A"]])
 
 
 def test_what_is_not_known_is_no_distance(tmp_path: Path, sites: dict[str, Fingerprint]) -> None:
     lost = fingerprint(survey_site(tmp_path, "lost", SEEDS, spacing=(1.0, 1.0, 1.0)))
-    found = shift_map([sites["A"], lost])
-    assert found.between(SPACING, "A", "lost") is None and found.between(VOLUME, "A", "lost") is None
-    assert found.overall("A", "lost") == pytest.approx(0)
+    shift = shift_map([sites["A"], lost])
+    assert shift.between(SPACING, "A", "lost") is None and shift.between(VOLUME, "A", "lost") is None
+    assert shift.overall("A", "lost") == pytest.approx(0)
 
 
 def test_a_shift_of_appearance_names_methods_and_where_their_results_are(sites: dict[str, Fingerprint]) -> None:
     told = [sites["A"], sites["same"]]
-    found = shift_map(told)
-    apart = replace(found, distances={**found.distances, SHAPE.key: {("A", "same"): 1.0}})
-    said = text(apart, told)
-    assert ", ".join(APPEARANCE) in said
-    assert "in fedshift's documentation, page Results." in said, "a reader of the page has no folder docs/"
+    shift = shift_map(told)
+    apart = replace(shift, distances={**shift.distances, SHAPE.key: {("A", "same"): 1.0}})
+    sentences = text(apart, told)
+    assert ", ".join(APPEARANCE) in sentences
+    assert "in fedshift's documentation, page Results." in sentences, "a reader of the page has no folder docs/"
 
 
 def test_the_methods_that_are_named_exist() -> None:

@@ -54,9 +54,9 @@ class Case:
         return write_segments(self.mask, self.image, layers, segments, **options)
 
     def in_ras(self, mask: np.ndarray) -> np.ndarray:
-        made = sitk.GetImageFromArray(mask.astype(np.uint8))
-        made.CopyInformation(self.image)
-        return sitk.GetArrayFromImage(sitk.DICOMOrient(made, "RAS"))
+        image = sitk.GetImageFromArray(mask.astype(np.uint8))
+        image.CopyInformation(self.image)
+        return sitk.GetArrayFromImage(sitk.DICOMOrient(image, "RAS"))
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_mask_drawn_in_another_geometry_keeps_its_volume(case: Case) -> None:
 
 
 def _like(image: sitk.Image, mask: np.ndarray) -> sitk.Image:
-    made = sitk.GetImageFromArray(mask.astype(np.uint8))
-    made.CopyInformation(image)
-    return made
+    stored = sitk.GetImageFromArray(mask.astype(np.uint8))
+    stored.CopyInformation(image)
+    return stored
 
 
 @pytest.mark.reads(".seg.nrrd: segments beyond the image")
@@ -258,10 +258,10 @@ def site(folder: Path) -> None:
 
 def test_a_site_whose_values_are_swapped_in_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site(tmp_path / "in")
-    given = {"dataset": "two", "classes": ("background", "prostate", "bladder"), "source": tmp_path / "in"}
+    options = {"dataset": "two", "classes": ("background", "prostate", "bladder"), "source": tmp_path / "in"}
     values = {"prostate": (1,), "bladder": (2,)}
     for labels in ({}, {}, values):  # the second time with what the first has recorded
-        folder = prepare_own(None, None, "A", tmp_path / "out", labels=labels, **given)  # type: ignore[arg-type]
+        folder = prepare_own(None, None, "A", tmp_path / "out", labels=labels, **options)  # type: ignore[arg-type]
         for number, case in enumerate(read_manifest(folder).cases):
             mask = read_labels(folder, case)
             ball = sitk.GetArrayFromImage(sitk.DICOMOrient(volume(number)[1], "RAS")) > 0

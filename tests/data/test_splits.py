@@ -44,19 +44,19 @@ def pictures(n: int) -> list[Picture]:
 
 
 def test_shares_of_pictures_keep_copies_together_and_are_those_of_preparation() -> None:
-    found = pictures(400)
-    split = split_by_content(found, (0.6, 0.2, 0.2))
-    hashed = [(Source(p.id, p.label, read=lambda: pytest.fail("not read")), p.sha256) for p in found]
-    assert dict(zip((p.id for p in found), split, strict=True)) == deal_by_content("A", hashed)
-    most = split_by_content(found, (0.9, 0.05, 0.05))
+    entries = pictures(400)
+    split = split_by_content(entries, (0.6, 0.2, 0.2))
+    hashed = [(Source(p.id, p.label, read=lambda: pytest.fail("not read")), p.sha256) for p in entries]
+    assert dict(zip((p.id for p in entries), split, strict=True)) == deal_by_content("A", hashed)
+    most = split_by_content(entries, (0.9, 0.05, 0.05))
     counts = {part: int((most == part).sum()) for part in ("train", "val", "test")}
     assert 350 <= counts["train"] <= 370 and 15 <= counts["val"] <= 25 and 15 <= counts["test"] <= 25
     by_content: dict[str, set[str]] = {}
-    for picture, part in zip(found, most, strict=True):
+    for picture, part in zip(entries, most, strict=True):
         by_content.setdefault(picture.sha256, set()).add(str(part))
     assert all(len(parts) == 1 for parts in by_content.values())
-    assert set(split_by_content(found, (0.9, 0.1, 0.0))) == {"train", "val"}
-    assert set(split_by_content(found[:2], (0.5, 0.25, 0.25))) == {"train"}
+    assert set(split_by_content(entries, (0.9, 0.1, 0.0))) == {"train", "val"}
+    assert set(split_by_content(entries[:2], (0.5, 0.25, 0.25))) == {"train"}
 
 
 @pytest.mark.parametrize("n", [2, 5, 6, 13])

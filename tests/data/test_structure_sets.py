@@ -60,14 +60,14 @@ def square(z: float, low: float, high: float) -> np.ndarray:
 def structures(path: Path, series: Path, contours: Sequence[np.ndarray], kind: str = "CLOSED_PLANAR") -> Path:
     """A structure set with a prostate of these contours (points, 3) in mm."""
     draw_structures(path, series, [(1, "prostate", [])])
-    made = pydicom.dcmread(path)
-    made.ROIContourSequence[0].ContourSequence = []
+    dataset = pydicom.dcmread(path)
+    dataset.ROIContourSequence[0].ContourSequence = []
     for points in contours:
         one = pydicom.Dataset()
         one.ContourGeometricType, one.NumberOfContourPoints = kind, len(points)
         one.ContourData = [f"{value:.4f}" for value in points.ravel()]
-        made.ROIContourSequence[0].ContourSequence.append(one)
-    made.save_as(path)
+        dataset.ROIContourSequence[0].ContourSequence.append(one)
+    dataset.save_as(path)
     return path
 
 
@@ -240,21 +240,21 @@ def test_several_contours_of_a_slice(
 @pytest.mark.reads("DICOM mask: contours of one structure in several items")
 def test_contours_of_a_structure_in_two_items_are_its_own(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = structures(tmp_path / "rs.dcm", series, [square(9, 4.5, 14.5)])
-    made = pydicom.dcmread(path)
+    dataset = pydicom.dcmread(path)
     more = pydicom.dcmread(structures(tmp_path / "more.dcm", series, [square(12, 4.5, 14.5)]))
-    made.ROIContourSequence.append(more.ROIContourSequence[0])
-    made.save_as(path)
+    dataset.ROIContourSequence.append(more.ROIContourSequence[0])
+    dataset.save_as(path)
     assert slices(read_mask(path, scan, wanted())[0]) == [3, 4]
 
 
 @pytest.mark.reads("DICOM mask: two structures of one number")
 def test_structures_of_one_number_are_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = structures(tmp_path / "rs.dcm", series, [circle(9.0)])
-    made = pydicom.dcmread(path)
-    second = copy.deepcopy(made.StructureSetROISequence[0])
+    dataset = pydicom.dcmread(path)
+    second = copy.deepcopy(dataset.StructureSetROISequence[0])
     second.ROIName = "lesion"
-    made.StructureSetROISequence.append(second)
-    made.save_as(path)
+    dataset.StructureSetROISequence.append(second)
+    dataset.save_as(path)
     with raises("structure-twice", naming="rs.dcm"):
         read_mask(path, scan, wanted())
 
@@ -287,20 +287,20 @@ def test_points_and_open_contours_are_refused(kind: str, series: Path, scan: Sca
 @pytest.mark.reads("DICOM mask: a structure of a set in several frames of reference, of another than its image's")
 def test_a_structure_of_another_frame_of_reference_is_not_drawn(series: Path, tmp_path: Path) -> None:
     path = structures(tmp_path / "rs.dcm", series, [circle(z) for z in (9.0, 12.0)])
-    made = pydicom.dcmread(path)
-    frame = copy.deepcopy(made.ReferencedFrameOfReferenceSequence[0])
-    rois = [made.StructureSetROISequence[0], copy.deepcopy(made.StructureSetROISequence[0])]
+    dataset = pydicom.dcmread(path)
+    frame = copy.deepcopy(dataset.ReferencedFrameOfReferenceSequence[0])
+    rois = [dataset.StructureSetROISequence[0], copy.deepcopy(dataset.StructureSetROISequence[0])]
     rois[1].ROINumber, rois[1].ROIName = 2, "couch"
     rois[1].ReferencedFrameOfReferenceUID = frame.FrameOfReferenceUID = "1.2.3"
-    made.StructureSetROISequence = rois
-    made.ReferencedFrameOfReferenceSequence.insert(0, frame)
-    made.save_as(path)
+    dataset.StructureSetROISequence = rois
+    dataset.ReferencedFrameOfReferenceSequence.insert(0, frame)
+    dataset.save_as(path)
     case = CaseFiles("c", (series,), path, labels=wanted())
     read, findings = read_case(case)
     assert read is not None and read.mask is not None and read.mask.voxels.any()
     assert not [finding for finding in findings if finding.code == "mask-of-other-image"]
-    rois[0].ReferencedFrameOfReferenceUID, rois[1].ReferencedFrameOfReferenceUID = "1.2.3", made.FrameOfReferenceUID
-    made.save_as(path)
+    rois[0].ReferencedFrameOfReferenceUID, rois[1].ReferencedFrameOfReferenceUID = "1.2.3", dataset.FrameOfReferenceUID
+    dataset.save_as(path)
     read, findings = read_case(case)
     assert read is None and [finding.code for finding in findings] == ["mask-of-other-image"]
     assert "'prostate'" in str(findings[0])
@@ -316,7 +316,7 @@ def test_the_commands_interpolate_when_they_are_asked(
     words = ["data", "check", str(tmp_path / "in"), "--task", "prostate"]
     assert main(words) == 0 and "'prostate' on slices 7, 9" in capsys.readouterr().out
     assert main([*words, "--interpolate"]) == 0 and "no contour" not in capsys.readouterr().out
-    given = {"dataset": "prostate", "classes": ("background", "prostate"), "source": tmp_path / "in"}
-    site = prepare_own(None, None, "A", tmp_path / "out", interpolate=True, **given)  # type: ignore[arg-type]
+    options = {"dataset": "prostate", "classes": ("background", "prostate"), "source": tmp_path / "in"}
+    site = prepare_own(None, None, "A", tmp_path / "out", interpolate=True, **options)  # type: ignore[arg-type]
     case = read_manifest(site).cases[0]
     assert read_labels(site, case).sum() * 0.003 == pytest.approx(3.6 * ML, rel=0.01)

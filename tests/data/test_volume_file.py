@@ -111,8 +111,8 @@ def _in_text(folder: Path, values: np.ndarray) -> Path:
 def _compressed(folder: Path, values: np.ndarray, *, size: int | None = None) -> Path:
     """``size``: bytes of compressed voxels as the header says; 0 if it does not say it."""
     packed = zlib.compress(values.tobytes(order="F"))
-    said = [f"CompressedDataSize = {len(packed) if size is None else size}"] if size != 0 else []
-    plain = meta(folder / "a.mha", "CompressedData = True", *said).read_bytes()
+    fields = [f"CompressedDataSize = {len(packed) if size is None else size}"] if size != 0 else []
+    plain = meta(folder / "a.mha", "CompressedData = True", *fields).read_bytes()
     (folder / "a.mha").write_bytes(plain[: -VALUES.nbytes] + packed)
     return folder / "a.mha"
 
@@ -610,8 +610,8 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
     ],
 )  # fmt: skip
 def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], words: str | None, tmp_path: Path) -> None:
-    found = [unclear.what for unclear in read_scan(write(tmp_path)).unclear]
-    assert len(found) == (words is not None) and all(words in what for what in found if words), found
+    remarks = [unclear.what for unclear in read_scan(write(tmp_path)).unclear]
+    assert len(remarks) == (words is not None) and all(words in what for what in remarks if words), remarks
 
 
 def test_a_header_without_sizes_does_where_its_geometry_is_not_used(tmp_path: Path) -> None:

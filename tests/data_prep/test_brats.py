@@ -84,8 +84,8 @@ def test_fets_tables_name_the_institutions(tmp_path: Path) -> None:
     first, second = plan_volumes(source), plan_volumes(source, partition="2")
     assert {site.site: len(site.cases) for site in first.sites} == {"institution_03": 3, "institution_21": 1}
     assert second.dataset == "brats_partition_2" and [len(site.cases) for site in second.sites] == [1, 1, 2]
-    own = partition(tmp_path / "own.csv", names, ["east", "west", "east", "west"])
-    assert [site.site for site in plan_volumes(source, partition=str(own)).sites] == ["east", "west"]
+    parts = partition(tmp_path / "own.csv", names, ["east", "west", "east", "west"])
+    assert [site.site for site in plan_volumes(source, partition=str(parts)).sites] == ["east", "west"]
     for protocol, plan in ((None, first), ("partition_2", second)):
         task = resolve("brats", "fedavg", protocol=protocol, checked=False).task
         assert task.dataset == plan.dataset and {site.site for site in plan.sites} <= {*task.sites}

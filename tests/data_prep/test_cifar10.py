@@ -288,7 +288,7 @@ def test_ten_of_the_sites_train_in_a_round(raw: Path, tmp_path: Path) -> None:
 def test_real_pictures(shared_data: Path, tmp_path: Path) -> None:
     if not (shared_data / "cifar10").is_dir():
         pytest.skip("no cifar10 among the real data")
-    found = plan(shared_data / "cifar10").by_site
-    assert len(found) == 100 and sum(map(len, found.values())) == 2000
-    assert min(sum(s.id.startswith("train") for s in sources) for sources in found.values()) >= 5
-    assert sum(s.id.startswith("test") for sources in found.values() for s in sources) == 500
+    by_site = plan(shared_data / "cifar10").by_site
+    assert len(by_site) == 100 and sum(map(len, by_site.values())) == 2000
+    assert min(sum(s.id.startswith("train") for s in sources) for sources in by_site.values()) >= 5
+    assert sum(s.id.startswith("test") for sources in by_site.values() for s in sources) == 500

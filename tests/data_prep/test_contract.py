@@ -101,11 +101,15 @@ def counts(manifest: Manifest) -> Counts:
 
 def test_every_site_has_its_share(prepared: Prepared) -> None:
     expected = DOWNLOADS[prepared.name]
-    found = {site: counts(manifest) for site, manifest in prepared.manifests.items()}
+    shares = {site: counts(manifest) for site, manifest in prepared.manifests.items()}
     if expected.counts is not None:
-        assert found == expected.counts
+        assert shares == expected.counts
     else:
-        assert (len(found), sum(map(sum, found.values())), sum(test for *_, test in found.values())) == expected.total
+        assert (
+            len(shares),
+            sum(map(sum, shares.values())),
+            sum(test for *_, test in shares.values()),
+        ) == expected.total
 
 
 def test_the_command_counts_what_it_has_written(prepared: Prepared) -> None:
@@ -121,11 +125,11 @@ def test_sites_and_classes_are_those_of_the_task(prepared: Prepared) -> None:
     assert list(prepared.sites) == list(task.everyone)
     for site, manifest in prepared.manifests.items():
         assert (manifest.dataset, manifest.site, manifest.classes) == (task.dataset, site, task.classes)
-        found = {picture.label for picture in manifest.pictures}
+        labels = {picture.label for picture in manifest.pictures}
         if DOWNLOADS[prepared.name].counts and task.kind == "classification":
-            assert found == set(task.classes)
+            assert labels == set(task.classes)
         else:
-            assert found <= set(task.classes), "few of each are at a site that was drawn"
+            assert labels <= set(task.classes), "few of each are at a site that was drawn"
 
 
 def test_manifests_say_where_the_data_are_from_and_on_what_terms(prepared: Prepared) -> None:
@@ -179,15 +183,15 @@ def refused(name: str, source: Path, out: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert cli.main([*command(name, source, out), *more]) == 2
     assert not [path for path in out.rglob("*") if path.is_file()]
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    return printed
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_a_source_that_is_not_there_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(name, tmp_path / "absent", tmp_path / "out", capsys)
-    assert str(tmp_path / "absent") in said and said.count("\n") == 1
+    message = refused(name, tmp_path / "absent", tmp_path / "out", capsys)
+    assert str(tmp_path / "absent") in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
@@ -221,8 +225,8 @@ def test_a_negative_seed_is_refused(
     name: str, source_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (*(DOWNLOADS[name].seeded or ()), "--seed", "-1")
-    said = refused(name, source_of(name), tmp_path / "out", capsys, *options)
-    assert "seed" in said and "-1" in said
+    message = refused(name, source_of(name), tmp_path / "out", capsys, *options)
+    assert "seed" in message and "-1" in message
 
 
 @pytest.mark.parametrize("name", ["pacs", "officehome", "office_caltech", "domainnet"])
@@ -235,6 +239,6 @@ def test_every_kind_of_picture_is_read_as_rgb(name: str, source_of: Callable[[st
     Image.fromarray(pixels(8)).convert("CMYK").save(folder / "b_000011.jpg")
     Image.fromarray(pixels(9)).quantize(16).save(folder / "c_000012.png")
     Image.fromarray(grey.astype(np.uint16) * 200).save(folder / "d_000013.png")
-    found = importlib.import_module(f"data_prep.{name}").plan(source).by_site[site]
-    of_label = [picture for picture in found if picture.label == label]
+    pictures = importlib.import_module(f"data_prep.{name}").plan(source).by_site[site]
+    of_label = [picture for picture in pictures if picture.label == label]
     assert [picture.mode for picture in shown(of_label)] == ["RGB"] * (before + 4)

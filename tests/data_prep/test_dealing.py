@@ -106,10 +106,10 @@ def test_small_sites_keep_the_official_test_part() -> None:
 
 
 def test_a_given_split_keeps_copies_together() -> None:
-    given = {"a/0": "train", "a/1": "val", "a/2": "val", "a/3": "test", "a/4": "train", "a/5": "test"}
+    fixed = {"a/0": "train", "a/1": "val", "a/2": "val", "a/3": "test", "a/4": "train", "a/5": "test"}
     pictures = hashed("a/0=x", "a/1=x", "a/2=y", "a/3=y", "a/4=z", "a/5=w")
     expected = {"a/0": "val", "a/1": "val", "a/2": "test", "a/3": "test", "a/4": "train", "a/5": "test"}
-    assert keep_together(given, pictures) == expected  # type: ignore[arg-type]
+    assert keep_together(fixed, pictures) == expected  # type: ignore[arg-type]
 
 
 def test_given_counts_are_met_exactly_with_copies_together() -> None:

@@ -73,14 +73,14 @@ def test_four_sites_with_their_own_test_parts(downloads: Path, tmp_path: Path) -
 
 
 def test_pixels_and_labels_are_those_of_the_downloads(downloads: Path) -> None:
-    found = plan(downloads).by_site
+    by_site = plan(downloads).by_site
     for site, shape, train, test in (
         ("mnist", (28, 28), (50, 1), (20, 2)),
         ("mnistm", (32, 32, 3), (30, 3), (20, 4)),
         ("svhn", (32, 32, 3), (30, 5), (20, 6)),
         ("usps", (16, 16), (30, 7), (20, 8)),
     ):
-        sources = found[site]
+        sources = by_site[site]
         start = 0
         for count, seed in (train, test):
             images, labels = digits(count, *shape, seed=seed)
@@ -113,9 +113,9 @@ def test_files_may_be_unpacked_and_lie_in_one_folder(downloads: Path, tmp_path: 
 @pytest.mark.parametrize("site", DIGITS.sites)
 def test_every_set_may_come_as_npz(site: str, tmp_path: Path) -> None:
     write_npz(tmp_path / f"{site}.npz", 32, 32, 3)
-    found = plan(tmp_path, sites=[site]).by_site
-    assert list(found) == [site] and len(found[site]) == 50
-    assert (np.asarray(found[site][4].read()) == digits(30, 32, 32, 3, seed=9)[0][4]).all()
+    by_site = plan(tmp_path, sites=[site]).by_site
+    assert list(by_site) == [site] and len(by_site[site]) == 50
+    assert (np.asarray(by_site[site][4].read()) == digits(30, 32, 32, 3, seed=9)[0][4]).all()
 
 
 def test_sites_come_in_the_order_of_the_data_set(downloads: Path) -> None:
@@ -131,9 +131,9 @@ def test_pickled_images_get_the_labels_of_mnist(name: str, valid: int, downloads
     train, test = digits(50, 28, 28, 3, seed=3)[0], digits(20, 28, 28, 3, seed=4)[0]
     parts = {"train": train[valid:], "test": test} | ({"valid": train[:valid]} if valid else {})
     write_mnistm_pickle(downloads / "MNIST-M" / name, **parts)
-    found = plan(downloads, sites=["mnistm"]).by_site["mnistm"]
-    assert [source.label for source in found[:12]] == list("012345678901") and len(found) == 70
-    assert (np.asarray(found[7].read()) == train[7]).all() and (np.asarray(found[50].read()) == test[0]).all()
+    pictures = plan(downloads, sites=["mnistm"]).by_site["mnistm"]
+    assert [source.label for source in pictures[:12]] == list("012345678901") and len(pictures) == 70
+    assert (np.asarray(pictures[7].read()) == train[7]).all() and (np.asarray(pictures[50].read()) == test[0]).all()
 
 
 class Bomb:
@@ -340,8 +340,8 @@ def test_three_sites_train_together(downloads: Path, tmp_path: Path) -> None:
     small = ["data.size=8", "network.options={size: 8, width: 2}", "schedule.precision=fp32"]
     short = ["schedule.rounds=2", "schedule.local_steps=2", "schedule.batch_size=8"]
     job = resolve("digits", "fraug", sites=["mnist", "mnistm", "usps"], options=[*small, *short])
-    done = run_in_process(job, {folder.name: folder for folder in folders}, tmp_path / "run")
-    assert done.results.final is not None
+    outcome = run_in_process(job, {folder.name: folder for folder in folders}, tmp_path / "run")
+    assert outcome.results.final is not None
 
 
 def test_real_digits(shared_data: Path, tmp_path: Path) -> None:

@@ -380,8 +380,8 @@ def test_the_command_prepares_what_the_task_opens(
 ) -> None:
     command = ["data", "prepare", "domainnet", "--source", str(add_fedbn(zips)), "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--size", "64", "--split", "papers"]) == 0
-    said = capsys.readouterr().out
-    assert "quickdraw: 50 picture(s) (32 train, 8 val, 10 test)" in said and said.count("montage.png") == 6
+    printed = capsys.readouterr().out
+    assert "quickdraw: 50 picture(s) (32 train, 8 val, 10 test)" in printed and printed.count("montage.png") == 6
     job = resolve("domainnet", "fedavg", protocol="fedfa", options=["data.size=64", "data.images=7", "data.fraction=1"])
     x, _ = next(build_task(job).open(tmp_path / "out" / "domainnet_papers" / "painting", "painting").chunks())
     assert x.shape == (7, 3, 64, 64) and 0 <= x.min() < x.max() <= 1, "only scaled"

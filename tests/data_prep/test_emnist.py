@@ -313,7 +313,7 @@ def test_the_task_and_its_protocols() -> None:
 def test_real_letters(shared_data: Path) -> None:
     if not (shared_data / "emnist").is_dir():
         pytest.skip("no emnist among the real data")
-    found = plan(shared_data / "emnist").by_site
-    trained = np.array([sum(source.id.startswith("train") for source in site) for site in found.values()])
-    assert len(found) == 200 and trained.sum() == 2600 and trained.min() >= 4 and trained.std() > 3
-    assert sum(map(len, found.values())) == 3640
+    by_site = plan(shared_data / "emnist").by_site
+    trained = np.array([sum(source.id.startswith("train") for source in site) for site in by_site.values()])
+    assert len(by_site) == 200 and trained.sum() == 2600 and trained.min() >= 4 and trained.std() > 3
+    assert sum(map(len, by_site.values())) == 3640

@@ -140,13 +140,13 @@ def test_what_is_wrong_is_said_and_no_code_in_a_list_is_run(
 def test_the_command(office: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["data", "prepare", "office_caltech", "--source", str(office), "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--size", "8,12", "--split", "papers"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
         f"webcam: 50 picture(s) (24 train, 16 val, 10 test) in {tmp_path / 'out' / 'office_caltech_papers' / 'webcam'}"
-        in said
+        in printed
     )
-    assert "10 classes of 5 to 5 pictures; look at" in said
-    assert said.count("montage.png") == said.count("picture(s)") == 4
+    assert "10 classes of 5 to 5 pictures; look at" in printed
+    assert printed.count("montage.png") == printed.count("picture(s)") == 4
     assert (tmp_path / "out" / "office_caltech_papers" / "dslr" / "arrays" / "12").is_dir()
     shutil.rmtree(office / "amazon")
     assert cli.main(command) == 2

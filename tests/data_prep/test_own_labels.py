@@ -69,13 +69,13 @@ def test_pictures_that_a_later_table_moves_to_another_split_are_warned_of(
     """Where the first table did not say whose they are: models trained before have seen what is now tested on."""
     options = {"dataset": "chest", "sizes": (16,), "classes": ("effusion", "mass"), "findings": True}
     table = write_table(tmp_path / "raw", n=40)
-    said = table.read_text(encoding="utf-8")
-    table.write_text(said.replace("subject,", "room,"), encoding="utf-8")
+    text = table.read_text(encoding="utf-8")
+    table.write_text(text.replace("subject,", "room,"), encoding="utf-8")
     site = prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
     before = {picture.id: picture.split for picture in read_manifest(site).pictures}
     prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
     assert "splits" not in caplog.text
-    table.write_text(said, encoding="utf-8")
+    table.write_text(text, encoding="utf-8")
     prepare_labelled(table, "NORTH", tmp_path / "root", **options)  # type: ignore[arg-type]
     moved = [picture.id for picture in read_manifest(site).pictures if picture.split != before[picture.id]]
     (warning,) = [record.getMessage() for record in caplog.records if str(site) in record.getMessage()]
@@ -119,12 +119,12 @@ def test_check_reads_the_table_and_every_picture(tmp_path: Path, capsys: pytest.
     table = write_table(tmp_path / "raw", n=6)
     command = ["data", "check", str(tmp_path / "raw"), "--task", str(tmp_path / "task.yaml")]
     assert main([*command, "--table", str(table)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "6 pictures in 1 folder: 0 error(s), 1 warning(s)" in said and "[finding-unknown]" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "6 pictures in 1 folder: 0 error(s), 1 warning(s)" in printed and "[finding-unknown]" in printed
     (tmp_path / "raw" / "p1.png").write_bytes((tmp_path / "raw" / "p0.png").read_bytes())
     (tmp_path / "raw" / "p2.png").write_bytes(b"damaged")
     (tmp_path / "raw" / "p3.png").unlink()
     assert main([*command, "--table", str(table)]) == 1
-    said = capsys.readouterr().out
-    assert all(code in said for code in ("[labels-differ]", "[file-damaged]", "[file-missing]"))
+    printed = capsys.readouterr().out
+    assert all(code in printed for code in ("[labels-differ]", "[file-damaged]", "[file-missing]"))
     assert main(command) == 1 and "--table" in capsys.readouterr().out

@@ -49,8 +49,8 @@ def prepare(folder: Path, **options: object) -> Path:
 
 def own(images: Path | None, masks: Path | None, out: Path, site: str = "clinic", **options: object) -> Path:
     """Own scans for the prostate task."""
-    given: dict[str, object] = {"dataset": "prostate", "classes": ("background", "prostate"), **options}
-    return prepare_own(images, masks, site, out, **given)  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"dataset": "prostate", "classes": ("background", "prostate"), **options}
+    return prepare_own(images, masks, site, out, **defaults)  # type: ignore[arg-type]
 
 
 def splits(site: Path) -> dict[str, str]:
@@ -121,8 +121,8 @@ def test_sessions_of_a_subject_stay_together(tmp_path: Path) -> None:
     assert {*together.values()} == {"train", "val", "test"} and check(site) == []
 
     case = next(case for case in before if before[case] == "train").replace("ses-1", "ses-2")
-    said = (site / FILE_NAME).read_text(encoding="utf-8")
-    manifest = json.loads(said)
+    text = (site / FILE_NAME).read_text(encoding="utf-8")
+    manifest = json.loads(text)
     next(each for each in manifest["cases"] if each["id"] == case)["split"] = "test"
     (site / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
     (finding,) = check(site)
@@ -338,8 +338,8 @@ def zoned(folder: Path, *, values: tuple[int, int] = (1, 2), cases: int = 3) -> 
 
 
 def two(folder: Path, **options: object) -> Path:
-    given: dict[str, object] = {"dataset": "pelvis", "classes": None, **options}
-    return own(folder / "images", folder / "masks", folder / "out", **given)
+    defaults: dict[str, object] = {"dataset": "pelvis", "classes": None, **options}
+    return own(folder / "images", folder / "masks", folder / "out", **defaults)
 
 
 def test_values_get_the_classes_that_are_named(tmp_path: Path) -> None:
@@ -551,8 +551,8 @@ def test_a_case_that_two_parts_of_a_download_have_is_left_out_once(tmp_path: Pat
     for part, cases in (("Part1", ("P0", "P1")), ("Part2", ("P0", "P2"))):
         for number, case in enumerate(cases):
             write_pair(tmp_path / "raw" / f"Data_{part}", case, seed=len(part) + number + 7 * (part == "Part2"))
-    given: dict[str, Any] = {"dataset": "d", "labels": {"a": [1]}, "source": tmp_path / "raw", "skip_damaged": True}
-    site = prepare_own(None, None, "A", tmp_path / "out", **given)
+    options: dict[str, Any] = {"dataset": "d", "labels": {"a": [1]}, "source": tmp_path / "raw", "skip_damaged": True}
+    site = prepare_own(None, None, "A", tmp_path / "out", **options)
     assert sorted(splits(site)) == ["P1", "P2"]
     assert read_manifest(site).preparation["cases_left_out_as_damaged"] == 1
 
@@ -587,15 +587,15 @@ def test_repeating_with_trusted_voxels_changes_nothing(tmp_path: Path) -> None:
         image = sitk.ReadImage(str(file))
         image.SetDirection((1, 0, 0, 0, -1, 0, 0, 0, 1))
         sitk.WriteImage(image, str(file))
-    given: dict[str, object] = {"dataset": "d", "classes": None, "source": source, "trust_voxels": True}
-    site = own(None, None, tmp_path / "out", **given)
+    options: dict[str, object] = {"dataset": "d", "classes": None, "source": source, "trust_voxels": True}
+    site = own(None, None, tmp_path / "out", **options)
     before = {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
-    own(None, None, tmp_path / "out", **given)
+    own(None, None, tmp_path / "out", **options)
     assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
     image = source / "imagesTr" / "case_1_0001.nii.gz"
     sitk.WriteImage(sitk.ReadImage(str(image)) + 1, str(image))
     with raises("case-changed", naming="case_1_0000.nii.gz"):
-        own(None, None, tmp_path / "out", **given)
+        own(None, None, tmp_path / "out", **options)
 
 
 def test_sequences_are_kept_side_by_side(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def test_the_task_trains_on_it(home: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_that_made_it_is_on_record(home: Path, tmp_path: Path) -> None:
-    made: Manifest = read_manifest(home / "fundus" / "NEW_B")
-    (command,) = _phantom_commands({"NEW_B": made.phantom})
+    manifest: Manifest = read_manifest(home / "fundus" / "NEW_B")
+    (command,) = _phantom_commands({"NEW_B": manifest.phantom})
     assert cli.main([*command.split()[1:], "--out", str(tmp_path)]) == 0
     again = read_manifest(tmp_path / "fundus" / "NEW_B")
-    assert [case.sha256_image for case in again.cases] == [case.sha256_image for case in made.cases]
+    assert [case.sha256_image for case in again.cases] == [case.sha256_image for case in manifest.cases]
 
 
 @pytest.mark.parametrize("options", [["--zones"], ["--sequences", "2"], ["--matrix", "96"]])

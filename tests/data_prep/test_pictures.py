@@ -110,8 +110,8 @@ def test_copies_go_to_one_split_of_one_site(tree: Path) -> None:
 def test_a_given_split_is_kept_and_says_what_straddles(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copy(tree / "here" / "cup" / "frame_0001.png", tree / "here" / "pen" / "again.png")
     shutil.copy(tree / "here" / "cup" / "frame_0002.png", tree / "there" / "cup" / "again.png")
-    found = find_pictures(tree, TREE)
-    splits = {s: {f.id: "test" if f.label == "pen" else "train" for f in files} for s, files in found.items()}
+    pictures = find_pictures(tree, TREE)
+    splits = {s: {f.id: "test" if f.label == "pen" else "train" for f in files} for s, files in pictures.items()}
     dealing = Dealing(lambda site, _: splits[site], "papers: by class", keep_copies=True)  # type: ignore[arg-type,return-value]
     here, there = prepare(tree, dealing=dealing)
     assert split_of(here) == splits["here"] and split_of(there) == splits["there"]
@@ -198,9 +198,9 @@ def test_a_long_list_of_damaged_files_says_how_many_more(tree: Path) -> None:
 def test_a_site_that_only_tests_is_to_be_held_out(tree: Path) -> None:
     dealing = Dealing(lambda site, pictures: dict.fromkeys((p.id for p, _ in pictures), "test"), "all test")
     prepare(tree, dealing=dealing)
-    found = check(tree.parent / "out")
-    assert [finding.level for finding in found] == ["warning"] * 2
-    assert found[0].code == "split-empty"
+    findings = check(tree.parent / "out")
+    assert [finding.level for finding in findings] == ["warning"] * 2
+    assert findings[0].code == "split-empty"
 
 
 def test_names_in_any_script_and_any_encoding(tree: Path) -> None:
@@ -286,9 +286,9 @@ def test_check_finds_what_was_changed_afterwards(tree: Path) -> None:
     manifest["counts"][copy["split"]]["cup"] += 1
     (here / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     np.save(there / "arrays" / "8" / "labels.npy", np.zeros(10, np.uint8))
-    found = [finding.sentence() for finding in check(tree.parent / "out") if finding.level == "error"]
-    assert any("cup/again.png" in line and "same as cup/frame_0001.png" in line for line in found)
-    assert any("arrays/8" in line and "pen/frame_0001.png" in line for line in found)
+    findings = [finding.sentence() for finding in check(tree.parent / "out") if finding.level == "error"]
+    assert any("cup/again.png" in line and "same as cup/frame_0001.png" in line for line in findings)
+    assert any("arrays/8" in line and "pen/frame_0001.png" in line for line in findings)
 
 
 def test_a_manifest_counts_its_pictures_and_is_held_to_it(tree: Path) -> None:

@@ -139,9 +139,9 @@ def test_five_sites_train_and_one_is_held_out(raw: Path, tmp_path: Path) -> None
     folders = write_pictures(plan(raw), tmp_path / "out")
     options = ["schedule.rounds=2", "schedule.local_steps=2", "augmentation.level=none", "augmentation.rotation=30"]
     job = resolve("rotated_mnist", "fedavg+augmentation", options=options)
-    done = run_in_process(job, {folder.name: folder for folder in folders}, tmp_path / "run")
-    assert done.results.final is not None
-    last = done.results.final.last
+    outcome = run_in_process(job, {folder.name: folder for folder in folders}, tmp_path / "run")
+    assert outcome.results.final is not None
+    last = outcome.results.final.last
     assert list(last.sites) == list(job.task.sites) and list(last.held_out) == ["deg75"]
 
 

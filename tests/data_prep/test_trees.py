@@ -74,8 +74,8 @@ def test_a_zip_gives_what_folders_give(tree: Path, tmp_path: Path, pack: object)
     before = content(tree, tmp_path / "a")
     source = pack(tree)  # type: ignore[operator]
     files = sorted(tmp_path.rglob("*"))
-    found = find_pictures(source, TREE)
-    assert [picture.size for picture in shown(found["here"])] == [(24, 20)] * 10
+    pictures = find_pictures(source, TREE)
+    assert [picture.size for picture in shown(pictures["here"])] == [(24, 20)] * 10
     assert sorted(tmp_path.rglob("*")) == files, "nothing is unpacked"
     assert content(source, tmp_path / "b") == before
 
@@ -107,8 +107,8 @@ def test_every_kind_of_picture_in_a_zip(tree: Path) -> None:
     Image.fromarray(colours).convert("CMYK").save(cup / "b.jpg", quality=100, subsampling=0)
     Image.fromarray(colours).quantize(256).save(cup / "c.gif")
     Image.fromarray(grey.astype(np.uint16) * 257).save(cup / "d.tif")
-    found = find_pictures(one_zip(tree), TREE)["here"]
-    read = dict(zip([p.id for p in found], shown(found), strict=True))
+    pictures = find_pictures(one_zip(tree), TREE)["here"]
+    read = dict(zip([p.id for p in pictures], shown(pictures), strict=True))
     for name, wanted, within in (("a.png", grey, 0), ("b.jpg", colours, 6), ("c.gif", colours, 24), ("d.tif", grey, 0)):
         pixel = np.asarray(read[f"cup/{name}"]).astype(int)
         expected = wanted if wanted.ndim == 3 else np.stack([wanted] * 3, -1)

@@ -287,10 +287,10 @@ def test_a_command_that_a_sentence_mentions_exists(
     try:
         parse(command, monkeypatch)
     except SystemExit as end:
-        said = capsys.readouterr().err
+        printed = capsys.readouterr().err
         placeholder = r"invalid choice: '[A-Z]+'|unknown dataset '[A-Z]+'"
         lacks = rf"arguments are required|expected (?:one|at least one) argument|{placeholder}"
-        assert end.code == 0 or re.search(lacks, said), said
+        assert end.code == 0 or re.search(lacks, printed), printed
 
 
 def test_what_is_installed_for_an_extra_is_an_extra() -> None:
@@ -587,7 +587,7 @@ def test_the_commands_of_a_page_run(page: str, typist: Typist, tmp_path: Path) -
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; a broken link, anchor or reference is a warning, and a warning ends it."""
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
@@ -595,7 +595,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
 

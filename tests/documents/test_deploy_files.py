@@ -47,8 +47,8 @@ def test_a_command_that_a_sentence_of_the_runbook_mentions_exists(
     try:
         parse(command.replace(" … ", " "), monkeypatch)
     except SystemExit:
-        said = capsys.readouterr()
-        assert "arguments are required" in said.out + said.err
+        printed = capsys.readouterr()
+        assert "arguments are required" in printed.out + printed.err
 
 
 def test_every_file_that_the_runbook_names_exists() -> None:
@@ -101,8 +101,8 @@ def test_a_kit_is_started_again_after_a_failure_or_flares_restart(
     start.parent.mkdir()
     start.write_text(f'#!/bin/sh\ntest "$*" = --once || exit 0\n{script}\n', encoding="utf-8")
     start.chmod(0o755)
-    done = subprocess.run(["/bin/sh", "-c", starts()[name]], cwd=tmp_path, check=False)
-    assert (done.returncode != 0) is again
+    result = subprocess.run(["/bin/sh", "-c", starts()[name]], cwd=tmp_path, check=False)
+    assert (result.returncode != 0) is again
 
 
 @pytest.mark.slow
@@ -125,8 +125,8 @@ def test_systemd_finds_nothing_in_a_unit(path: Path) -> None:
     tool = shutil.which("systemd-analyze")
     if tool is None:
         pytest.skip("systemd-analyze is missing: install systemd to check the units")
-    done = subprocess.run([tool, "verify", str(path)], capture_output=True, encoding="utf-8", check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    result = subprocess.run([tool, "verify", str(path)], capture_output=True, encoding="utf-8", check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

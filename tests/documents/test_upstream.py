@@ -28,17 +28,17 @@ pytestmark = [
     ids=[found[1] for found in BLOCK.finditer(TEXT)],
 )
 def test_a_reproduction_prints_what_the_document_says(code: str, seen: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, timeout=500
     )
-    assert done.stdout.strip() == seen.strip(), done.stderr
+    assert result.stdout.strip() == seen.strip(), result.stderr
 
 
 def test_every_patch_is_in_the_document() -> None:
     """By a section or a row of its own, or in the table that is made of those that protect."""
-    found = re.findall(r"\[(\w+)\]\(\.\./custom/(flare_armour/\w+(?:/\w+)?\.py)\)", TEXT)
-    assert all((ARMOUR.parent / path).is_file() for _, path in found)
-    named = {name for name, _ in found}
+    matches = re.findall(r"\[(\w+)\]\(\.\./custom/(flare_armour/\w+(?:/\w+)?\.py)\)", TEXT)
+    assert all((ARMOUR.parent / path).is_file() for _, path in matches)
+    named = {name for name, _ in matches}
     protects = {part.strip("`") for part, _ in guard.TABLES["<!-- what protects -->"][1]()}
     modules = {path: path.read_text(encoding="utf-8") for path in ARMOUR.rglob("*.py")}
     patches = {name for text in modules.values() for name in re.findall(r"\bPatch\(\s*name=\"(\w+)\"", text)}

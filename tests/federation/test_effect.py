@@ -82,8 +82,8 @@ def test_the_trial_is_repeated_to_the_bit_and_leaves_no_trace() -> None:
 @pytest.mark.slow
 def test_a_job_and_a_comparison_warn_with_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["job", "fedrdn", "prostate", "--out", str(tmp_path), "--set", *RECIPE]) == 0
-    said = capsys.readouterr().out
-    assert "effect: method fedrdn" in said and "by 1." in said
+    printed = capsys.readouterr().out
+    assert "effect: method fedrdn" in printed and "by 1." in printed
     assert cli.main(["job", "fedavg", "prostate", "--out", str(tmp_path), "--set", *RECIPE]) == 0
     assert "effect:" not in capsys.readouterr().out
     spec = tmp_path / "two.yaml"

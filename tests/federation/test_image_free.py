@@ -38,8 +38,8 @@ def slices_job(*options: str) -> JobSpec:
 @pytest.mark.parametrize("options", [(), ("data.train_slices=foreground",), ("data.split=slice-legacy",)])
 def test_slices_are_guessed_with_the_papers_dice_too(tmp_path: Path, options: tuple[str, ...]) -> None:
     data = {site: make_site(tmp_path, site, cases=5) for site in ("BIDMC", "HK")}
-    found = score_guess(slices_job(*options), data, trained=["BIDMC"], scored=[("HK", "test")])
-    assert 0 < found["HK", "test"].scores["dice"] <= 1 and "dice_papers" in found["HK", "test"].scores
+    scores = score_guess(slices_job(*options), data, trained=["BIDMC"], scored=[("HK", "test")])
+    assert 0 < scores["HK", "test"].scores["dice"] <= 1 and "dice_papers" in scores["HK", "test"].scores
 
 
 def test_no_image_is_looked_at(tmp_path: Path) -> None:

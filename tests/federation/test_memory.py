@@ -49,12 +49,12 @@ def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> N
     need = replace(NEED, free=4000 * MB)
     with pytest.raises(TooLittleMemory) as caught:
         choose_workers([need], wanted=6, asked=True)
-    said = str(caught.value)
-    assert all(word in said for word in ("6 workers", "7.7 GB", "4.0 GB", "-p 2"))
-    (batch,) = map(int, re.findall(r"schedule.batch_size=(\d+)", said))
+    message = str(caught.value)
+    assert all(word in message for word in ("6 workers", "7.7 GB", "4.0 GB", "-p 2"))
+    (batch,) = map(int, re.findall(r"schedule.batch_size=(\d+)", message))
     assert need.fits(2) and not need.fits(3)
     assert replace(need, batch=batch).fits(6) and not replace(need, batch=2 * batch).fits(6)
-    assert "--ignore-memory" in said
+    assert "--ignore-memory" in message
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -187,7 +187,7 @@ def test_a_task_of_a_package_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyP
     files = {"acme_task/__init__.py": "raise RuntimeError('run')\n", "acme_task/tasks/pictures.yaml": text}
     points = {"fedshift.tasks": {"pictures": "acme_task.tasks"}}
     monkeypatch.syspath_prepend(str(install(tmp_path / "packages", "acme-task", files=files, points=points)))
-    made: dict[str, Any] = resolve("acme-task:pictures", "fedavg").dump()
-    assert made == resolve(str(SHAPES), "fedavg").dump()
+    job: dict[str, Any] = resolve("acme-task:pictures", "fedavg").dump()
+    assert job == resolve(str(SHAPES), "fedavg").dump()
     with raises("unknown-component", naming="acme-task:pictures"):
         resolve("acme-task:picture", "fedavg")

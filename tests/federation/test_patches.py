@@ -49,8 +49,8 @@ def run(folder: Path, sites: dict[str, Path], methods: str, data: str, *options:
     folder.mkdir()
     (folder / "task.yaml").write_text(TASK.replace("{DATA}", data), encoding="utf-8")
     job = resolve(str(folder / "task.yaml"), methods, options=options, seed=1)
-    done = run_in_process(job, sites, folder / "run")
-    return done.results, read_model_file(folder / "run" / LAST)["weights"]
+    outcome = run_in_process(job, sites, folder / "run")
+    return outcome.results, read_model_file(folder / "run" / LAST)["weights"]
 
 
 @pytest.mark.slow

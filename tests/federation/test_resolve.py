@@ -364,5 +364,5 @@ def test_a_job_says_what_of_the_data_here_does_not_fit_it(
     (tmp_path / "ours.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
     capsys.readouterr()
     assert main(["job", "fedavg", "ours.yaml"]) == 0
-    said = capsys.readouterr().out
-    assert misfit in said and said.count("fit the data") == (2 if misfit else 0)
+    printed = capsys.readouterr().out
+    assert misfit in printed and printed.count("fit the data") == (2 if misfit else 0)

@@ -43,6 +43,6 @@ def test_models_of_single_sites_take_as_long_again_to_train(trial: Trial | None)
 def test_rounds_that_end_by_the_clock_take_no_longer() -> None:
     counts = {site: {"train": 100, "val": 0, "test": 0} for site in "ABC"}
     step = Step(train=1.0, evaluate=0.001, activations=1, network=1)
-    made = [small_image_job("fedavg", "schedule.local_steps=100", *more) for more in ((), ("schedule.minutes=1",))]
-    plain, clock = (seconds(job, counts, step, None) for job in made)
+    jobs = [small_image_job("fedavg", "schedule.local_steps=100", *more) for more in ((), ("schedule.minutes=1",))]
+    plain, clock = (seconds(job, counts, step, None) for job in jobs)
     assert plain - clock == pytest.approx(2 * 3 * (100 * 8 - 60), rel=0.1), "two rounds of three sites"

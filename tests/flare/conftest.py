@@ -124,8 +124,8 @@ def side_by_side(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.T
         if not known.exists():
             command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
             known.write_bytes(pickle.dumps(run(*command, workspace=folder / "six at work", home=phantom_home)))
-        found: SimulatorRun = pickle.loads(known.read_bytes())
-    return found
+        content: SimulatorRun = pickle.loads(known.read_bytes())
+    return content
 
 
 def run_simulator(job: Path, workspace: Path, *, home: Path, threads: int, timeout: float = 600) -> SimulatorRun:
@@ -140,7 +140,7 @@ def run(*command: str, workspace: Path, home: Path, timeout: float = 600, path: 
     env = environment(home)
     if path is not None:
         env["PYTHONPATH"] = os.pathsep.join([path, env["PYTHONPATH"]])
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-w", str(workspace)],
         env=env,
         stdout=subprocess.PIPE,
@@ -149,7 +149,7 @@ def run(*command: str, workspace: Path, home: Path, timeout: float = 600, path: 
         timeout=timeout,
         check=False,
     )
-    return SimulatorRun(workspace, done.returncode, done.stdout, time.monotonic() - started)
+    return SimulatorRun(workspace, result.returncode, result.stdout, time.monotonic() - started)
 
 
 def cut(job: Path, target: Path, **federation: float) -> JobSpec:

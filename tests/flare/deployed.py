@@ -283,7 +283,7 @@ class Deployed:
 
     def command(self, module: str, *arguments: str, timeout: float = 300) -> str:
         """Run a Python module's command; returns what it printed."""
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", module, *arguments],
             env=self.environment(),
             cwd=self.folder,
@@ -293,8 +293,8 @@ class Deployed:
             timeout=timeout,
             check=False,
         )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        assert result.returncode == 0, result.stdout
+        return result.stdout
 
     def environment(self) -> dict[str, str]:
         """Nothing of the user's is read or written."""

@@ -58,15 +58,15 @@ def assert_same(got: dict[str, np.ndarray], sent: dict[str, np.ndarray]) -> None
 
 def test_a_task_comes_back_as_it_was() -> None:
     sent = Broadcast(round=4, best_round=2, weights=ARRAYS, arrays={"fedrdn": {"means": np.eye(3)}})
-    got = codec.decode_task(travelled(codec.encode_task(sent)))
-    assert (got.round, got.best_round) == (4, 2)
-    assert_same(got.weights, sent.weights)
-    assert_same(got.arrays["fedrdn"], sent.arrays["fedrdn"])
+    task = codec.decode_task(travelled(codec.encode_task(sent)))
+    assert (task.round, task.best_round) == (4, 2)
+    assert_same(task.weights, sent.weights)
+    assert_same(task.arrays["fedrdn"], sent.arrays["fedrdn"])
 
 
 def test_numpy_scalars_travel_as_arrays_without_dimensions() -> None:
-    got = codec.decode_task(travelled(codec.encode_task(Broadcast(1, 0, {"count": np.int64(3)}))))  # type: ignore[dict-item]
-    assert_same(got.weights, {"count": np.array(3)})
+    task = codec.decode_task(travelled(codec.encode_task(Broadcast(1, 0, {"count": np.int64(3)}))))  # type: ignore[dict-item]
+    assert_same(task.weights, {"count": np.array(3)})
 
 
 def test_an_update_comes_back_as_it_was() -> None:

@@ -57,9 +57,9 @@ def day(console: Console, federation: Deployed, tmp_path_factory: pytest.TempPat
     job = small_image_job("fedavg", f"schedule.rounds={ROUNDS}", "schedule.local_epochs=3")
     folder = write_job(job, tmp_path_factory.mktemp("jobs") / "watched", production=True)
     said = {"submit_job": console.do(f"submit_job {folder}")}
-    found = re.search(JOB_ID, said["submit_job"])
-    assert found, said
-    job_id = found[0]
+    match = re.search(JOB_ID, said["submit_job"])
+    assert match, said
+    job_id = match[0]
     federation.reaches(job_id, 3)
     for name, line in {
         "list_jobs": "list_jobs",
@@ -110,8 +110,8 @@ def test_a_job_is_submitted_listed_and_at_work_everywhere(day: Day) -> None:
 
 def test_show_stats_tells_a_person_where_the_job_is(day: Day) -> None:
     told = stats(day.said["show_stats server"])["server"]["fedshift"]
-    found = re.fullmatch(rf"(\d+) of {ROUNDS}", told["round"])
-    assert found and int(found[1]) >= 3
+    match = re.fullmatch(rf"(\d+) of {ROUNDS}", told["round"])
+    assert match and int(match[1]) >= 3
     sites = [told[key].split(", ") for key in ("sites in", "sites awaited") if told[key] != "none"]
     assert sorted(site for some in sites for site in some) == ["A", "B", "C"]
     assert re.fullmatch(r"about \d+ (s|min \d\d s|h \d\d min)", told["time left"])
@@ -128,10 +128,10 @@ def test_show_stats_of_a_site_repeats_what_it_has_sent_and_no_more(day: Day) -> 
     told = stats(day.said["show_stats client"])
     assert list(told) == ["B"]
     assert sorted(told["B"]["fedshift"]) == ["at work on", "last answer"]
-    found = re.fullmatch(r"round (\d+) in .* s, loss (\d\.\d{4})", told["B"]["fedshift"]["last answer"])
-    assert found, told
-    loss = read_results(day.folder).rounds[int(found[1]) - 1].sites["B"].train_loss
-    assert loss == pytest.approx(float(found[2]), abs=1e-4)
+    match = re.fullmatch(r"round (\d+) in .* s, loss (\d\.\d{4})", told["B"]["fedshift"]["last answer"])
+    assert match, told
+    loss = read_results(day.folder).rounds[int(match[1]) - 1].sites["B"].train_loss
+    assert loss == pytest.approx(float(match[2]), abs=1e-4)
 
 
 def test_a_coordinator_watches_the_job_on_a_screen(day: Day) -> None:
@@ -187,8 +187,8 @@ def test_a_job_by_command_is_downloaded_by_command_and_in_the_console(
     by_command, by_console = Path(taken["download_path"]), downloaded(federation, job_id)
     assert by_command == tmp_path / "taken" / job_id
 
-    said = console.do(f"download_job {job_id}")
-    assert "content downloaded to " in said and job_id in said
+    answer = console.do(f"download_job {job_id}")
+    assert "content downloaded to " in answer and job_id in answer
     results = read_results(by_console)
     assert results == read_results(by_command / "workspace")
     assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}

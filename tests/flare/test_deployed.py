@@ -180,7 +180,7 @@ def test_a_ledger_that_is_behind_keeps_a_provisioned_site_out_until_it_is_mended
 
 def test_the_server_of_a_copied_kit_does_not_touch_the_first_ones_jobs(federation: Deployed, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(federation.kits / SERVER, tmp_path / "copy"))
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-u", "-m", "nvflare.private.fed.app.server.server_train", "-m", str(copy)),
             *("-s", "fed_server.json", "--set", "secure_train=true", "org=hub", "config_folder=config"),
@@ -193,7 +193,7 @@ def test_the_server_of_a_copied_kit_does_not_touch_the_first_ones_jobs(federatio
         timeout=240,
         check=False,
     )
-    assert done.returncode != 0
-    assert "in use by" in done.stdout and f"(process {federation.processes[SERVER].pid})" in done.stdout
-    assert "Server started" not in done.stdout
+    assert result.returncode != 0
+    assert "in use by" in result.stdout and f"(process {federation.processes[SERVER].pid})" in result.stdout
+    assert "Server started" not in result.stdout
     assert federation.processes[SERVER].poll() is None

@@ -116,10 +116,10 @@ def test_the_results_say_since_when_and_by_whom(kept: Kept, site: str) -> None:
         if record.round < last:
             (fault,) = faults
             assert fault.key == DISABLED
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"by {OWNER} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(round (\d+)\)", fault.reason
             )
-            assert found and kept.told[site][0] <= int(found[1]) <= kept.told[site][1] + 1  # as the next one began
+            assert match and kept.told[site][0] <= int(match[1]) <= kept.told[site][1] + 1  # as the next one began
     reason = kept.progress[site].rejected[site]
     assert reason.startswith(f"{DISABLED}: by {OWNER} since ")
 

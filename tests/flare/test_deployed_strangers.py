@@ -73,8 +73,8 @@ def set_times(federation: Deployed, party: str, *, start: timedelta, end: timede
     )
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
-    made = builder.sign(key, hashes.SHA256())
-    (startup / "client.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    certificate = builder.sign(key, hashes.SHA256())
+    (startup / "client.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def test_only_sites_of_the_project_with_a_valid_certificate_get_in(guarded: DeployedRun) -> None:

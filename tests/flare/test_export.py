@@ -128,7 +128,7 @@ def simulate(job: JobSpec, folder: Path, python: Path, environment: dict[str, st
     """FLARE's stock simulator; returns what it printed."""
     write_job(job, folder / "job", with_code=with_code)
     command = [str(python), "-m", "nvflare.private.fed.app.simulator.simulator", str(folder / "job")]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-w", str(folder / "run"), "-t", str(len(job.task.sites))],
         env=environment,
         cwd=folder,
@@ -138,7 +138,7 @@ def simulate(job: JobSpec, folder: Path, python: Path, environment: dict[str, st
         timeout=600,
         check=False,
     )
-    return done.stdout
+    return result.stdout
 
 
 @pytest.mark.slow

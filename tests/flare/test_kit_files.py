@@ -119,8 +119,8 @@ def test_the_processes_that_are_always_there_do_without_torch() -> None:
     paths = [kits.GUARD["path"], kits.VALIDATOR["path"], kits.READMISSION["path"], *kits.LAUNCHERS.values()]
     modules = ", ".join(path.rpartition(".")[0] for path in paths)
     code = f"import sys, {modules}; print([name for name in ('torch', 'monai', 'scipy') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_nobody_sends_code_unless_the_owner_of_the_kit_allows_it(site: Kit, server: Kit) -> None:
@@ -188,7 +188,7 @@ Authenticator(Cell(), "fedshift_prostate", name, "regular", "localhost", False, 
 
 def registration(kit: Kit, tmp_path: Path) -> str:
     """The message with which FLARE's client registers, caught before it is sent."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", REGISTER, str(kit.folder), kit.name],
         env=os.environ | {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT / "custom"), str(ROOT)])},
         capture_output=True,
@@ -196,9 +196,9 @@ def registration(kit: Kit, tmp_path: Path) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "fedshift_prostate" in done.stdout
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "fedshift_prostate" in result.stdout
+    return result.stdout
 
 
 def test_nothing_of_a_sites_settings_is_in_its_registration(site: Kit, tmp_path: Path) -> None:
@@ -331,9 +331,9 @@ def test_flare_takes_the_log_settings_and_its_files_stay_small(site: Kit) -> Non
     path.write_text(json.dumps(content), encoding="utf-8")
     run = [sys.executable, "-c", LOGGING, str(site.folder)]
     for count, said in (("1", " INFO    Thing: a thing happened\n"), ("200", " ERROR   fedshift: a site failed x")):
-        done = subprocess.run([*run, count], capture_output=True, encoding="utf-8", timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout
+        result = subprocess.run([*run, count], capture_output=True, encoding="utf-8", timeout=300, check=False)
+        assert result.returncode == 0, result.stderr
+        assert said in result.stdout
         if count == "1":
             assert said in (site.folder / "log.txt").read_text(encoding="utf-8")
     logs = [*site.folder.glob("log.txt*"), *site.folder.glob("error_log.txt*")]

@@ -145,10 +145,10 @@ def test_a_container_gets_the_kit_the_data_to_read_and_no_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, kit = docker(tmp_path, monkeypatch, "sys.exit(0)"), tmp_path / "kit"
-    made = docker_starter(tmp_path)
-    handle = made.start({JobConstants.JOB_ID: JOB}, context(kit))
+    starter = docker_starter(tmp_path)
+    handle = starter.start({JobConstants.JOB_ID: JOB}, context(kit))
     handle.wait()
-    assert handle.poll() == JobReturnCode.SUCCESS and made.killed(handle) is None
+    assert handle.poll() == JobReturnCode.SUCCESS and starter.killed(handle) is None
     (removed, _), (command, environment) = told(record)
     name = f"fedshift-HK-{JOB}"
     assert removed == ["rm", "--force", name], "of a former start"
@@ -162,10 +162,10 @@ def test_a_container_gets_the_kit_the_data_to_read_and_no_rights(
 
 def test_whoever_ends_the_process_ends_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = docker(tmp_path, monkeypatch, "signal.pause()")
-    made = docker_starter(tmp_path)
-    made.start({JobConstants.JOB_ID: JOB}, context(tmp_path / "kit"))
+    starter = docker_starter(tmp_path)
+    starter.start({JobConstants.JOB_ID: JOB}, context(tmp_path / "kit"))
     until(lambda: record.exists() and len(told(record)) == 2)
-    made.close()
+    starter.close()
     assert [words[:2] for words, _ in told(record)][2:] == [["rm", "--force"]]
 
 
@@ -175,10 +175,10 @@ def test_a_container_without_memory_was_killed_and_one_that_fails_was_not(
     docker(tmp_path, monkeypatch, "sys.exit(int(open(sys.argv[0] + '.code').read()))")
     for code, killed in ((137, True), (125, False), (1, False)):
         (tmp_path / "bin" / "docker.code").write_text(str(code), encoding="utf-8")
-        made = docker_starter(tmp_path)
-        handle = made.start({JobConstants.JOB_ID: JOB}, context(tmp_path / "kit"))
+        starter = docker_starter(tmp_path)
+        handle = starter.start({JobConstants.JOB_ID: JOB}, context(tmp_path / "kit"))
         handle.wait()
-        assert (made.killed(handle) is not None) is killed, code
+        assert (starter.killed(handle) is not None) is killed, code
 
 
 def test_containers_that_a_killed_site_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +271,8 @@ def settings_of(kit: Path) -> Kubernetes:
 
 
 def started(kit: Path, api: client.CoreV1Api) -> tuple[KubernetesStarter, Any]:
-    made = KubernetesStarter(kit, settings_of(kit), api)
-    return made, made.start({JobConstants.JOB_ID: JOB}, context(kit))
+    starter = KubernetesStarter(kit, settings_of(kit), api)
+    return starter, starter.start({JobConstants.JOB_ID: JOB}, context(kit))
 
 
 def test_a_pod_has_the_kit_the_data_to_read_and_no_rights(

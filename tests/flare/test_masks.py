@@ -134,13 +134,13 @@ def self_signed(name: str) -> tuple[bytes, str]:
     """A signature of ``b"key"`` and a certificate from a root of one's own."""
     key = rsa.generate_private_key(65537, 2048)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    made = (
+    builder = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(datetime.now(UTC) - timedelta(days=1))
         .not_valid_after(datetime.now(UTC) + timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    return key.sign(b"key", PADDING, hashes.SHA256()), made.public_bytes(serialization.Encoding.PEM).decode()
+    return key.sign(b"key", PADDING, hashes.SHA256()), builder.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def test_a_dry_run_of_a_masked_job_says_what_is_behind_the_masks(
@@ -152,9 +152,9 @@ def test_a_dry_run_of_a_masked_job_says_what_is_behind_the_masks(
     settings.write_text(data, encoding="utf-8")
     job = write_job(small_job("fedavg", "federation.min_sites=2", MASKED), tmp_path / "job", production=True)
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 0
-    said = capsys.readouterr().out
-    assert "behind the masks" in said
-    assert "over 3 sites" in said and "of 2 other sites" in said
+    printed = capsys.readouterr().out
+    assert "behind the masks" in printed
+    assert "over 3 sites" in printed and "of 2 other sites" in printed
     settings.write_text(data + "privacy: {min_sites_in_sum: 7}\n", encoding="utf-8")
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
     error = capsys.readouterr().err

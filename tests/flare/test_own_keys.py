@@ -89,7 +89,7 @@ class Typists:
         for word, name in stands_for.items():
             command = re.sub(rf"(?<![A-Za-z]){word}(?![A-Za-z])", lambda _, name=name: name, command)
         places = [str(Path(sys.executable).parent), os.environ["PATH"]]
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", command],
             cwd=folder,
             env=self.federation.environment() | {"PATH": os.pathsep.join(places), "COLUMNS": "200"},
@@ -100,8 +100,8 @@ class Typists:
             timeout=120,
             check=False,
         )
-        assert done.returncode == code, f"$ {command}\n{done.stdout}"
-        return done.stdout
+        assert result.returncode == code, f"$ {command}\n{result.stdout}"
+        return result.stdout
 
     def send(self, name: str, source: Path, target: Path) -> None:
         shutil.copy(source / name, target / Path(name).name)
@@ -228,8 +228,8 @@ def test_a_person_with_all_rights_cannot_ask_for_a_certificate(typists: Typists)
     """Why server and persons are provisioned."""
     asked = {"name": PROJECT, "participants": [{"name": OWNER, "type": "admin", "org": "hub", "role": "project_admin"}]}
     (typists.site / "owner.yml").write_text(yaml.safe_dump(asked), encoding="utf-8")
-    said = typists.type("nvflare cert request -p owner.yml", typists.site, code=4)
-    assert "lead, member, org-admin" in said
+    answer = typists.type("nvflare cert request -p owner.yml", typists.site, code=4)
+    assert "lead, member, org-admin" in answer
 
 
 @pytest.mark.slow
@@ -239,5 +239,5 @@ def test_a_request_is_signed_as_whatever_it_says(typists: Typists) -> None:
     (typists.site / "lead.yml").write_text(yaml.safe_dump(asked), encoding="utf-8")
     typists.type("nvflare cert request -p lead.yml", typists.site)
     typists.send(f"{LEAD}/{LEAD}.request.zip", typists.site, typists.coordinator)
-    said = typists.type(f"{SIGN[-1].replace('HK', LEAD)}", typists.coordinator)
-    assert "cert_type: lead" in said and (typists.site / LEAD / f"{LEAD}.key").is_file()
+    answer = typists.type(f"{SIGN[-1].replace('HK', LEAD)}", typists.coordinator)
+    assert "cert_type: lead" in answer and (typists.site / LEAD / f"{LEAD}.key").is_file()

@@ -123,7 +123,7 @@ class Typist:
         keyboard, terminal = pty.openpty()
         os.write(keyboard, answer.encode())
         with log.open("wb") as output:
-            done = subprocess.run(
+            result = subprocess.run(
                 ["bash", "-c", f"{self.meant(command, party or 'HK')} {more}"],
                 cwd=place,
                 env=self.environment(),
@@ -135,11 +135,11 @@ class Typist:
             )
         os.close(terminal)
         os.close(keyboard)
-        said = log.read_text(encoding="utf-8", errors="replace")
-        assert code in (done.returncode, None), (
-            f"$ {command} ({party or COORDINATOR}) ended with {done.returncode}:\n{said[-4000:]}"
+        text = log.read_text(encoding="utf-8", errors="replace")
+        assert code in (result.returncode, None), (
+            f"$ {command} ({party or COORDINATOR}) ended with {result.returncode}:\n{text[-4000:]}"
         )
-        return said
+        return text
 
     @contextmanager
     def meanwhile(self, command: str) -> Iterator[None]:
@@ -154,9 +154,9 @@ class Typist:
         """A command of ours that must end with 0, without a process of its own."""
         with log.open("w", encoding="utf-8") as output, chdir(place), redirect_stdout(output), redirect_stderr(output):
             ended = cli.main(shlex.split(command)[1:])
-        said = log.read_text(encoding="utf-8")
-        assert ended == 0, f"$ {command} ended with {ended}:\n{said}"
-        return said
+        text = log.read_text(encoding="utf-8")
+        assert ended == 0, f"$ {command} ended with {ended}:\n{text}"
+        return text
 
     def _log(self, command: str) -> Path:
         logs = self._logs.setdefault(command, [])
@@ -176,9 +176,9 @@ class Typist:
 
     def submitted(self, said: str) -> None:
         """From now on ID is this job's."""
-        found = re.search(JOB_ID, said)
-        assert found, said
-        self.job_id = found[0]
+        match = re.search(JOB_ID, said)
+        assert match, said
+        self.job_id = match[0]
 
     def until_round(self, number: int) -> None:
         """Wait until a round of the job is open."""
@@ -352,10 +352,10 @@ def hand_out(book: Typist, number: str, *parties: str) -> None:
 def submit(book: Typist, job: str) -> str:
     """A job that is not the runbook's trial."""
     command = ["nvflare", "job", "submit", "-j", job, "--startup-kit", str(book.kit(COORDINATOR))]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=book.home, env=book.environment(), capture_output=True, encoding="utf-8", check=True
     )
-    return done.stdout
+    return result.stdout
 
 
 def curves(book: Typist) -> None:
@@ -388,9 +388,9 @@ def watch(book: Typist) -> None:
 
         def do(line: str, *more: str) -> str:
             assert line in CONSOLE, f"the runbook has no {line}"
-            said = console.do(book.meant(line, "HK").replace("/absolute/path/of", str(book.home)), *more)
-            book.note(line, said)
-            return said
+            answer = console.do(book.meant(line, "HK").replace("/absolute/path/of", str(book.home)), *more)
+            book.note(line, answer)
+            return answer
 
         book.note("LEAD/startup/fl_admin.sh", f"{console.question}{COORDINATOR}")
         book.submitted(do("submit_job /absolute/path/of/jobs/long"))

@@ -174,11 +174,11 @@ def test_provisioned_sites_answer_as_in_one_process(
         assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
         downloaded = Path(federation.session.download_job_result(job_id, str(tmp_path / "downloads")))
         (file,) = downloaded.rglob(FILE_NAME)
-    found: Validation = read_validation(file)
+    validation: Validation = read_validation(file)
     two = spec.model_copy(update={"sites": ("A", "B")})
     inside = validate_in_process(
         two, models_of(tmp_path / "jobs" / "v"), sites, tmp_path / "run", policies={"B": Policy(survey_cases=7)}
     )
-    assert found.sites == inside.sites and set(found.sites) == {"A"}
-    assert found.refused["B"] == inside.refused["B"] and set(found.refused) == {"B", "C"}
-    assert str(tmp_path) not in json.dumps(found.model_dump(mode="json"))
+    assert validation.sites == inside.sites and set(validation.sites) == {"A"}
+    assert validation.refused["B"] == inside.refused["B"] and set(validation.refused) == {"B", "C"}
+    assert str(tmp_path) not in json.dumps(validation.model_dump(mode="json"))

@@ -182,9 +182,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     shown = [int(round_) for round_ in re.findall(rf"round (\d+)/{ROUNDS}", resumed.output)]
     assert shown and min(shown) > 1, "a quick round may end between two looks at progress.json"
     assert not aside_of(workspace).exists()
-    found = read_results(server)
-    assert [record.round for record in found.rounds] == [*range(1, ROUNDS + 1)]
-    assert found.final == whole.results.final and found.selected == whole.results.selected
+    results = read_results(server)
+    assert [record.round for record in results.rounds] == [*range(1, ROUNDS + 1)]
+    assert results.final == whole.results.final and results.selected == whole.results.selected
     for name in (BEST, LAST):
         assert_same_model(server / name, tmp_path / "whole" / name)
     assert resumed.progress.state == "finished"

@@ -75,8 +75,8 @@ def test_a_bundle_finds_the_same_masks_without_fedshift(trained: Run, tmp_path: 
     (tmp_path / "block" / "fedshift.py").write_text(NO_FEDSHIFT, encoding="utf-8")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", RUN_EACH, str(scans), *(str(tmp_path / name / "bundle") for name in precisions)]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     for precision in precisions:
         found = set()
         for name in "abc":
@@ -147,8 +147,8 @@ def test_a_class_named_like_code_is_not_exported(tmp_path: Path, capsys: pytest.
     content["job"]["task"]["classes"] = ["background", "$__import__('os').system('id')"]
     torch.save(content, file)
     assert main(["export", str(file), "--bundle", str(tmp_path / "bundle"), "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert "$__import__" in said and not (tmp_path / "bundle").exists()
+    printed = capsys.readouterr().err
+    assert "$__import__" in printed and not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("methods", METHODS)
@@ -267,8 +267,8 @@ def test_a_full_disk_is_named_and_nothing_stays(
     monkeypatch.setattr(builtins, "open", full)
     monkeypatch.setattr(io, "open", full)  # pathlib's
     assert main(["export", str(model), what, str(place), "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert str(place) in said and "No space" in said and "[file-unwritable]" in said
+    printed = capsys.readouterr().err
+    assert str(place) in printed and "No space" in printed and "[file-unwritable]" in printed
     assert not list(place.parent.iterdir())
 
 
@@ -286,8 +286,8 @@ def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: 
         ("folder-missing", "folder.pt2", (personal, *site, "--torch-export", tmp_path / "no" / "folder.pt2")),
     ):
         assert main(["export", *map(str, words)]) == 2
-        said = capsys.readouterr().err
-        assert f"[{code}]" in said and naming in said
+        printed = capsys.readouterr().err
+        assert f"[{code}]" in printed and naming in printed
     assert not (tmp_path / "b").exists()
 
 

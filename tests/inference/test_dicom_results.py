@@ -89,12 +89,12 @@ def on_grid(made: sitk.Image, grid: sitk.Image) -> np.ndarray:
 
 def by_highdicom(path: Path) -> sitk.Image:
     """The label map as highdicom reads it."""
-    found = hd.seg.segread(path).get_volume(combine_segments=True, dtype=np.uint8)
-    matrix = found.affine[:3, :3][:, ::-1]
+    segmentation = hd.seg.segread(path).get_volume(combine_segments=True, dtype=np.uint8)
+    matrix = segmentation.affine[:3, :3][:, ::-1]
     spacing = np.linalg.norm(matrix, axis=0)
-    image = sitk.GetImageFromArray(found.array)
+    image = sitk.GetImageFromArray(segmentation.array)
     image.SetSpacing(spacing.tolist())
-    image.SetOrigin(found.affine[:3, 3].tolist())
+    image.SetOrigin(segmentation.affine[:3, 3].tolist())
     image.SetDirection((matrix / spacing).ravel().tolist())
     return image
 
@@ -171,14 +171,14 @@ def test_contours_filled_by_another_program_are_the_mask(which: str, tmp_path: P
     scan, source = read_scan(path), open_source(path)
     mask = uneven(scan)
     write_structure_set(mask, scan, tmp_path / "rt.dcm", source=source, origin=origin(), classes=CLASSES)
-    made = pydicom.dcmread(tmp_path / "rt.dcm")
-    assert [roi.ROIName for roi in made.StructureSetROISequence] == list(CLASSES)
-    assert made.RTROIObservationsSequence[1].RTROIIdentificationCodeSequence[0].CodeValue == "5366008"
+    dataset = pydicom.dcmread(tmp_path / "rt.dcm")
+    assert [roi.ROIName for roi in dataset.StructureSetROISequence] == list(CLASSES)
+    assert dataset.RTROIObservationsSequence[1].RTROIIdentificationCodeSequence[0].CodeValue == "5366008"
     instances = {one.SOPInstanceUID for one in source.objects}
     z, y, x = np.indices(scan.voxels.shape).reshape(3, -1)
     matrix = np.reshape(scan.direction, (3, 3)) * np.array(scan.spacing)
     world = np.stack([x, y, z], 1) @ matrix.T + np.array(scan.origin)
-    for number, roi in enumerate(made.ROIContourSequence, start=1):
+    for number, roi in enumerate(dataset.ROIContourSequence, start=1):
         inside, area = np.zeros(len(world), bool), 0.0
         for contour in roi.ContourSequence:
             assert contour.ContourImageSequence[0].ReferencedSOPInstanceUID in instances
@@ -352,12 +352,12 @@ def test_results_refer_to_the_files_and_frames_of_the_volume(
         time = group.FrameContentSequence[0].get("TemporalPositionIndex", number or 1)
         return list(group.PlanePositionSequence[0].ImagePositionPatient), int(time)
 
-    made = pydicom.dcmread(tmp_path / "seg.dcm")
-    for group in made.PerFrameFunctionalGroupsSequence:
+    dataset = pydicom.dcmread(tmp_path / "seg.dcm")
+    for group in dataset.PerFrameFunctionalGroupsSequence:
         (image,) = group.DerivationImageSequence[0].SourceImageSequence
         found = place(image.ReferencedSOPInstanceUID, int(image.get("ReferencedFrameNumber", 1)))
         assert found == (list(group.PlanePositionSequence[0].ImagePositionPatient), number or 1)
-    named = {one.ReferencedSOPInstanceUID for one in made.ReferencedSeriesSequence[0].ReferencedInstanceSequence}
+    named = {one.ReferencedSOPInstanceUID for one in dataset.ReferencedSeriesSequence[0].ReferencedInstanceSequence}
     assert named <= there.keys() and len(named) == (SHAPE[0] if path.name == "s" else len(files))
     drawn = pydicom.dcmread(tmp_path / "rt.dcm")
     for roi in drawn.ROIContourSequence:

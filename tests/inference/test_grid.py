@@ -56,10 +56,10 @@ def test_what_is_found_lies_where_it_is(changes: dict[str, Any], matrix: int, tm
     truth = write_ball(path, **changes)
     scan = read_scan(path)
     write_mask(find(path, matrix=matrix), scan, tmp_path / "mask.nii.gz", source=path)
-    found = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "mask.nii.gz"))
+    voxels = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "mask.nii.gz"))
     wanted = sitk.GetArrayFromImage(truth)
-    assert found.shape == wanted.shape and dice(found, wanted) > 0.97
-    assert np.abs(centre(found) - centre(wanted)).max() < 0.1, "voxels"
+    assert voxels.shape == wanted.shape and dice(voxels, wanted) > 0.97
+    assert np.abs(centre(voxels) - centre(wanted)).max() < 0.1, "voxels"
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -68,10 +68,10 @@ def test_a_mask_has_the_geometry_of_its_file_in_every_order_of_axes(code: str, t
     sitk.WriteImage(image, tmp_path / "scan.nrrd")
     scan = tmp_path / "scan.nrrd"
     write_mask(find(scan, matrix=64), read_scan(scan), tmp_path / "mask.nrrd", source=scan)
-    found = sitk.ReadImage(tmp_path / "mask.nrrd")
+    written = sitk.ReadImage(tmp_path / "mask.nrrd")
     for what in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
-        assert np.allclose(getattr(found, what)(), getattr(image, what)(), atol=1e-6), what
-    assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
+        assert np.allclose(getattr(written, what)(), getattr(image, what)(), atol=1e-6), what
+    assert dice(sitk.GetArrayFromImage(written), sitk.GetArrayFromImage(truth)) > 0.97
 
 
 @pytest.mark.parametrize("suffix", [".nii.gz", ".nii", ".nrrd", ".mha", ".mhd"])
@@ -94,9 +94,9 @@ def test_a_dicom_folder_gets_a_nifti_mask(tmp_path: Path) -> None:
     assert mask.name == "series.1_mask.nii.gz"
     scan = read_scan(tmp_path / "series.1")
     write_mask(find(tmp_path / "series.1", matrix=64), scan, mask, source=tmp_path / "series.1")
-    found = sitk.ReadImage(mask)
-    assert np.allclose(found.GetOrigin(), image.GetOrigin(), atol=1e-3)
-    assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
+    written = sitk.ReadImage(mask)
+    assert np.allclose(written.GetOrigin(), image.GetOrigin(), atol=1e-3)
+    assert dice(sitk.GetArrayFromImage(written), sitk.GetArrayFromImage(truth)) > 0.97
     assert volume_ml(scan.voxels > 500, scan) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.05)
 
 
@@ -109,9 +109,9 @@ def test_axes_halfway_between_two_directions_get_their_mask(degrees: int, axis: 
     write_slices(series, image)
     scan = read_scan(series)
     write_mask(scan.voxels > 500, scan, out, source=series)
-    found = sitk.ReadImage(out)
-    outlined = np.argwhere(sitk.GetArrayFromImage(found).T).tolist()
-    below = [image.TransformPhysicalPointToIndex(found.TransformIndexToPhysicalPoint(at)) for at in outlined]
+    written = sitk.ReadImage(out)
+    outlined = np.argwhere(sitk.GetArrayFromImage(written).T).tolist()
+    below = [image.TransformPhysicalPointToIndex(written.TransformIndexToPhysicalPoint(at)) for at in outlined]
     wanted = np.argwhere(sitk.GetArrayFromImage(image).T > 500).tolist()
     assert sorted(map(list, below)) == sorted(wanted) != []
     elsewhere = replace(scan, origin=(scan.origin[0] + scan.spacing[0], *scan.origin[1:]))

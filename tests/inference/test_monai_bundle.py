@@ -144,8 +144,8 @@ def test_masks_are_those_of_monai_on_the_scans_own_grid(
     scan = tmp_path / "scan.nii.gz"
     write_ball(scan, direction=direction)
     assert predict(bundle, scan, "--out", tmp_path / "out", "--device", "cpu") == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert "Ball 0.2.0, prostate" in said and "medical device" in said
+    printed = capsys.readouterr().out
+    assert "Ball 0.2.0, prostate" in printed and "medical device" in printed
     found = np.asarray(nibabel.load(tmp_path / "out" / "scan_mask.nii.gz").dataobj)
     (expected,) = as_monai_does(bundle, scan)
     assert 0 < expected.mean() < 1
@@ -201,8 +201,8 @@ def test_structures_that_overlap_are_those_of_monai_each_in_a_file(
     bundle, scan = write_overlapping(tmp_path / "glioma", change=merged), tmp_path / "scan.nii.gz"
     write_ball(scan, direction=rotation(9, 1))
     assert predict(bundle, scan, "--out", tmp_path / "out", "--device", "cpu") == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert "tumour, core" in said and "not run" in said
+    printed = capsys.readouterr().out
+    assert "tumour, core" in printed and "not run" in printed
     expected = as_monai_does(write_overlapping(tmp_path / "apart"), scan)
     assert (expected[0] & expected[1]).any() and (expected[0] != expected[1]).any()
     for name, inside in zip(("tumour", "core"), expected, strict=True):
@@ -322,8 +322,8 @@ def test_code_and_what_is_not_listed_is_refused_by_name(
     bundle = write_bundle(tmp_path / "ball", change=change)
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(bundle, "scan.nii.gz", "--out", "out") == 2
-    said = capsys.readouterr().err
-    assert reason in said and "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert reason in printed and "Traceback" not in printed
     assert not Path("ran").exists() and not Path("out").exists()
 
 
@@ -413,9 +413,9 @@ def test_a_step_that_fails_on_a_scan_is_named(
     bundle = write_bundle(tmp_path / "ball", change=change)
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(bundle, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--device", "cpu") == 1
-    said = capsys.readouterr().err
-    assert all(name in said for name in (f"{bundle}: {step} ", "50 x 45 x 13", "0.7 x 0.8 x 3 mm"))
-    assert "applying transform" not in said and not list((tmp_path / "out").iterdir())
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in (f"{bundle}: {step} ", "50 x 45 x 13", "0.7 x 0.8 x 3 mm"))
+    assert "applying transform" not in printed and not list((tmp_path / "out").iterdir())
 
 
 class Runs:

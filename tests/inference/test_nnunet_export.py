@@ -223,9 +223,9 @@ def test_a_job_may_start_from_what_was_exported(tmp_path: Path) -> None:
     task = TASK.replace("[4, 8, 8]", "[4, 8, 8], norm_op: batch")
     ready = make_ready(open_model(save_model(tmp_path / "model.pt", job(tmp_path, task=task))), Choice())
     file = pretrained.file_of(write_results_folder(ready, tmp_path / "results").folder)
-    taken = pretrained.take(ready.predictor.net, pretrained.read(file), where=file.name)
-    assert not taken.new and pretrained.from_nnunet(file) is not None
-    assert all(torch.equal(value, taken.arrays[key]) for key, value in ready.predictor.net.state_dict().items())
+    loaded = pretrained.take(ready.predictor.net, pretrained.read(file), where=file.name)
+    assert not loaded.new and pretrained.from_nnunet(file) is not None
+    assert all(torch.equal(value, loaded.arrays[key]) for key, value in ready.predictor.net.state_dict().items())
 
 
 def test_an_existing_folder_or_another_name_is_refused(trained: Path, tmp_path: Path) -> None:

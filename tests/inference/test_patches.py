@@ -111,8 +111,8 @@ def test_a_case_that_lacks_a_sequence_is_refused(
     first = Path(shutil.copy(sites["A"] / "volumes" / "case00_0000.nii.gz", tmp_path))
     words = ["--site", "A", "--out", str(tmp_path / "out")]
     assert main(["predict", str(model), str(first), *words]) == 2
-    said = capsys.readouterr().err
-    assert "case00_0001.nii.gz" in said and "_0000 is T2, _0001 is ADC [sequence-missing]" in said
+    printed = capsys.readouterr().err
+    assert "case00_0001.nii.gz" in printed and "_0000 is T2, _0001 is ADC [sequence-missing]" in printed
     assert main(["predict", str(model), str(first.with_name("case00.nii.gz")), *words]) == 2
     assert "[sequence-unknown]" in capsys.readouterr().err
 
@@ -175,7 +175,7 @@ def test_a_bundle_finds_the_same_classes_without_fedshift(
     (tmp_path / "block" / "fedshift.py").write_text('raise ImportError("without fedshift")\n', encoding="utf-8")
     words = ["--config_file", "configs/inference.json", "--dataset_dir", str(scans), "--output_dir", "../theirs"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "monai.bundle", "run", *words],
         cwd=bundle,
         env=environ,
@@ -183,8 +183,8 @@ def test_a_bundle_finds_the_same_classes_without_fedshift(
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = [line.partition(": ")[0] for line in done.stdout.splitlines() if "add --true_spacing True" in line]
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [line.partition(": ")[0] for line in result.stdout.splitlines() if "add --true_spacing True" in line]
     assert [Path(name).name for name in told] == (["lost.nii.gz"] if data == IN_2D else [])
     ending = "_0000" if "ADC" in data else ""
     for case in cases:

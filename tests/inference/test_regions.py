@@ -111,7 +111,7 @@ def test_a_bundle_writes_the_same_classes_without_fedshift(
     (tmp_path / "block" / "fedshift.py").write_text('raise ImportError("without fedshift")\n', encoding="utf-8")
     words = ["--config_file", "configs/inference.json", "--dataset_dir", str(scans), "--output_dir", "../theirs"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "monai.bundle", "run", *words],
         cwd=tmp_path / "bundle",
         env=environ,
@@ -119,7 +119,7 @@ def test_a_bundle_writes_the_same_classes_without_fedshift(
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     ours, theirs = (voxels(tmp_path / who / "case03_mask.nii.gz") for who in ("ours", "theirs"))
     np.testing.assert_array_equal(ours, theirs)
     assert set(np.unique(ours)) == {0, 1, 2}

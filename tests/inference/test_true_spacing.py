@@ -101,8 +101,8 @@ def test_a_prediction_is_on_the_grid_of_training(
         masks.append(sitk.GetArrayFromImage(sitk.ReadImage(out / f"{case}_mask.nii.gz")))
         with (out / "predictions.csv").open(newline="", encoding="utf-8") as table:
             (row,) = csv.DictReader(table)
-        said = capsys.readouterr().out
-        for text in (said, row["warnings"]):
+        printed = capsys.readouterr().out
+        for text in (printed, row["warnings"]):
             assert (TOLD in text) == (not words)
             assert ("--true-spacing" in text) == (not words)
     assert not np.array_equal(*masks)
@@ -124,9 +124,9 @@ def test_scores_are_those_that_the_site_has_measured(
     for name, words in (("plain", []), ("true", ["--true-spacing"])):
         out = tmp_path / name
         assert main(["evaluate", str(file), *named, *labels, "--out", str(out), *words]) == 0
-        said = capsys.readouterr().out
+        printed = capsys.readouterr().out
         lost = "nothing for these scans, and they are resampled by data.matrix and not by 1 mm; if the voxels are of"
-        assert (lost in said) == ("--true-spacing" in said) == (not words)
+        assert (lost in printed) == ("--true-spacing" in printed) == (not words)
         with (out / "scores.csv").open(newline="", encoding="utf-8") as table:
             rows = list(csv.DictReader(table))
         same.append(
@@ -157,20 +157,20 @@ def test_later_scans_are_compared_in_mm_and_a_prepared_site_says_it_itself(
 ) -> None:
     sites, file, _ = trained
     model = open_model(file)
-    here = folder_reference(model, make_ready(model, Choice(), device="cpu"), sites["A"])
-    assert grids and set(grids) == {OF_TRAINING} and "spacing" in here.apart
+    reference = folder_reference(model, make_ready(model, Choice(), device="cpu"), sites["A"])
+    assert grids and set(grids) == {OF_TRAINING} and "spacing" in reference.apart
     grids.clear()
     (tmp_path / "scans" / "2026-01").mkdir(parents=True)
     shutil.copy(case_to_test(sites["A"])[1], tmp_path / "scans" / "2026-01" / "a.nii.gz")
     for name, words, grid in (("plain", [], OF_MATRIX), ("true", ["--true-spacing"], OF_TRAINING)):
         out = tmp_path / name
         assert main(["drift", str(file), str(tmp_path / "scans"), "--out", str(out), *words]) in (0, 1)
-        said = " ".join(capsys.readouterr().out.split())
+        printed = " ".join(capsys.readouterr().out.split())
         lost = (
             "1 of 1 headers hold no voxel size (1 x 1 x 1 mm): these scans are not compared in what needs one, and "
             "resampled by data.matrix and not by 1 mm; if the voxels are of this size, add --true-spacing"
         )
-        assert (lost in said) == ("voxel size (1" in said) == (not words)
+        assert (lost in printed) == ("voxel size (1" in printed) == (not words)
         (scan,) = json.loads((out / "drift.json").read_text(encoding="utf-8"))["scans"]
         assert [scan[key] is not None for key in ("spacing", "extent", "volume")] == [bool(words)] * 3
         assert grids.pop() == grid
@@ -201,7 +201,7 @@ def test_a_bundle_takes_the_same_word(tmp_path: Path, trained: tuple[dict[str, P
     (tmp_path / "block" / "fedshift.py").write_text('raise ImportError("without fedshift")\n', encoding="utf-8")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     places = ["--dataset_dir", "../scans", "--output_dir", "../theirs", "--true_spacing", "True"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/inference.json", *places],
         cwd=tmp_path / "plain",
         env=environ,
@@ -209,8 +209,8 @@ def test_a_bundle_takes_the_same_word(tmp_path: Path, trained: tuple[dict[str, P
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{case}.nii.gz: " in done.stdout and "lost header" not in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{case}.nii.gz: " in result.stdout and "lost header" not in result.stdout
     ours, theirs = (
         sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / of / f"{case}_mask.nii.gz")) for of in ("ours", "theirs")
     )
@@ -239,6 +239,6 @@ def test_models_that_know_no_voxel_size_are_told_to_do_without(
     write_ball(scan, spacing=(1.0, 1.0, 1.0))
     for name, words in (("plain", []), ("true", ["--true-spacing"])):
         assert main(["predict", str(slices), str(scan), "--out", str(tmp_path / name), *words]) == 0
-        said = capsys.readouterr().out
-        assert ("--true-spacing" in said) == (not words)
-        assert "data.matrix" not in said, "every scan is resampled by it"
+        printed = capsys.readouterr().out
+        assert ("--true-spacing" in printed) == (not words)
+        assert "data.matrix" not in printed, "every scan is resampled by it"

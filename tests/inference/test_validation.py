@@ -78,7 +78,7 @@ def test_the_scores_are_those_of_evaluate(
 ) -> None:
     folder, refs = carried
     told = answer(sites["A"], "A", blob_spec(refs), folder, scores_folder=tmp_path / "own")
-    own = own_scores(tmp_path / "own")
+    site_scores = own_scores(tmp_path / "own")
     manifest = read_manifest(sites["A"])
     test = tmp_path / "test"
     test.mkdir()
@@ -88,19 +88,23 @@ def test_the_scores_are_those_of_evaluate(
     for name, file in files.items():
         words = ["evaluate", str(file), "--source", str(test), "--label", "left=1", "--label", "right=2"]
         assert main([*words, "--out", str(tmp_path / name)]) == 0
-        said = json.loads((tmp_path / name / "evaluation.json").read_text(encoding="utf-8"))
+        content = json.loads((tmp_path / name / "evaluation.json").read_text(encoding="utf-8"))
         scores = told.models[name].scores
-        assert scores.keys() == said["scores"].keys()
+        assert scores.keys() == content["scores"].keys()
         for score, spread in scores.items():
-            expected = said["scores"][score]
+            expected = content["scores"][score]
             assert (spread.n, spread.mean) == (expected["n"], expected["mean"]), score
             assert spread.interval == tuple(expected["interval"]), score
-        for number, case_id in enumerate(said["cases"]):
-            assert float(own[name, case_id]["dice"]) == pytest.approx(said["scores"]["dice"]["cases"][number], rel=1e-8)
+        for number, case_id in enumerate(content["cases"]):
+            assert float(site_scores[name, case_id]["dice"]) == pytest.approx(
+                content["scores"]["dice"]["cases"][number], rel=1e-8
+            )
 
     # Differences are taken case by case.
-    cases = [case for model, case in own if model == "old"]
-    each = np.array([float(own["new", case]["dice"]) - float(own["old", case]["dice"]) for case in cases])
+    cases = [case for model, case in site_scores if model == "old"]
+    each = np.array(
+        [float(site_scores["new", case]["dice"]) - float(site_scores["old", case]["dice"]) for case in cases]
+    )
     paired = told.models["new"].against_first["dice"]
     assert paired.difference.mean == pytest.approx(each.mean())
     assert paired.difference.std == pytest.approx(each.std(ddof=1))
@@ -298,8 +302,8 @@ def test_pictures_are_compared_as_right_or_wrong(tmp_path: Path) -> None:
     assert record.metric == "accuracy" and not record.refused
     n = len(read_manifest(data["A"]).by_split("test"))
     for site in data:
-        own = own_scores(tmp_path / "run" / "sites" / site)
-        right = [float(row["accuracy"]) for (model, _), row in own.items() if model == "new"]
+        scores = own_scores(tmp_path / "run" / "sites" / site)
+        right = [float(row["accuracy"]) for (model, _), row in scores.items() if model == "new"]
         told = record.sites[site].models["new"].scores["accuracy"]
         assert (told.n, told.mean) == (n, pytest.approx(np.mean(right))) and set(right) <= {0.0, 1.0}
     areas = {site: answer.models["new"].areas for site, answer in record.sites.items()}
@@ -361,8 +365,8 @@ def test_a_sites_classes_are_scored_as_by_evaluate(tmp_path: Path) -> None:
     table.write_text("\n".join(lines), encoding="utf-8")
     scored = labelled.score(open_model(file), table, images=None, choice=Choice(), device="cpu")
     right = (scored.probabilities.argmax(1) == scored.truth.argmax(1)).tolist()
-    own = own_scores(tmp_path / "run" / "sites" / "A")
-    assert {case: float(row["accuracy"]) for (_, case), row in own.items()} == {
+    scores = own_scores(tmp_path / "run" / "sites" / "A")
+    assert {case: float(row["accuracy"]) for (_, case), row in scores.items()} == {
         Path(name).stem: float(each) for name, each in zip(scored.ids, right, strict=True)
     }
     assert 0 < sum(right) < len(right), "some are right and some are wrong"

@@ -53,11 +53,11 @@ class Person:
         name, *words = line.replace("~", str(self.home)).split()
         if name == "fedshift":
             code = main([*words, *added])
-            said = self._printed.readouterr()
-            return code, said.out + said.err
+            printed = self._printed.readouterr()
+            return code, printed.out + printed.err
         command = [sys.executable, "-m", "nvflare.cli"] if name == "nvflare" else [name]
-        done = subprocess.run([*command, *words], capture_output=True, encoding="utf-8", check=False)
-        return done.returncode, done.stdout + done.stderr
+        result = subprocess.run([*command, *words], capture_output=True, encoding="utf-8", check=False)
+        return result.returncode, result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -104,5 +104,5 @@ def test_no_step_needs_nvflare(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules, 'torch'\n"
         "import fedshift.mailbox.live_run, fedshift.federation.site.site\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stderr

@@ -65,10 +65,10 @@ def test_captured_passes_change_no_bit(
     kind = "segmentation" if names in ("fedfa", "fedavg+mixup") else "classification"
     job = job_for(names, kind)
     plain = run(job, data[kind], tmp_path / "plain")
-    made = capturing(monkeypatch, make_graphs)
+    capture = capturing(monkeypatch, make_graphs)
     assert_same(plain, run(job, data[kind], tmp_path / "graphs"))
-    assert made
-    parts = [len(captured.parts) for captured in made]
+    assert capture
+    parts = [len(captured.parts) for captured in capture]
     assert all((count > 1 if names == "fedfa" else count >= 1) != (names in LAYER_BY_LAYER) for count in parts)
 
 
@@ -87,6 +87,6 @@ def test_graphs_that_go_wrong_are_not_used(
 
     job = job_for("fedavg", "classification")
     plain = run(job, data["classification"], tmp_path / "plain")
-    made = capturing(monkeypatch, wrong)
+    capture = capturing(monkeypatch, wrong)
     assert_same(plain, run(job, data["classification"], tmp_path / "graphs"))
-    assert not made[0].parts and sum("CUDA graphs" in line for line in caplog.messages) == 1
+    assert not capture[0].parts and sum("CUDA graphs" in line for line in caplog.messages) == 1

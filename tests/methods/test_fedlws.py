@@ -37,18 +37,18 @@ def test_a_round_is_the_formulas_for_each_module(beta: float, low: float, high: 
     old = {key: rng.normal(size=shape) for key, shape in zip(KEYS, ((4, 3), (4,), (2, 4)), strict=True)}
     models = [{key: value + rng.normal(size=value.shape) for key, value in old.items()} for _ in counts]
     sent = [Sent(str(i), model, n) for i, (model, n) in enumerate(zip(models, counts, strict=True))]
-    found = combined(old, sent, *KEYS, beta=beta, min_tau=low, max_tau=high)
+    weights = combined(old, sent, *KEYS, beta=beta, min_tau=low, max_tau=high)
     for keys in (("a.bias", "a.weight"), ("b.weight",)):
         flat = [np.concatenate([model[key].ravel() for key in keys]) for model in (old, *models)]
         expected = by_hand(flat[0], flat[1:], counts, beta, low, high)
-        np.testing.assert_allclose(np.concatenate([found[key].ravel() for key in keys]), expected, rtol=1e-9)
+        np.testing.assert_allclose(np.concatenate([weights[key].ravel() for key in keys]), expected, rtol=1e-9)
 
 
 def test_numbers_that_can_be_checked_in_the_head() -> None:
     """‖w‖ is 2; the changes are 3 and −1, each 2 from their mean, so τ is 1 with β = 1/2; the mean change is 1."""
     sent = [Sent("A", {"w": np.array([5.0])}), Sent("B", {"w": np.array([1.0])})]
-    found = combined({"w": np.array([2.0])}, sent, "w", beta=0.5, max_tau=9)["w"]
-    np.testing.assert_allclose(found, 2 / 3 * 3)
+    weights = combined({"w": np.array([2.0])}, sent, "w", beta=0.5, max_tau=9)["w"]
+    np.testing.assert_allclose(weights, 2 / 3 * 3)
 
 
 def test_without_tau_it_is_fedavg_bit_for_bit() -> None:
@@ -69,9 +69,9 @@ def test_statistics_and_layers_of_zeros_are_averaged() -> None:
     }
     new = {"bn.running_var": np.array([4.0]), "bn.weight": np.array([2.0]), "bn.num_batches_tracked": np.array(7)}
     sent = [Sent("A", {**new, "z": np.array([1.0, 0])}), Sent("B", {**new, "z": np.array([0, 1.0])})]
-    found = combined(old, sent, "bn.weight", "z")
-    assert found["bn.running_var"] == 4 and found["bn.num_batches_tracked"] == 7 and found["bn.weight"] < 2
-    np.testing.assert_array_equal(found["z"], 0.5)
+    weights = combined(old, sent, "bn.weight", "z")
+    assert weights["bn.running_var"] == 4 and weights["bn.num_batches_tracked"] == 7 and weights["bn.weight"] < 2
+    np.testing.assert_array_equal(weights["z"], 0.5)
 
 
 def test_bounds_that_cross_are_refused() -> None:

@@ -85,10 +85,10 @@ class Federation:
         """A new client for every task, as at a site."""
         net, half = Linear(self.weights["w"]), self.method.client()
         sites = SITES[: len(self.rows)]
-        made = make_context(
+        context = make_context(
             self.method.name, net, site=SITES[i], sites=sites, round=number, rounds=9999, objective=half_square
         )
-        ctx = base.Context(made.run, self.method.name, self.states[i])
+        ctx = base.Context(context.run, self.method.name, self.states[i])
         ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
         rows = torch.from_numpy(self.rows[i])
         data = Samples(rows[:, :3], rows[:, 3])
@@ -241,9 +241,9 @@ def test_the_full_gradient_does_not_depend_on_how_a_site_is_sorted() -> None:
     ctx = make_context("scaffold", net, n_classes=4)
     net.train()
     whole = torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters()))
-    found = scaffold.mean_gradient(ctx, InMemory(x, y))
+    gradient = scaffold.mean_gradient(ctx, InMemory(x, y))
     for (name, _), wanted in zip(net.named_parameters(), whole, strict=True):
-        assert (found[name] - wanted).norm() < 0.2 * wanted.norm(), name
+        assert (gradient[name] - wanted).norm() < 0.2 * wanted.norm(), name
 
 
 def test_the_full_gradient_is_that_of_the_mean_loss() -> None:

@@ -64,8 +64,8 @@ def test_a_volume_that_repeats_one_slice_gives_the_slices_numbers(job: str, tole
     deep = passed(job, repeated(x), y[:, None].expand(-1, DEPTH, -1, -1))
     assert flat.keys() == deep.keys()
     for name, value in flat.items():
-        found = deep[name] if deep[name].dim() == value.dim() else deep[name].movedim(-3, 0)
-        torch.testing.assert_close(found, value.expand_as(found), rtol=tolerance, atol=tolerance)
+        slice_value = deep[name] if deep[name].dim() == value.dim() else deep[name].movedim(-3, 0)
+        torch.testing.assert_close(slice_value, value.expand_as(slice_value), rtol=tolerance, atol=tolerance)
     plain = passed("fedavg", x, y)
     assert any(not torch.equal(flat[name], plain[name]) for name in ("x", "logits", "loss")), "the method did something"
 

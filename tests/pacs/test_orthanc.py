@@ -61,8 +61,8 @@ def test_series_come_with_their_masks_as_the_reader_of_studies_takes_them(
     words = ["data", "fetch", pacs.dicomweb, "--out", str(out), "--masks", "required"]
     words += ["--query", "StudyDate=20260101-20260331", "Modality=MR", "SeriesDescription=t2*"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "4 series of 2 studies" in said and "left out" in said and PASSWORD not in said
+    printed = capsys.readouterr().out
+    assert "4 series of 2 studies" in printed and "left out" in printed and PASSWORD not in printed
     table = pair_studies(out)
     assert len(table.cases) == 2 and not table.findings
     for case in table.cases:
@@ -86,8 +86,8 @@ def test_what_a_server_says_of_wrong_credentials_addresses_and_queries_is_a_sent
     assert "[pacs-answer]" in capsys.readouterr().err
     monkeypatch.setenv(credentials.PASSWORD, "another")
     assert main(["data", "fetch", pacs.dicomweb, *query]) == 2
-    said = capsys.readouterr().err
-    assert "[pacs-credentials]" in said and "another" not in said.replace("another password", "")
+    printed = capsys.readouterr().err
+    assert "[pacs-credentials]" in printed and "another" not in printed.replace("another password", "")
     assert main(["data", "fetch", "http://127.0.0.1:9/dicom-web", *query]) == 2
     assert "[pacs-unreachable]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -162,7 +162,7 @@ def test_by_dimse_the_same_comes_and_goes(pacs: Orthanc, tmp_path: Path, capsys:
         assert main(words) == 0, capsys.readouterr().err
     assert len(pacs.files("SEG")) == before + 1 and "2 were there already" in capsys.readouterr().out
     assert main(["data", "fetch", pacs.dimse, *query, "--ae-title", "NOBODY", "--out", str(tmp_path / "no")]) == 2
-    assert "NOBODY" in (said := capsys.readouterr().err) and "[pacs-rejected]" in said
+    assert "NOBODY" in (printed := capsys.readouterr().err) and "[pacs-rejected]" in printed
 
 
 def test_by_dimse_over_tls_both_sides_show_a_certificate(tmp_path: Path) -> None:

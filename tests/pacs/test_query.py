@@ -8,10 +8,10 @@ from fedshift.pacs.query import contradicted, parse_query
 
 
 def said(**values: object) -> Dataset:
-    made = Dataset()
+    dataset = Dataset()
     for key, value in values.items():
-        setattr(made, key, value)
-    return made
+        setattr(dataset, key, value)
+    return dataset
 
 
 def test_keys_are_of_studies_or_of_series_and_studies_are_searched_by_the_modality_too() -> None:

@@ -123,8 +123,8 @@ def written(results: Results, folder: Path) -> Path:
 
 def html_of(*folders: Path) -> str:
     """The report of these folders."""
-    given: list[ReportInput] = [read(folder) for folder in folders]
-    return page.render(page.chapters(given))
+    records: list[ReportInput] = [read(folder) for folder in folders]
+    return page.render(page.chapters(records))
 
 
 def page_of(*folders: Path) -> Page:
@@ -160,13 +160,13 @@ class Page(HTMLParser):
         return {name: _joined(words) for (its_kind, name), words in self._words.items() if its_kind == kind}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags.append((tag, given))
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
         place = None
-        if key := given.get("data-key"):
+        if key := attributes.get("data-key"):
             place = ("passage", key)
         elif tag == "section":
-            place = ("section", str(given["id"]).partition("-")[2])
+            place = ("section", str(attributes["id"]).partition("-")[2])
         elif tag == "dd":
             place = ("fact", self._term)
         elif tag == "tr":

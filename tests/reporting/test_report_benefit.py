@@ -187,9 +187,9 @@ def test_the_pages_fit_a_phone(results: Results, tmp_path: Path) -> None:
     if chromium is None:
         pytest.skip("no Chromium: install the Debian package chromium")
     path = tmp_path / "report.html"
-    given = read(written(results, tmp_path / "run"))
-    assert isinstance(given, Run)
-    path.write_text(page.render(page.chapters([given], site="BIDMC")), encoding="utf-8")
+    record = read(written(results, tmp_path / "run"))
+    assert isinstance(record, Run)
+    path.write_text(page.render(page.chapters([record], site="BIDMC")), encoding="utf-8")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         opened = browser.new_page(viewport={"width": 390, "height": 800})

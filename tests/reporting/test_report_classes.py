@@ -50,8 +50,8 @@ def test_every_score_of_a_class_comes_with_its_support(root: Path, tmp_path: Pat
             assert all(cell.startswith("–") for cell in row[2:7]) == (one.scores == {})
     assert "C 0 of 3" in shown.passages["classes_average"] and "A 3 of 3" in shown.passages["classes_average"]
     assert "90 %" in shown.passages["classes_thresholds"]
-    own = final.against_local["A"].classes["disc"]
-    assert own.p is not None and any(row[:2] == ["A", "disc"] and len(row) == 8 for row in shown.rows)
+    disc = final.against_local["A"].classes["disc"]
+    assert disc.p is not None and any(row[:2] == ["A", "disc"] and len(row) == 8 for row in shown.rows)
 
 
 def test_pooled_scores_are_those_of_all_cases() -> None:
@@ -59,24 +59,24 @@ def test_pooled_scores_are_those_of_all_cases() -> None:
     told, everything = [], []
     for n in (30, 50):
         has, value = rng.random(n) < 0.4, rng.random(n)
-        said = value > 0.5
+        decided = value > 0.5
         scores = {"auroc": float(metrics.roc_auc_score(has, value))}
         told.append(
             ClassScores(
                 positives=int(has.sum()),
                 negatives=int((~has).sum()),
                 scores=scores,
-                detected=int((has & said).sum()),
-                invented=int((~has & said).sum()),
+                detected=int((has & decided).sum()),
+                invented=int((~has & decided).sum()),
             )
         )
-        everything.append((has, value, said))
+        everything.append((has, value, decided))
     told.append(ClassScores(positives=0, negatives=12, invented=2))
     everything.append((np.zeros(12, bool), np.zeros(12), np.arange(12) < 2))
     pooled = pool(told)
-    has, said = (np.concatenate(parts) for parts in ([e[0] for e in everything], [e[2] for e in everything]))
-    assert pooled.f1 == pytest.approx(metrics.f1_score(has, said))
-    assert pooled.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(has, said))
+    has, decided = (np.concatenate(parts) for parts in ([e[0] for e in everything], [e[2] for e in everything]))
+    assert pooled.f1 == pytest.approx(metrics.f1_score(has, decided))
+    assert pooled.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(has, decided))
     assert (pooled.sites, pooled.all_sites, pooled.negatives) == (2, 3, int((~has).sum()))
     pairs = [np.subtract.outer(value[has], value[~has]).ravel() > 0 for has, value, _ in everything[:2]]
     assert pooled.auroc == pytest.approx(np.concatenate(pairs).mean())

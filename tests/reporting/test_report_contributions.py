@@ -43,10 +43,10 @@ def as_run(results: Results, folder: Path) -> Run:
 def test_shares_have_an_interval_over_rounds_and_are_compared_with_an_equal_share(tmp_path: Path) -> None:
     hk = [0.70, 0.72, 0.69, 0.71, 0.70, 0.73]
     run = as_run(estimated({"HK": hk, "BIDMC": [1 - share for share in hk]}), tmp_path / "apart")
-    found = shares(run)["fedce"]
-    assert list(found) == ["BIDMC", "HK"], "the job's order, whatever the shares are"
-    assert (found["HK"].place, found["BIDMC"].place) == ("above", "below")
-    assert found["HK"].bounds == pytest.approx((0.69125, 0.72875)) and found["HK"].equal == 0.5
+    fedce_shares = shares(run)["fedce"]
+    assert list(fedce_shares) == ["BIDMC", "HK"], "the job's order, whatever the shares are"
+    assert (fedce_shares["HK"].place, fedce_shares["BIDMC"].place) == ("above", "below")
+    assert fedce_shares["HK"].bounds == pytest.approx((0.69125, 0.72875)) and fedce_shares["HK"].equal == 0.5
     page = page_of(tmp_path / "apart")
     assert "by fedce" in page.sections["contributions"] and "confidence interval" in page.passages["contributions_how"]
     assert "70.8 [69.1, 72.9]" in page.sections["contributions"]
@@ -65,9 +65,9 @@ def test_few_rounds_have_no_interval_and_nothing_is_told(tmp_path: Path) -> None
 def test_a_site_that_was_absent_is_compared_with_the_equal_shares_of_its_own_rounds(tmp_path: Path) -> None:
     shared = [0.6, None, 0.6, None, 0.6, 0.6, 0.6]
     run = as_run(estimated({"BIDMC": shared, "HK": [1 if v is None else 0.4 for v in shared]}), tmp_path)
-    found = shares(run)["fedce"]
-    assert (found["BIDMC"].n, found["BIDMC"].equal) == (5, 0.5)
-    assert found["HK"].n == 7 and found["HK"].equal == pytest.approx((5 * 0.5 + 2) / 7)
+    fedce_shares = shares(run)["fedce"]
+    assert (fedce_shares["BIDMC"].n, fedce_shares["BIDMC"].equal) == (5, 0.5)
+    assert fedce_shares["HK"].n == 7 and fedce_shares["HK"].equal == pytest.approx((5 * 0.5 + 2) / 7)
 
 
 def test_a_sites_page_tells_its_own_share_only(tmp_path: Path) -> None:

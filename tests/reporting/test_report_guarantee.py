@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(section: Section) -> dict[tuple[str, str], list[str]]:
-    (found,) = (block for block in section.blocks if isinstance(block, Table))
-    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in found.rows]
+    (tables,) = (block for block in section.blocks if isinstance(block, Table))
+    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in tables.rows]
     return {(row[0], row[1]): row[2:] for row in texts}
 
 

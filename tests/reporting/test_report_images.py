@@ -147,8 +147,8 @@ def test_patients_have_no_names(root: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_site_may_show_its_own_alone(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
-    own = root / "data" / "prostate" / "HK"
-    html = made(root / "scans", tmp_path / "r.html", "--images", "--site-data", f"HK={own}")
+    folder = root / "data" / "prostate" / "HK"
+    html = made(root / "scans", tmp_path / "r.html", "--images", "--site-data", f"HK={folder}")
     assert sum(tag == "image" for tag, _ in Page(html).tags) == 3
 
 

@@ -151,9 +151,9 @@ def test_classes_are_told_apart_without_their_colours(made: Made) -> None:
     html = made("3d")
     labels = [attrs["aria-label"] for tag, attrs in Page(html).tags if tag == "svg" and attrs.get("aria-label")]
     assert "number 1:" in labels and "number 2:" in labels
-    said = next(label for label in labels if label and label.startswith("A, worst of 1"))
+    label_of_worst = next(label for label in labels if label and label.startswith("A, worst of 1"))
     for fact in ("T2 and ADC", "1 left and 2 right", "model (solid)", "reference (dashed)"):
-        assert fact in said
+        assert fact in label_of_worst
     drawing = html[html.index('aria-label="A, worst of 1') :].partition("</svg>")[0]
     words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
     assert {"1", "2", "R", "A", "S", "T2", "ADC"} <= set(words)

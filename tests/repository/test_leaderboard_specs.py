@@ -35,8 +35,8 @@ def test_a_task_has_a_full_scale_with_equal_budgets_and_a_small_one(path: Path) 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_every_row_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [name for name in method_set.available() if name in {*SOME, "fednova", "fpl", "scaffold"}]
-    monkeypatch.setattr(method_set, "available", lambda: taken)
+    methods = [name for name in method_set.available() if name in {*SOME, "fednova", "fpl", "scaffold"}]
+    monkeypatch.setattr(method_set, "available", lambda: methods)
     spec, _ = read_spec(path)
     expanded, left_out = expand(spec, folder=path.parent)
     assert {"fedavg", "fedfa", "fedbn", "fedrdn", "fedfa+fedrdn"} <= set(expanded.rows) and "all" in left_out

@@ -18,8 +18,8 @@ EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items(
 
 def versions(text: str) -> dict[str, str]:
     """Normalised name to version, without the local part that names a build (``+cpu``)."""
-    found = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s+;]+)", text, flags=re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in found}
+    matches = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s+;]+)", text, flags=re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in matches}
 
 
 def test_versions_are_those_that_are_tested() -> None:

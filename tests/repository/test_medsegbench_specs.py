@@ -33,8 +33,8 @@ def test_every_method_of_the_benchmark_resolves(path: Path, scale: str) -> None:
 
 
 def test_all_nine_tasks_have_a_spec() -> None:
-    said = (FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = [line for line in said.splitlines() if line.startswith("| Fe")]
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| Fe")]
     assert len(rows) == 9
     for row in rows:
         named = [path.name for path in SPECS if f"`{path.name}`" in row]

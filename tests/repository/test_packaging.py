@@ -13,11 +13,11 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def run(*command: str, cwd: Path, **environ: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, encoding="utf-8", check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def test_the_command_is_installed_with_the_checkout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_gives_one_sentence_for_a_mistake(tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "fedshift.cli", "job", "fedfaa", "prostate"],
         cwd=tmp_path,
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 2
-    lines = done.stderr.strip().splitlines()
+    assert result.returncode == 2
+    lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and "did you mean 'fedfa'" in lines[0]

@@ -38,21 +38,21 @@ def commit(folder: Path) -> None:
 
 
 def check(folder: Path) -> tuple[int, str]:
-    done = subprocess.run(
+    result = subprocess.run(
         [str(folder / "scripts" / "release.sh"), "--check"], capture_output=True, encoding="utf-8", check=False
     )
-    return done.returncode, done.stdout + done.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_a_clean_checkout_can_be_released(checkout: Path) -> None:
-    code, said = check(checkout)
-    assert code == 0 and fedshift.__version__ in said
+    code, printed = check(checkout)
+    assert code == 0 and fedshift.__version__ in printed
 
 
 def test_changes_that_are_not_committed_are_refused(checkout: Path) -> None:
     (checkout / "new.txt").write_text("new", encoding="utf-8")
-    code, said = check(checkout)
-    assert code != 0 and "working tree" in said
+    code, printed = check(checkout)
+    assert code != 0 and "working tree" in printed
 
 
 @pytest.mark.parametrize("name", FILES[1:])
@@ -60,14 +60,14 @@ def test_another_version_in_one_file_is_refused(checkout: Path, name: str) -> No
     text = (checkout / name).read_text(encoding="utf-8")
     (checkout / name).write_text(text.replace(fedshift.__version__, "7.7.7"), encoding="utf-8")
     commit(checkout)
-    code, said = check(checkout)
-    assert code != 0 and ("CITATION.cff" if name == "CITATION.cff" else "7.7.7") in said
+    code, printed = check(checkout)
+    assert code != 0 and ("CITATION.cff" if name == "CITATION.cff" else "7.7.7") in printed
 
 
 def test_a_version_is_released_once(checkout: Path) -> None:
     git(checkout, "tag", f"v{fedshift.__version__}")
-    code, said = check(checkout)
-    assert code != 0 and "tag" in said
+    code, printed = check(checkout)
+    assert code != 0 and "tag" in printed
 
 
 def test_the_script_never_pushes() -> None:

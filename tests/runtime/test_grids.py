@@ -97,8 +97,8 @@ def test_standard_landmarks_are_the_quantiles_between_ends_at_one_place() -> Non
     voxels = scan()
     low, *inner, high = np.quantile(voxels, LANDMARKS)
     stretched = (np.array(inner) - low) / (high - low)
-    found = (standard_landmarks(voxels, nonzero=False) - SCALE[0]) / (SCALE[-1] - SCALE[0])
-    np.testing.assert_allclose(found, stretched, atol=1e-12)
+    landmarks = (standard_landmarks(voxels, nonzero=False) - SCALE[0]) / (SCALE[-1] - SCALE[0])
+    np.testing.assert_allclose(landmarks, stretched, atol=1e-12)
 
 
 def test_each_sequence_of_a_case_has_landmarks_of_its_own() -> None:

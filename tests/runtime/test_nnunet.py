@@ -46,10 +46,10 @@ def test_volumes_are_measured_in_the_box_and_lie_on_the_wanted_voxels(scan: np.n
 def test_a_hole_counts_and_the_outside_does_not(scan: np.ndarray) -> None:
     scan[0, :, 3:8, 1:6] = 0  # a corner of the box
     placement = placed(scan, SPACING, SPACING)
-    made = network_volume(scan, placement, normalise="volume", nonzero=True, fixed=None)[0]
-    outside = made[:, :5, :5]
+    volume = network_volume(scan, placement, normalise="volume", nonzero=True, fixed=None)[0]
+    outside = volume[:, :5, :5]
     assert not outside.any()
-    hole = made[3, 5:8, 7:10]
+    hole = volume[3, 5:8, 7:10]
     assert hole.max() == hole.min() < -1
 
 
@@ -61,25 +61,25 @@ def test_a_dark_volume_is_kept_whole() -> None:
 @pytest.mark.parametrize("order", [1, 3])
 def test_voxels_are_interpolated_as_scikit_image_does(scan: np.ndarray, order: int) -> None:
     wanted = (13, 15, 31)
-    made = resampled(scan, wanted, (2.0, 1.0, 1.0), (1.0, 1.0, 1.0), order=order)[0]
+    resampled_volume = resampled(scan, wanted, (2.0, 1.0, 1.0), (1.0, 1.0, 1.0), order=order)[0]
     theirs = resize(scan[0].astype(np.float64), wanted, order, mode="edge", anti_aliasing=False)
-    assert np.abs(made - theirs).max() < 1e-4
+    assert np.abs(resampled_volume - theirs).max() < 1e-4
 
 
 def test_nothing_is_interpolated_along_an_axis_that_is_much_coarser(scan: np.ndarray) -> None:
     wanted = (17, 24, 20)
-    made = resampled(scan, wanted, (3.5, 1.0, 1.0), (2.0, 1.0, 1.0), order=3)[0]
-    assert {row.tobytes() for row in made} == {row.tobytes() for row in scan[0]}
+    resampled_volume = resampled(scan, wanted, (3.5, 1.0, 1.0), (2.0, 1.0, 1.0), order=3)[0]
+    assert {row.tobytes() for row in resampled_volume} == {row.tobytes() for row in scan[0]}
 
 
 def test_logits_come_back_linearly_and_outside_is_background(scan: np.ndarray) -> None:
     placement = placed(scan, (2.0, 1.0, 1.0), (1.5, 1.2, 0.8))
     logits = np.random.default_rng(1).normal(0, 5, (3, *placement.shape)).astype(np.float32)
     back = resampled(logits, placement.cropped, placement.network, placement.spacing, order=1)
-    found = np.stack(list(placement.on_scan(logits, regions=False)))
-    assert np.array_equal(found[(slice(None), *placement.inside)].argmax(0), back.argmax(0))
-    assert found.sum(0) == pytest.approx(np.ones(SHAPE))
-    assert (found[0, :2] == 1).all() and not found[1:, :2].any()
+    on_scan = np.stack(list(placement.on_scan(logits, regions=False)))
+    assert np.array_equal(on_scan[(slice(None), *placement.inside)].argmax(0), back.argmax(0))
+    assert on_scan.sum(0) == pytest.approx(np.ones(SHAPE))
+    assert (on_scan[0, :2] == 1).all() and not on_scan[1:, :2].any()
     regions = np.stack(list(placement.on_scan(logits, regions=True)))
     assert np.array_equal((regions > 0.5)[(slice(None), *placement.inside)], back > 0)
     assert not regions[:, :2].any()
@@ -110,9 +110,9 @@ def test_a_certain_network_has_its_edges_where_its_logits_change_sign(scan: np.n
     volume = network_volume(scan, placement, normalise="volume", nonzero=False, fixed=None)
     logits = np.where(volume > 0, 20 * volume + 18, 60 * volume)
     back = resampled(logits, placement.cropped, WANTED, SPACING, order=1)[0]
-    found = segment(scan, SPACING, certain, spec)[placement.inside]
+    mask = segment(scan, SPACING, certain, spec)[placement.inside]
     clear = np.abs(back) > 0.01
-    assert np.array_equal(found[clear], back[clear] > 0)
+    assert np.array_equal(mask[clear], back[clear] > 0)
 
 
 def test_logits_of_probabilities_are_as_far_from_0_on_either_side() -> None:
@@ -186,7 +186,7 @@ def test_a_network_that_sees_brightness_segments_it(scan: np.ndarray, dims: int)
     )
     shown: list[np.ndarray] = []
     certainty = np.empty(SHAPE, np.float32)
-    found = segment(scan, SPACING, bright, spec, certainty=certainty, see=shown.append)
+    mask = segment(scan, SPACING, bright, spec, certainty=certainty, see=shown.append)
     inside = scan[(0, *(slice(*edge) for edge in BOX))]
-    assert found.sum() == (inside > inside.mean()).sum()
+    assert mask.sum() == (inside > inside.mean()).sum()
     assert (shown[0].shape[1:] == inside.shape) and (certainty > 0).all()

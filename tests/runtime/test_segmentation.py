@@ -53,8 +53,8 @@ def test_a_scan_is_segmented_slice_by_slice_as_from_all_its_probabilities(
     certainty = np.zeros(SCAN, np.float32)
     options = {"spacing": wanted, "matrix": None, "dims": dims, "context": context, "largest_component": (1, 2, 3)}
     spec = PatchSpec(**intensities, **where, **options)
-    found = segment(voxels, SPACING, network, spec, certainty=certainty, see=seen.append)
-    assert np.array_equal(found, expected) and np.array_equal(certainty, sure)
+    mask = segment(voxels, SPACING, network, spec, certainty=certainty, see=seen.append)
+    assert np.array_equal(mask, expected) and np.array_equal(certainty, sure)
     assert np.array_equal(np.concatenate(seen, 1), whole)
     assert len(seen) > 1 or shape[0] <= 8
     assert np.array_equal(segment(voxels, SPACING, network, spec), expected)
@@ -64,9 +64,9 @@ def test_a_scan_is_segmented_slice_by_slice_as_from_all_its_probabilities(
 def test_probabilities_take_the_memory_of_the_logits(shape: tuple[int, ...]) -> None:
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     wanted = logits.softmax(1)
-    found = softmax_in_place(logits)
-    assert found.data_ptr() == logits.data_ptr()
-    torch.testing.assert_close(found, wanted)
+    probabilities = softmax_in_place(logits)
+    assert probabilities.data_ptr() == logits.data_ptr()
+    torch.testing.assert_close(probabilities, wanted)
 
 
 def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:

@@ -24,8 +24,8 @@ def test_the_sliding_window_puts_volumes_of_any_size_together() -> None:
         return window * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1, 1)
 
     for mirror in ((), (0, 1, 2)):
-        found = sliding(forward, x, patch=PATCH, overlap=0.5, mirror=mirror)
-        torch.testing.assert_close(found, forward(x), rtol=1e-4, atol=1e-4)
+        logits = sliding(forward, x, patch=PATCH, overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(logits, forward(x), rtol=1e-4, atol=1e-4)
     assert set(seen) == {PATCH, (13, 22, 9)}
     assert mirrors((0, 1)) == [(), (2,), (3,), (2, 3)] and len(mirrors((0, 1, 2))) == 8
 
@@ -37,8 +37,8 @@ def test_mirror_images_are_averaged() -> None:
     def forward(window: torch.Tensor) -> torch.Tensor:
         return window + ramp
 
-    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
-    torch.testing.assert_close(found, x + 0.5)
+    logits = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
+    torch.testing.assert_close(logits, x + 0.5)
     torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
 
 
@@ -140,12 +140,12 @@ def test_a_predictor_that_returns_a_view_of_its_window_does_not_change_the_scan(
         return window[:, :1]
 
     for _ in range(2):
-        found = sliding(forward, x, patch=patch, overlap=0.5, mirror=mirror)
-        torch.testing.assert_close(found, before[:, :1], rtol=1e-4, atol=1e-4)
+        logits = sliding(forward, x, patch=patch, overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(logits, before[:, :1], rtol=1e-4, atol=1e-4)
         assert torch.equal(x, before)
         if len(shape) == 3:
             slabs = torch.cat(list(sliding_by_slices(forward, x, patch=patch, overlap=0.5, mirror=mirror)), 1)
-            assert torch.equal(slabs, found[0]) and torch.equal(x, before)
+            assert torch.equal(slabs, logits[0]) and torch.equal(x, before)
 
 
 def test_a_predictor_may_return_the_same_memory_each_time() -> None:

@@ -61,13 +61,13 @@ def test_regions_of_any_order_are_read_back_where_no_order_is_asked_for() -> Non
 
 
 def test_structures_that_overlap_in_any_way_have_a_class_for_each_combination() -> None:
-    made = task(classes=[], overlapping=["liver", "lesion", "vessel"])
-    assert len(made.classes) == 8 and made.structures == ("liver", "lesion", "vessel") and made.outputs == 3
-    regions = made.made_regions
+    spec = task(classes=[], overlapping=["liver", "lesion", "vessel"])
+    assert len(spec.classes) == 8 and spec.structures == ("liver", "lesion", "vessel") and spec.outputs == 3
+    regions = spec.made_regions
     assert regions is not None
     np.testing.assert_array_equal(regions.sets[:8], np.arange(8))
     assert regions.written == tuple(range(8))
-    assert made.classes[3] == "liver+lesion"
+    assert spec.classes[3] == "liver+lesion"
     assert len(overlapping([*"abcdefgh"])[0]) == 256
 
 

@@ -72,11 +72,13 @@ def test_the_model_file_has_the_sums_and_nothing_else_has_changed(
     scores = json.loads((run / "results.json").read_text(encoding="utf-8"))["final"]["best"]
     assert scores == json.loads(coordinator.results.model_dump_json())["final"]["best"]
     model = open_model(run / BEST)
-    here = folder_reference(model, make_ready(model, Choice()), sites["A"])
+    reference = folder_reference(model, make_ready(model, Choice()), sites["A"])
     there = model.header.references["A"]
-    assert here.fingerprint == there.fingerprint and here.empty == there.empty
-    assert here.apart[DOUBT].mean == pytest.approx(there.apart[DOUBT].mean, abs=0.02)
-    assert {k: v for k, v in here.apart.items() if k != DOUBT} == {k: v for k, v in there.apart.items() if k != DOUBT}
+    assert reference.fingerprint == there.fingerprint and reference.empty == there.empty
+    assert reference.apart[DOUBT].mean == pytest.approx(there.apart[DOUBT].mean, abs=0.02)
+    assert {k: v for k, v in reference.apart.items() if k != DOUBT} == {
+        k: v for k, v in there.apart.items() if k != DOUBT
+    }
 
 
 def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,9 +94,9 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     (scans / "2026-03 new scanner" / "=broken.nii.gz").write_bytes(b"")
     (scans / "2026-03 new scanner" / "d.mgz").write_bytes(b"")
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
-    assert all(part in said for part in ("Since 2026-03", "5 of 5", "about 0.25", "first at c", "left out: 2026-04"))
-    assert all(part in said for part in ("d.mgz", "`nib-convert IN OUT.nii.gz`\n", "(phantom)", "medical device"))
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in ("Since 2026-03", "5 of 5", "about 0.25", "first at c", "left out: 2026-04"))
+    assert all(part in printed for part in ("d.mgz", "`nib-convert IN OUT.nii.gz`\n", "(phantom)", "medical device"))
     with (tmp_path / "out" / "drift.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["month"] for row in rows] == ["2026-01"] * 6 + ["2026-02"] * 6 + ["2026-03"] * 6
@@ -104,7 +106,7 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     assert rows[12]["error"] and not rows[12]["distance"]
     record = json.loads((tmp_path / "out" / "drift.json").read_text(encoding="utf-8"))
     assert [month["changed"] for month in record["months"]] == [False, False, True]
-    assert record["since"] == "2026-03" and record["conclusion"] in said and record["compared_with"] == ["A", "B"]
+    assert record["since"] == "2026-03" and record["conclusion"] in printed and record["compared_with"] == ["A", "B"]
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 2
     assert "[file-exists]" in capsys.readouterr().err
 
@@ -240,8 +242,8 @@ def test_one_flagged_scan_in_every_month_is_a_change_for_the_monthly_job(
     for month in (1, 2, 3):
         write_scans(tmp_path / "scans" / f"2026-{month:02}", ["a.nii.gz"], seed=month, noise=45.0, mm=1.6)
     assert main(["drift", str(run / BEST), str(tmp_path / "scans"), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
-    assert "Since 2026-01" in said and said.count("with others") == 3
+    printed = capsys.readouterr().out
+    assert "Since 2026-01" in printed and printed.count("with others") == 3
     record = json.loads((tmp_path / "out" / "drift.json").read_text(encoding="utf-8"))
     assert record["since"] == "2026-01" and not any(month["changed"] for month in record["months"])
 

@@ -35,8 +35,8 @@ def test_the_plan_is_a_task_for_pictures(
     assert planned["data"]["pictures"] is True and planned["data"]["sequences"] == ["red", "green", "blue"]
     assert len(planned["data"]["patch"]) == 2 and "spacing" not in planned["data"]
     build_task(resolve(str(path), "fedavg"))
-    said = capsys.readouterr().out + (tmp_path / "survey" / "shift.html").read_text(encoding="utf-8")
-    assert "whole picture" in said and "whole volume" not in said
+    printed = capsys.readouterr().out + (tmp_path / "survey" / "shift.html").read_text(encoding="utf-8")
+    assert "whole picture" in printed and "whole volume" not in printed
     comments = "".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip().startswith("#"))
     assert "volume" not in comments and "voxel" not in comments
 

@@ -39,15 +39,17 @@ class Ids(HTMLParser):
         self.loaded: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.ids += [found["id"]] if found.get("id") else []
-        if tag in ("script", "img", "iframe") or (tag == "link" and not str(found.get("href")).startswith("data:")):
+        attributes = dict(attrs)
+        self.ids += [attributes["id"]] if attributes.get("id") else []
+        if tag in ("script", "img", "iframe") or (
+            tag == "link" and not str(attributes.get("href")).startswith("data:")
+        ):
             self.loaded.append(tag)
 
 
 def rendered(told: list[Fingerprint]) -> str:
-    found = shift_map(told, placed=["C"])
-    made = chapter(found, told, suggestions(found, told), dataset="organ", command="fedshift survey organ", plan="a: 1")
+    shift = shift_map(told, placed=["C"])
+    made = chapter(shift, told, suggestions(shift, told), dataset="organ", command="fedshift survey organ", plan="a: 1")
     return page.render(page.with_ids([made]))
 
 
@@ -64,38 +66,38 @@ def test_the_page_is_whole_and_loads_nothing(told: list[Fingerprint]) -> None:
 
 
 def test_every_pair_is_in_the_map(told: list[Fingerprint]) -> None:
-    found = shift_map(told)
-    made = chapter(found, told, [], dataset="organ", command="x")
+    shift = shift_map(told)
+    made = chapter(shift, told, [], dataset="organ", command="x")
     blocks = next(section for section in made.sections if section.id == "map").blocks
     overall, legend = [block for block in blocks if isinstance(block, Table)]
     assert [row[0] for row in overall.rows] == ["A", "B", "C"]
     assert len(legend.rows) == len(ASPECTS)
     assert [SPACING.title + " (octaves)", SPACING.means, "0.15", "0.5"] in [list(row) for row in legend.rows]
     (squares,) = [block for block in blocks if isinstance(block, Tables)]
-    known = [aspect for aspect in ASPECTS if found.largest(aspect) is not None]
+    known = [aspect for aspect in ASPECTS if shift.largest(aspect) is not None]
     assert [table.caption.partition(" (")[0] for table in squares.tables] == [aspect.title for aspect in known]
 
 
 def test_many_sites_are_shown_by_their_farthest_pairs(told: list[Fingerprint]) -> None:
     many = [told[number % 3].model_copy(update={"site": f"S{number:02d}"}) for number in range(MAX_SITES + 1)]
-    found = shift_map(many)
-    made = chapter(found, many, [], dataset="organ", command="x")
+    shift = shift_map(many)
+    made = chapter(shift, many, [], dataset="organ", command="x")
     table, _ = [b for s in made.sections if s.id == "map" for b in s.blocks if isinstance(b, Table)]
     assert len(table.rows) == MOST_PAIRS and table.caption.endswith("465")
-    assert len(list(map_tables(found))) == 1, "too wide for a terminal"
+    assert len(list(map_tables(shift))) == 1, "too wide for a terminal"
 
 
 def test_the_terminal_has_the_same_numbers(told: list[Fingerprint]) -> None:
-    found = shift_map(told, placed=["C"])
+    shift = shift_map(told, placed=["C"])
     console = Console(width=160, record=True)
-    assert found.farthest is not None
-    for part in (sites_table(told, placed=found.placed), *map_tables(found), pair_table(found, found.farthest, told)):
+    assert shift.farthest is not None
+    for part in (sites_table(told, placed=shift.placed), *map_tables(shift), pair_table(shift, shift.farthest, told)):
         console.print(part)
-    for line in suggestion_lines(suggestions(found, told)):
+    for line in suggestion_lines(suggestions(shift, told)):
         console.print(line)
     text = console.export_text()
     assert "<b>few</b> cases" in text and "C (on the" in text
-    distance = found.overall("A", "B")
+    distance = shift.overall("A", "B")
     assert f" {distance:.2f} " in text
     assert "x 1.2 x" in text and "not known" in text
 

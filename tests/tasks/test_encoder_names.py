@@ -67,15 +67,15 @@ def _within(stage: int, number: int) -> int:
 
 @pytest.mark.parametrize("name", [lukemelas, timm, torchvision])
 def test_an_efficientnet_is_taken_by_any_of_its_names(name: Callable[[str], str]) -> None:
-    given = encoder("efficientnet-b0")
-    file = {name(key): value for key, value in given.items()}
-    assert len(file) == len(given)
+    weights = encoder("efficientnet-b0")
+    file = {name(key): value for key, value in weights.items()}
+    assert len(file) == len(weights)
     net = make("efficientnet-b0")
-    taken = pretrained.take_what_fits(net, file, where="a file")
-    for key, value in given.items():
-        assert torch.equal(taken.arrays[ENCODER + key], value), key
-    assert len(taken.arrays) == len(given) and not taken.unused
-    net.load_state_dict(taken.arrays, strict=False)
+    loaded = pretrained.take_what_fits(net, file, where="a file")
+    for key, value in weights.items():
+        assert torch.equal(loaded.arrays[ENCODER + key], value), key
+    assert len(loaded.arrays) == len(weights) and not loaded.unused
+    net.load_state_dict(loaded.arrays, strict=False)
     assert torch.isfinite(net(torch.zeros(1, 3, 64, 64))[0]).all()
 
 
@@ -91,21 +91,21 @@ def test_names_of_efficientnets_are_the_published_ones() -> None:
 
 @pytest.mark.slow
 def test_a_resnet_is_taken_with_all_its_shortcuts() -> None:
-    given = encoder("resnet50")
-    assert {"layer1.0.downsample.0.weight", "layer4.2.conv3.weight", "bn1.running_mean"} < set(given)
-    file = {**given, "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
-    taken = pretrained.take_what_fits(make("resnet50"), file, where="a file")
-    assert set(taken.arrays) == {ENCODER + key for key in given}
-    assert taken.unused == ("fc (2 arrays)",) and any(name.startswith("decoder") for name in taken.new)
+    weights = encoder("resnet50")
+    assert {"layer1.0.downsample.0.weight", "layer4.2.conv3.weight", "bn1.running_mean"} < set(weights)
+    file = {**weights, "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
+    loaded = pretrained.take_what_fits(make("resnet50"), file, where="a file")
+    assert set(loaded.arrays) == {ENCODER + key for key in weights}
+    assert loaded.unused == ("fc (2 arrays)",) and any(name.startswith("decoder") for name in loaded.new)
 
 
 def test_a_resnet_18_says_which_shortcuts_it_has_no_use_for() -> None:
     file = {**encoder("resnet18"), "layer2.0.downsample.0.weight": torch.zeros(128, 64, 1, 1)}
-    taken = pretrained.take_what_fits(make("resnet18"), file, where="a file")
-    assert taken.unused == ("layer2.0 (1 array)",)
+    loaded = pretrained.take_what_fits(make("resnet18"), file, where="a file")
+    assert loaded.unused == ("layer2.0 (1 array)",)
 
 
 def test_a_whole_model_keeps_its_names() -> None:
     state = make("resnet18", seed=1).state_dict()
-    taken = pretrained.take_what_fits(make("resnet18"), state, where="a file")
-    assert len(taken.arrays) == taken.total
+    loaded = pretrained.take_what_fits(make("resnet18"), state, where="a file")
+    assert len(loaded.arrays) == loaded.total

@@ -59,12 +59,12 @@ def test_shares_of_one_class_are_that_class(name: str, size: tuple[int, ...]) ->
 def test_monais_losses_are_monais() -> None:
     logits, label = example(8, 8)
     options = {"lambda_ce": 0.5, "include_background": False, "weight": [1.0, 2.0, 3.0]}
-    own = make_loss("monai.DiceCELoss", options, n_classes=3)(logits, label)
+    loss = make_loss("monai.DiceCELoss", options, n_classes=3)(logits, label)
     weight = torch.tensor([1.0, 2.0, 3.0])
     theirs = monai.losses.DiceCELoss(
         softmax=True, to_onehot_y=True, lambda_ce=0.5, include_background=False, weight=weight.double()
     )
-    torch.testing.assert_close(own, theirs(logits, label[:, None]))
+    torch.testing.assert_close(loss, theirs(logits, label[:, None]))
 
 
 @pytest.mark.parametrize("name", ["ce_dice", "monai.DiceCELoss"])
@@ -254,8 +254,8 @@ def test_a_region_that_is_one_class_has_the_loss_of_a_binary_head() -> None:
     binary = functional.binary_cross_entropy_with_logits(one[:, 0], label.double())
     torch.testing.assert_close(binary, functional.cross_entropy(logits, label))
     dice = monai.losses.DiceLoss(sigmoid=True)(one, label[:, None])
-    own = make_loss("monai.DiceCELoss", {"lambda_ce": 0.5}, n_classes=2, regions=regions)(one, label)
-    torch.testing.assert_close(own, dice + 0.5 * binary)
+    loss = make_loss("monai.DiceCELoss", {"lambda_ce": 0.5}, n_classes=2, regions=regions)(one, label)
+    torch.testing.assert_close(loss, dice + 0.5 * binary)
 
 
 def test_mixed_labels_are_shares_of_regions() -> None:

@@ -122,12 +122,12 @@ def save(path: Path, *, channels: Mapping[str, str] = DATASET["channel_names"], 
         "nnunet.PlainConvUNet", options(), in_channels=len(channels), n_classes=3, seed=5, spatial_dims=3
     )
     described = {**DATASET, "channel_names": channels}
-    given = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": described}
+    arguments = {"plans": PLANS, "configuration": "3d_fullres", "fold": 0, "dataset_json": described}
     content = {
         "network_weights": nnunet_networks.with_second_names(net, net.state_dict()),
         "trainer_name": "nnUNetTrainer",
         "logging": {"ema_fg_dice": [np.float32(0.25), np.float64(0.5), np.int64(3), np.bool_(True)]},
-        "init_args": {**given, "device": torch.device("cpu")},
+        "init_args": {**arguments, "device": torch.device("cpu")},
         **changes,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,9 +143,9 @@ def test_a_checkpoint_of_nnunets_trainer_predicts_the_same_bits(tmp_path: Path) 
     folders = {f"nnUNet_{key}": str(tmp_path / key) for key in ("raw", "preprocessed", "results")}
     command = [sys.executable, "-c", THEIRS, json.dumps(PLANS), json.dumps(DATASET), str(file)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **folders}, timeout=300)
-    found = pretrained.from_nnunet(file)
-    assert found is not None
-    net = options_of(found)
+    weights = pretrained.from_nnunet(file)
+    assert weights is not None
+    net = options_of(weights)
     net.load_state_dict(pretrained.take(net, pretrained.read(file), where=file.name).arrays)
     pair = torch.load(Path(f"{file}.io"), weights_only=True)
     with torch.no_grad():
@@ -154,13 +154,13 @@ def test_a_checkpoint_of_nnunets_trainer_predicts_the_same_bits(tmp_path: Path) 
 
 def test_the_network_is_that_of_the_plans_and_all_weights_are_taken(tmp_path: Path) -> None:
     file = save(tmp_path / "checkpoint_final.pth")
-    found = pretrained.from_nnunet(file)
-    assert found is not None
-    assert (found.dims, found.channels, len(found.named)) == (3, 1, 3)
-    assert found.options["strides"] == ARGUMENTS["strides"] and found.options["norm_op"] == "instance"
-    net = options_of(found)
-    taken = pretrained.take(net, pretrained.read(file), where=file.name)
-    assert not taken.new and not taken.unused and taken.arrays.keys() == net.state_dict().keys()
+    weights = pretrained.from_nnunet(file)
+    assert weights is not None
+    assert (weights.dims, weights.channels, len(weights.named)) == (3, 1, 3)
+    assert weights.options["strides"] == ARGUMENTS["strides"] and weights.options["norm_op"] == "instance"
+    net = options_of(weights)
+    loaded = pretrained.take(net, pretrained.read(file), where=file.name)
+    assert not loaded.new and not loaded.unused and loaded.arrays.keys() == net.state_dict().keys()
 
 
 def test_plans_beside_the_checkpoint_or_above_its_fold_are_read(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_plans_beside_the_checkpoint_or_above_its_fold_are_read(tmp_path: Path) 
         (results / name).write_text(json.dumps(content), encoding="utf-8")
     file = pretrained.file_of(results)
     assert pretrained.file_of(tmp_path) == file, "the only one of the data set"
-    found = pretrained.from_nnunet(file)
-    assert found is not None and found.options["features_per_stage"] == [4, 8, 8]
+    weights = pretrained.from_nnunet(file)
+    assert weights is not None and weights.options["features_per_stage"] == [4, 8, 8]
     save(results / "fold_1" / "checkpoint_final.pth")
     with raises("weights-missing", naming=("fold_0", "fold_1")):
         pretrained.file_of(results)
@@ -199,10 +199,10 @@ def test_plans_of_the_first_versions_describe_the_same_network(tmp_path: Path) -
         },
         "3d_fullres": {"inherits_from": "base"},
     }
-    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
-    found = pretrained.from_nnunet(save(tmp_path / "a.pth", init_args=given))
-    assert found is not None
-    net = options_of(found)
+    arguments = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    weights = pretrained.from_nnunet(save(tmp_path / "a.pth", init_args=arguments))
+    assert weights is not None
+    net = options_of(weights)
     assert len(pretrained.take(net, pretrained.read(tmp_path / "a.pth"), where="a.pth").arrays) == len(net.state_dict())
 
 
@@ -241,9 +241,9 @@ def test_plans_that_are_refused(
 ) -> None:
     plans = copy.deepcopy(PLANS)
     change(plans)
-    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    arguments = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
     with raises(code, naming=names):
-        pretrained.from_nnunet(save(tmp_path / "checkpoint_final.pth", init_args=given))
+        pretrained.from_nnunet(save(tmp_path / "checkpoint_final.pth", init_args=arguments))
 
 
 def test_a_checkpoint_without_plans_is_refused(tmp_path: Path) -> None:
@@ -280,8 +280,8 @@ def test_a_job_starts_from_it(
     assert main([*base, "--set", "network.options.n_stages=4"]) == 2
     assert "network.options.n_stages=4" in capsys.readouterr().err
     one_class = {**DATASET, "labels": {"background": 0, "anterior": 1}}
-    given = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": one_class}
-    save(file, init_args=given)
+    arguments = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": one_class}
+    save(file, init_args=arguments)
     assert main([*base, "--force", "--set", "data.patch=[16,16,16]"]) == 2
     assert "2 classes" in capsys.readouterr().err
 
@@ -305,13 +305,13 @@ def test_outputs_of_other_classes_are_not_taken_for_the_tasks(
 ) -> None:
     """The same classes in another order, and regions, are refused; other ones are named."""
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
-    given = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": {**DATASET, "labels": labels}}
-    file = save(tmp_path / "checkpoint_final.pth", init_args=given)
+    arguments = {"plans": PLANS, "configuration": "3d_fullres", "dataset_json": {**DATASET, "labels": labels}}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=arguments)
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
     assert main([*words, "--set", "data.patch=[16,16,16]"]) == ends
-    said = capsys.readouterr()
-    assert says in (said.err if ends else said.out)
-    assert ("its outputs are" in said.out) == (not ends and bool(says))
+    printed = capsys.readouterr()
+    assert says in (printed.err if ends else printed.out)
+    assert ("its outputs are" in printed.out) == (not ends and bool(says))
 
 
 @pytest.mark.parametrize(
@@ -337,17 +337,17 @@ def test_channels_in_another_order_are_not_taken_for_the_tasks(
     file = save(tmp_path / "checkpoint_final.pth", channels=channels)
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
     assert main([*words, "--set", "data.patch=[16,16,16]", f"data.sequences={sequences}"]) == ends
-    said = capsys.readouterr()
-    assert says in (said.err if ends else said.out)
-    assert ("its channels are" in said.out) == (not ends and bool(says))
+    printed = capsys.readouterr()
+    assert says in (printed.err if ends else printed.out)
+    assert ("its channels are" in printed.out) == (not ends and bool(says))
 
 
 def test_channels_are_not_taken_for_neighbouring_slices(tmp_path: Path) -> None:
     file = save(tmp_path / "checkpoint_final.pth", channels={"0": "T1", "1": "T2", "2": "PD"})
-    found = pretrained.from_nnunet(file)
-    assert found is not None and found.images == ("T1", "T2", "PD")
+    weights = pretrained.from_nnunet(file)
+    assert weights is not None and weights.images == ("T1", "T2", "PD")
     with raises("weights-unfit", naming=("T1, T2, PD", "data.context=1")):
-        check_fits(found, channels=3, sequences=("T1",), named=found.named, regions=False, dims=3, path=file)
+        check_fits(weights, channels=3, sequences=("T1",), named=weights.named, regions=False, dims=3, path=file)
 
 
 SAID = "nnU-Net mirrored"
@@ -411,13 +411,13 @@ def test_scans_that_lay_otherwise_in_their_files_are_refused_or_warned_of(
     plans = copy.deepcopy(PLANS) | {"image_reader_writer": reader}
     plans["configurations"]["3d_fullres"]["spacing"] = spacing
     changed = {} if uneven else even(plans)
-    given = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
-    file = save(tmp_path / "checkpoint_final.pth", init_args=given, **changed)
+    arguments = {"plans": plans, "configuration": "3d_fullres", "dataset_json": DATASET}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=arguments, **changed)
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
     assert main([*words, "--set", "data.patch=[16,16,16]", "data.spacing=[3,1,1]"]) == ends
-    said = capsys.readouterr()
-    assert says in (said.err if ends else said.out)
-    assert ends or ("until it has trained" in said.out) == bool(says)
+    printed = capsys.readouterr()
+    assert says in (printed.err if ends else printed.out)
+    assert ends or ("until it has trained" in printed.out) == bool(says)
 
 
 def even(plans: dict[str, Any]) -> dict[str, Any]:
@@ -442,16 +442,16 @@ def test_a_network_of_turned_axes_says_the_same_of_volumes_as_they_lie(
 ) -> None:
     given = turned(forward, patch_size=[8, 16, 24], spacing=[4.0, 1.0, 0.5])
     file = save(tmp_path / "checkpoint_final.pth", init_args=given, inference_allowed_mirroring_axes=(0, 2))
-    found = pretrained.from_nnunet(file)
-    assert found is not None
-    assert [found.patch[axis] for axis in forward] == [8, 16, 24]
-    assert [found.spacing[axis] for axis in forward] == [4.0, 1.0, 0.5]
-    assert found.mirror == tuple(sorted((forward[0], forward[2])))
-    theirs = options_of(replace(found, options=options()))
+    weights = pretrained.from_nnunet(file)
+    assert weights is not None
+    assert [weights.patch[axis] for axis in forward] == [8, 16, 24]
+    assert [weights.spacing[axis] for axis in forward] == [4.0, 1.0, 0.5]
+    assert weights.mirror == tuple(sorted((forward[0], forward[2])))
+    theirs = options_of(replace(weights, options=options()))
     theirs.load_state_dict(nnunet_networks.without_second_names(nnunet_checkpoint.load(file)["network_weights"]))
-    ours = options_of(found)
+    ours = options_of(weights)
     ours.load_state_dict(pretrained.take(ours, pretrained.read(file), where=file.name).arrays)
-    volume = torch.randn(1, 1, *found.patch)
+    volume = torch.randn(1, 1, *weights.patch)
     back = [forward.index(axis) for axis in range(3)]
     with torch.no_grad():
         logits = theirs.eval()(volume.permute(0, 1, *(2 + axis for axis in forward)))
@@ -485,11 +485,11 @@ def test_slices_across_another_axis_are_warned_of(
     flat = {"kernel_sizes": [[3, 3]] * 3, "strides": [[1, 1], [2, 2], [2, 2]]}
     arguments = {**ARGUMENTS, **flat, "norm_op": "torch.nn.modules.instancenorm.InstanceNorm2d"}
     net = networks.build("nnunet.PlainConvUNet", options(**flat), in_channels=1, n_classes=3, seed=5, spatial_dims=2)
-    given = turned((2, 0, 1), patch_size=[16, 16], spacing=[1.0, 1.0])
-    given["plans"]["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"] = arguments
+    checkpoint = turned((2, 0, 1), patch_size=[16, 16], spacing=[1.0, 1.0])
+    checkpoint["plans"]["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"] = arguments
     file = save(
         tmp_path / "checkpoint_final.pth",
-        init_args=given,
+        init_args=checkpoint,
         network_weights=nnunet_networks.with_second_names(net, net.state_dict()),
     )
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
@@ -504,8 +504,8 @@ def test_names_of_compiled_and_of_parallel_networks_are_known(tmp_path: Path) ->
         file = save(tmp_path / "checkpoint_final.pth", network_weights=weights)
         found = pretrained.from_nnunet(file)
         assert found is not None
-        taken = pretrained.take(options_of(found), pretrained.read(file), where=file.name)
-        assert not taken.new and not taken.unused
+        loaded = pretrained.take(options_of(found), pretrained.read(file), where=file.name)
+        assert not loaded.new and not loaded.unused
 
 
 def test_an_interrupted_training_names_what_it_has_left(tmp_path: Path) -> None:
@@ -567,9 +567,9 @@ def test_preparation_of_images_that_the_task_does_otherwise_is_said(
 ) -> None:
     """With settings that make it the same, if they are given as they are printed."""
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(tmp_path / "weights"))
-    given = turned((0, 1, 2), **changes)
-    given["plans"]["foreground_intensity_properties_per_channel"] = {"0": CT}
-    file = save(tmp_path / "checkpoint_final.pth", init_args=given)
+    checkpoint = turned((0, 1, 2), **changes)
+    checkpoint["plans"]["foreground_intensity_properties_per_channel"] = {"0": CT}
+    file = save(tmp_path / "checkpoint_final.pth", init_args=checkpoint)
     words = ["job", "fedavg", "hippocampus", "--init", str(file), "--out", str(tmp_path / "jobs")]
     options = ["data.patch=[16,16,16]", "data.spacing=[1,1,1]", *here]
     assert main([*words, "--set", *options]) == 0

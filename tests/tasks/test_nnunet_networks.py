@@ -84,8 +84,8 @@ def test_a_layer_that_is_replaced_by_its_name_is_replaced() -> None:
 @pytest.mark.parametrize("name", names())
 def test_stages_are_behind_the_skip_connections(name: str, dims: int) -> None:
     net, x = small(name, dims=dims).eval(), image(dims)
-    found = trial.find_stages(net, net.trial_size)  # type: ignore[arg-type]
-    assert [(place.name, place.channels, place.where, place.level[0]) for place in found] == STAGES[name]
+    stages = trial.find_stages(net, net.trial_size)  # type: ignore[arg-type]
+    assert [(place.name, place.channels, place.where, place.level[0]) for place in stages] == STAGES[name]
     plain = net(x)
     for stage in net.stages:  # type: ignore[union-attr]
         handle = stage.hook(lambda f: f * noise(f))

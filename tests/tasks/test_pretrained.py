@@ -90,10 +90,10 @@ def test_all_of_torchvisions_file_is_taken_but_the_head(tmp_path: Path) -> None:
     file = imagenet()
     assert len(file) == 122
     net = make()
-    taken = pretrained.take(net, pretrained.read(saved(file, tmp_path / "resnet18.pth")), where="resnet18.pth")
-    assert str(taken) == "120 of 122 arrays; new: fc.weight, fc.bias"
-    assert set(taken.arrays) == set(file) - {"fc.weight", "fc.bias"}
-    assert all(torch.equal(value, file[key]) for key, value in taken.arrays.items())
+    loaded = pretrained.take(net, pretrained.read(saved(file, tmp_path / "resnet18.pth")), where="resnet18.pth")
+    assert str(loaded) == "120 of 122 arrays; new: fc.weight, fc.bias"
+    assert set(loaded.arrays) == set(file) - {"fc.weight", "fc.bias"}
+    assert all(torch.equal(value, file[key]) for key, value in loaded.arrays.items())
     assert not torch.equal(net.state_dict()["conv1.weight"], file["conv1.weight"]), "the network is left as it is"
 
 
@@ -117,8 +117,8 @@ HEAD, ALL = ("fc.weight", "fc.bias"), 122
 def test_what_starts_anew(
     net: dict[str, Any], left_out: tuple[str, ...], total: int, taken: int, new: tuple[str, ...]
 ) -> None:
-    found = pretrained.take(make(**net), without(*left_out), where="file")
-    assert (found.total, len(found.arrays), found.new) == (total, taken, new)
+    loaded = pretrained.take(make(**net), without(*left_out), where="file")
+    assert (loaded.total, len(loaded.arrays), loaded.new) == (total, taken, new)
 
 
 def test_norms_of_a_file_of_group_norms_are_taken() -> None:
@@ -393,8 +393,8 @@ def test_a_job_names_the_file_by_hash_and_no_path(
     path = saved(imagenet(), tmp_path / "downloads" / "resnet18.pth")
     command = ["job", "fedavg", str(SHAPES), "--set", "network.name=resnet18", "--out", str(tmp_path / "jobs")]
     assert cli.main([*command, "--weights", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "120 of 122 arrays; new: fc.weight, fc.bias" in said and str(home) in said
+    printed = capsys.readouterr().out
+    assert "120 of 122 arrays; new: fc.weight, fc.bias" in printed and str(home) in printed
     written = tmp_path / "jobs" / "fedavg_shapes" / "app" / "config" / "fedshift.yaml"
     spec = pretrained.identify(path)
     assert read_job(written).task.network.weights == spec
@@ -453,8 +453,8 @@ def test_a_bundle_gives_the_layers_that_fit_and_the_rest_is_named(
         )
         == 0
     )
-    said = capsys.readouterr().out
-    assert "new: head" in said and "unused: head" in said and "extra (1" in said
+    printed = capsys.readouterr().out
+    assert "new: head" in printed and "unused: head" in printed and "extra (1" in printed
     job = read_job(tmp_path / "jobs" / "fedavg_shapes" / "app" / "config" / "fedshift.yaml")
     assert job.task.network.weights == pretrained.identify(folder / pretrained.IN_BUNDLE, partial=True)
     (net, _), own = starting_network(job), build_task(job).network().state_dict()

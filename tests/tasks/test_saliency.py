@@ -34,8 +34,8 @@ class Bright(nn.Module):
 def test_it_is_where_the_class_is() -> None:
     x = torch.zeros(1, 1, 16, 16)
     x[..., 8:, 8:] = 1
-    found = grad_cam(Bright(), x, 1)
-    assert found.shape == (16, 16) and found[12, 12] == 1 and found[3, 3] == 0
+    places = grad_cam(Bright(), x, 1)
+    assert places.shape == (16, 16) and places[12, 12] == 1 and places[3, 3] == 0
     assert (grad_cam(Bright(), x, 0) == 0).all()
 
 

@@ -81,7 +81,7 @@ PATHS = (
 def registered() -> set[str]:
     """The names of all commands in the source of NVFlare's server, however they are registered."""
     constants = {**vars(AdminCommandNames), **vars(InternalCommands)}
-    found = set[str]()
+    commands = set[str]()
     for path in NVFLARE.rglob("*.py"):
         if "client" in path.relative_to(NVFLARE).parts[:3] or path.relative_to(NVFLARE).parts[0] in ("app_opt", "edge"):
             continue
@@ -89,7 +89,7 @@ def registered() -> set[str]:
         if "CommandSpec(" not in text:
             continue
         tree = ast.parse(text)
-        own = {
+        names = {
             target.id: node.value
             for node in tree.body
             if isinstance(node, ast.Assign)
@@ -99,14 +99,14 @@ def registered() -> set[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CommandSpec":
                 (name,) = (keyword.value for keyword in node.keywords if keyword.arg == "name")
-                name = own.get(name.id, name) if isinstance(name, ast.Name) else name
+                name = names.get(name.id, name) if isinstance(name, ast.Name) else name
                 if isinstance(name, ast.Constant):
-                    found.add(str(name.value))
+                    commands.add(str(name.value))
                 elif isinstance(name, ast.Attribute):
-                    found.add(str(constants[name.attr]))
+                    commands.add(str(constants[name.attr]))
                 elif path.parts[-1] != "reg.py":
                     raise AssertionError(f"{path}: a command whose name is not read: {ast.dump(name)}")
-    return found
+    return commands
 
 
 def test_every_command_that_nvflare_registers_is_in_the_table_and_no_other() -> None:
@@ -122,8 +122,8 @@ def test_a_role_gives_the_commands_of_its_own_with_the_arguments_of_the_table(na
     assert allowed or name not in ("_logout", "list_jobs") or role not in ROLES
     assert set(RIGHT) == {name for name, command in COMMANDS.items() if command.roles}
     for line in RIGHT.get(name, ("", JOB)):
-        said = refusal(name, line.split(), role=role)
-        assert (said is None) is allowed, (line, said)
+        message = refusal(name, line.split(), role=role)
+        assert (message is None) is allowed, (line, message)
 
 
 @pytest.mark.parametrize("name", sorted(RIGHT))
@@ -147,8 +147,8 @@ def test_a_job_is_named_by_its_id_as_its_folder_is(name: str, job: str) -> None:
     rest = RIGHT[name][0].split()[1:]
     assert refusal(name, [JOB, *rest], role="project_admin") is None
     assert refusal(name, [job, *rest], role="project_admin")
-    found = refusal(name, ["nope", *rest], role="project_admin")
-    assert found is not None and found.kind == "job" and "'nope'" in found.reason
+    message = refusal(name, ["nope", *rest], role="project_admin")
+    assert message is not None and message.kind == "job" and "'nope'" in message.reason
 
 
 @pytest.mark.parametrize("level", ["debug", "reload", "full", "10", "0", "log_config.json", '{"version": 1}', ""])
@@ -233,9 +233,9 @@ class Server:
 def server(enforce: Enforce, lower: Lower) -> Iterator[Server]:
     lower(AuthorizationService, the_authorizer=None)
     enforce(console.PATCH)
-    made = Server()
-    yield made
-    made.manager.shutdown()
+    running = Server()
+    yield running
+    running.manager.shutdown()
 
 
 @pytest.mark.parametrize("prefix", ["", "job_mgmt."])
@@ -252,8 +252,8 @@ def test_the_job_log_of_something_that_is_no_party_is_not_given(
 def test_an_id_of_a_job_that_is_mistyped_is_told_to_the_person_and_not_logged(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = server.asked("get_job_meta nope")
-    assert "'nope'" in said and "invalid_job_id" in said
+    answer = server.asked("get_job_meta nope")
+    assert "'nope'" in answer and "invalid_job_id" in answer
     assert not server.done and not caplog.messages
 
 

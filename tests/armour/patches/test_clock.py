@@ -74,5 +74,5 @@ def test_every_process_of_a_federation_has_the_modules_when_the_patch_is_applied
             "kinds = {type(sys.modules[name].time) for name in clock.MODULES}\n"
             "assert kinds == {clock.Clock}, kinds\n"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
-        assert done.returncode == 0, done.stderr
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+        assert result.returncode == 0, result.stderr

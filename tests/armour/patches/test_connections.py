@@ -85,15 +85,15 @@ def test_a_frame_takes_no_more_memory_at_a_time_than_a_part_of_it(
 ) -> None:
     lower(connections, AT_ONCE=1000)
     sender, connection = ends
-    taken = list[int]()
+    sizes = list[int]()
     read_into = connection.read_into
-    connection.read_into = lambda buffer, *rest: taken.append(len(buffer)) or read_into(buffer, *rest)  # type: ignore[method-assign]
+    connection.read_into = lambda buffer, *rest: sizes.append(len(buffer)) or read_into(buffer, *rest)  # type: ignore[method-assign]
     sender.sendall(frame(5000, b"x" * 2500))
     sender.shutdown(socket.SHUT_WR)
     with pytest.raises(CommError) as raised:
         connection.read_frame()
     assert raised.value.code == CommError.CLOSED
-    assert taken == [PREFIX_LEN + 1000 * number for number in range(4)], "it ends in its third part"
+    assert sizes == [PREFIX_LEN + 1000 * number for number in range(4)], "it ends in its third part"
 
 
 def test_web_sockets_have_a_lower_limit() -> None:

@@ -69,15 +69,15 @@ def test_workers_are_forked_end_and_are_ended(before: str, forked: bool, tmp_pat
     """Where CUDA could not be used in a fork, a worker has nothing that was imported before; all else is the same."""
     (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
     (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path), before=before), encoding="utf-8")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(tmp_path / "main.py")], capture_output=True, encoding="utf-8", check=False, env=os.environ
     )
-    assert done.returncode == 7, done.stderr
-    lines = done.stdout.splitlines()
+    assert result.returncode == 7, result.stderr
+    lines = result.stdout.splitlines()
     for word in ("waits", "ends", "fails"):
         assert f"{word} {forked} me True" in lines
     assert "[3, 1, None, 'waits', -15, -15]" in lines
-    assert "ValueError: a worker's own" in done.stderr
+    assert "ValueError: a worker's own" in result.stderr
 
 
 def test_torch_knows_a_fork_of_a_process_that_has_used_cuda(lower: Lower, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_work_in_a_child_changes_nothing_here(capfd: pytest.CaptureFixture[str])
         kept.append(1)
         return {"pid": os.getpid(), "kept": len(kept)}
 
-    found = run_in_child(work)
-    assert found["kept"] == 1 and found["pid"] != os.getpid() and not kept
+    child = run_in_child(work)
+    assert child["kept"] == 1 and child["pid"] != os.getpid() and not kept
     assert run_in_child(lambda: 1 // 0) is None
     assert "ZeroDivisionError" in capfd.readouterr().err
     with pytest.raises(ChildProcessError):  # it has been waited for
-        os.waitpid(found["pid"], os.WNOHANG)
+        os.waitpid(child["pid"], os.WNOHANG)

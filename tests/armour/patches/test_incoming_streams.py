@@ -159,8 +159,8 @@ def test_who_sends_too_large_an_answer_is_reported(receiver: Receiver) -> None:
 def test_many_incomplete_streams_stop_nobody_else(receiver: Receiver) -> None:
     for _ in range(MOST_OPEN + 2):
         receiver.piece("UCL.job", next(NUMBERS), b"x" * 10, size=500)
-    own = [task for (origin, _), task in RxTask.rx_task_map.items() if origin == "UCL.job"]
-    assert sum(map(is_open, own)) <= MOST_OPEN
+    tasks = [task for (origin, _), task in RxTask.rx_task_map.items() if origin == "UCL.job"]
+    assert sum(map(is_open, tasks)) <= MOST_OPEN
     receiver.piece("HK.job", next(NUMBERS), b"good", last=True)
     assert receiver.took(b"good")
 

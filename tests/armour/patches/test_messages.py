@@ -54,14 +54,14 @@ def test_tasks_and_answers_come_through() -> None:
     context = FLContext()
     context.set_prop("__identity_name__", "HK", private=False, sticky=True)
     answer.set_peer_context(context)
-    found = there_and_back(answer, ServerCommandNames.SUBMIT_UPDATE)
-    assert found.get_peer_context().get_identity_name() == "HK"
-    (decoded,) = codec.decode_answers(found)
+    received = there_and_back(answer, ServerCommandNames.SUBMIT_UPDATE)
+    assert received.get_peer_context().get_identity_name() == "HK"
+    (decoded,) = codec.decode_answers(received)
     assert isinstance(decoded.content, Update)
     assert decoded.content.weights["a"].tobytes() == WEIGHTS["a"].tobytes()
     task = codec.encode_task(Broadcast(round=1, best_round=0, weights=WEIGHTS, sites=("HK",)))
-    found = there_and_back(task, f"server_command:{ServerCommandNames.GET_TASK}")
-    assert codec.decode_task(found).weights["b"].shape == ()
+    received = there_and_back(task, f"server_command:{ServerCommandNames.GET_TASK}")
+    assert codec.decode_task(received).weights["b"].shape == ()
 
 
 @pytest.mark.parametrize(("marker", "dot"), [(MARKER_DATUM_FILE, 0), (MARKER_DATUM_TEXT, 1)])

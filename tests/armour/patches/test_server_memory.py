@@ -42,9 +42,9 @@ print(megabytes())
     platform.libc_ver()[0] != "glibc", reason="another C library than glibc: run it on Linux with glibc"
 )
 def test_what_was_freed_between_what_was_not_is_given_back_now_and_then() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
-    full, before, after, soon, late = map(float, done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stderr
+    full, before, after, soon, late = map(float, result.stdout.split())
     assert full - before < 60, "glibc keeps it"
     assert before - after > 120
     assert soon - after > 100, "not again at once"
@@ -72,5 +72,5 @@ assert sent() is None
 
 
 def test_messages_that_hold_each_other_are_let_go() -> None:
-    done = subprocess.run([sys.executable, "-c", CYCLES], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", CYCLES], capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stderr

@@ -100,9 +100,9 @@ def test_workers_of_the_bare_simulator_have_imported_all_and_end_with_it(tmp_pat
         encoding="utf-8",
     )
     assert simulator.stdout is not None and simulator.stderr is not None
-    said = sorted([simulator.stdout.readline().strip(), simulator.stdout.readline().strip()])
-    assert said[0] and said[1:] == ["has torch"], said
-    worker = psutil.Process(int(said[0]))
+    lines = sorted([simulator.stdout.readline().strip(), simulator.stdout.readline().strip()])
+    assert lines[0] and lines[1:] == ["has torch"], lines
+    worker = psutil.Process(int(lines[0]))
     fork_server = worker.parent()
     assert fork_server is not None and "flare_armour.patches.simulator" in fork_server.cmdline()
     simulator.kill()

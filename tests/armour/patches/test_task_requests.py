@@ -50,10 +50,10 @@ def attached() -> tuple[TaskRequests, Runner]:
 
 
 def ask(runner: Runner, client: str = "HK") -> tuple[threading.Thread, list[Any]]:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(runner.task(client)))
+    tasks: list[Any] = []
+    thread = threading.Thread(target=lambda: tasks.append(runner.task(client)))
     thread.start()
-    return thread, found
+    return thread, tasks
 
 
 def test_an_open_task_is_handed_out_at_once(attached: tuple[TaskRequests, Runner]) -> None:
@@ -66,27 +66,27 @@ def test_an_open_task_is_handed_out_at_once(attached: tuple[TaskRequests, Runner
 
 def test_a_request_waits_until_a_task_is_opened(attached: tuple[TaskRequests, Runner]) -> None:
     held, runner = attached
-    thread, found = ask(runner)
+    thread, tasks = ask(runner)
     until(lambda: runner.asked == 1)
     thread.join(0.05)
-    assert not found
+    assert not tasks
     runner.answer = TASK
     held.notify()
     thread.join(10)
-    assert found == [TASK]
+    assert tasks == [TASK]
     assert runner.asked == 2
 
 
 def test_a_task_for_others_leaves_it_waiting(attached: tuple[TaskRequests, Runner]) -> None:
     held, runner = attached
-    thread, found = ask(runner)
+    thread, tasks = ask(runner)
     until(lambda: runner.asked == 1)
     held.notify()
     until(lambda: runner.asked == 2)
-    assert not found
+    assert not tasks
     held.close()
     thread.join(10)
-    assert found == [NONE]
+    assert tasks == [NONE]
 
 
 def test_it_waits_no_longer_than_its_limit(attached: tuple[TaskRequests, Runner], lower: Lower) -> None:
@@ -115,16 +115,16 @@ def test_nobody_waits_once_it_is_closed(attached: tuple[TaskRequests, Runner]) -
 
 def test_of_one_client_one_request_waits_and_the_newest(attached: tuple[TaskRequests, Runner]) -> None:
     held, runner = attached
-    honest, found = ask(runner)
+    honest, tasks = ask(runner)
     until(lambda: runner.asked == 1)
     threads = [ask(runner, "UCL") for _ in range(5)]
     until(lambda: sum(not told for _, told in threads) == 1)
-    assert all(told == [NONE] for _, told in threads if told) and not found
+    assert all(told == [NONE] for _, told in threads if told) and not tasks
     runner.answer = TASK
     held.notify()
-    for thread, _ in [(honest, found), *threads]:
+    for thread, _ in [(honest, tasks), *threads]:
         thread.join(10)
-    assert found == [TASK] and sum(told == [TASK] for _, told in threads) == 1
+    assert tasks == [TASK] and sum(told == [TASK] for _, told in threads) == 1
 
 
 @pytest.mark.parametrize("clients", [MOST, MOST + 1])
@@ -135,8 +135,8 @@ def test_an_open_task_is_given_to_one_client_so_often(
     lower(task_requests, time=SimpleNamespace(monotonic=lambda: clock.now))
     held, runner = attach(clients)
     runner.answer = TASK
-    given = [runner.task("UCL") for _ in range(10 * AGAIN)]
-    assert given == [TASK] * AGAIN + [NONE] * 9 * AGAIN and runner.asked == AGAIN
+    tasks = [runner.task("UCL") for _ in range(10 * AGAIN)]
+    assert tasks == [TASK] * AGAIN + [NONE] * 9 * AGAIN and runner.asked == AGAIN
     assert runner.task("HK") == TASK
     (record,) = caplog.records
     assert record.getMessage().startswith("'UCL' ")

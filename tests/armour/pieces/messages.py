@@ -40,9 +40,9 @@ def answer(seed: int = 0) -> Shareable:
 
 
 def read_answer(message: Shareable) -> Update:
-    (found,) = codec.decode_answers(message)
-    assert isinstance(found.content, Update)
-    return found.content
+    (answer,) = codec.decode_answers(message)
+    assert isinstance(answer.content, Update)
+    return answer.content
 
 
 def task(seed: int = 0) -> Shareable:

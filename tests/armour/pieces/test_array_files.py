@@ -27,10 +27,10 @@ def test_arrays_come_back_bit_for_bit_and_the_message_is_small(tmp_path: Path) -
     received = fobs.loads(sent)
     put_back(received, tmp_path / "file", writable=False)
     (tmp_path / "file").unlink()
-    found = read_answer(received)
-    assert same(found.weights, weights())
-    assert same(found.arrays["scaffold"], update().arrays["scaffold"])
-    assert not found.weights["z.weight"].flags.writeable
+    update_read = read_answer(received)
+    assert same(update_read.weights, weights())
+    assert same(update_read.arrays["scaffold"], update().arrays["scaffold"])
+    assert not update_read.weights["z.weight"].flags.writeable
 
 
 def test_a_site_may_write_to_what_it_received_and_the_file_stays(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def test_a_task_and_its_answers_cross_the_disk_bit_for_bit_and_leave_nothing(tmp
         received.update(task())  # a copy of its own
         server.open(received, (name,), place="round 1")
         site.fetch(received, "the model")
-        found = codec.decode_task(received).weights
-        assert same(found, weights())
-        found["z.weight"][:] = 0  # changes no file
+        received_weights = codec.decode_task(received).weights
+        assert same(received_weights, weights())
+        received_weights["z.weight"][:] = 0  # changes no file
         site.send(sent, "the update")
         assert KEY in sent
         server.restore(name, sent)

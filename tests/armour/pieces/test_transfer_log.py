@@ -34,6 +34,6 @@ def lines(steps: list[tuple[float, int]], caplog: pytest.LogCaptureFixture, *, h
 def test_how_far_a_transfer_is_said_now_and_then(
     steps: list[tuple[float, int]], held: int, figures: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = lines(steps, caplog, held=held)
-    assert all(line.startswith(f"{WHAT}: ") and "1024 MB" in line for line in said)
-    assert [" ".join(re.findall(r"\d+", line.removeprefix(WHAT).replace("1024 MB", ""))) for line in said] == figures
+    logged = lines(steps, caplog, held=held)
+    assert all(line.startswith(f"{WHAT}: ") and "1024 MB" in line for line in logged)
+    assert [" ".join(re.findall(r"\d+", line.removeprefix(WHAT).replace("1024 MB", ""))) for line in logged] == figures

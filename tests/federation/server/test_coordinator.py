@@ -176,9 +176,9 @@ def test_too_few_answers_end_the_run_at_the_next_request(at: int, what: str, tmp
     before = {key: value.copy() for key, value in server.model.weights.items()}
     with pytest.raises(QuorumError) as raised:
         next(requests)
-    said = str(raised.value)
-    assert said.startswith(f"{what}: 1 usable answers, 3 needed")
-    assert "B (train:" in said and "C (no answer yet)" in said
+    message = str(raised.value)
+    assert message.startswith(f"{what}: 1 usable answers, 3 needed")
+    assert "B (train:" in message and "C (no answer yet)" in message
     assert all(np.array_equal(value, before[key]) for key, value in server.model.weights.items())
 
 
@@ -357,7 +357,7 @@ def test_what_a_round_sends_is_packed_and_made_once(
 ) -> None:
     """It goes to the sites, into the last model's file and, where it is the best, into that one's too."""
     packings: Counter[int] = Counter()
-    made: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     pack, arrays = compression.pack, GlobalModel._arrays
     server = coordinator(tmp_path, f"federation.weights_as={weights_as}", methods="scaffold")
 
@@ -366,7 +366,7 @@ def test_what_a_round_sends_is_packed_and_made_once(
         return pack(array, *args)
 
     def counted_arrays(model: GlobalModel, round_: int) -> MethodArrays:
-        made[round_] += 1
+        counts[round_] += 1
         return arrays(model, round_)
 
     monkeypatch.setattr(GlobalModel, "_arrays", counted_arrays)
@@ -377,7 +377,7 @@ def test_what_a_round_sends_is_packed_and_made_once(
         monkeypatch.setattr("fedshift.schema.compression.pack", counted_pack)
     n_packed = len(server.model.packed_keys)
     assert n_packed > 0
-    assert made == {round_: 1 for round_ in range(1, ROUNDS + 2)}
+    assert counts == {round_: 1 for round_ in range(1, ROUNDS + 2)}
     # A model is packed when its round closes; round 1 sends what is packed as it opens.
     evaluated_again = n_packed if scores == BEST_FIRST else 0
     assert sum(packings.values()) == n_packed * (ROUNDS + 1) + evaluated_again

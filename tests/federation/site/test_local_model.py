@@ -34,8 +34,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = read_model_file(path)["weights"]
-    return found
+    model: dict[str, torch.Tensor] = read_model_file(path)["weights"]
+    return model
 
 
 def state_of(folder: Path, site: str, round_: int = ROUNDS) -> Any:

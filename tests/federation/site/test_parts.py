@@ -123,9 +123,9 @@ def test_a_round_is_begun_anew_to_the_bits_of_a_site_that_had_the_parts_from_the
         expected = run_in_process(job, pictures, tmp_path / "expected")
     caplog.clear()
     limit(2, site="B", since=2)
-    done = run_in_process(job, pictures, tmp_path / "run")
-    assert_same_bits(done, expected)
-    rounds = done.results.rounds
+    outcome = run_in_process(job, pictures, tmp_path / "run")
+    assert_same_bits(outcome, expected)
+    rounds = outcome.results.rounds
     assert [record.rejected for record in rounds] == [[], [], []]
     assert [[record.sites[site].parts for site in "ABC"] for record in rounds] == [[1, 1, 1], [1, 4, 1], [1, 4, 1]]
     sentences = warned(caplog)
@@ -142,11 +142,11 @@ def test_only_parts_are_recorded(two_sites: Mapping[str, Path], tmp_path: Path, 
 
 def test_norms_move_once_a_step(two_sites: Mapping[str, Path], tmp_path: Path, limit: Limit) -> None:
     limit(1)
-    done = run_in_process(
+    outcome = run_in_process(
         small_job("fedavg", "schedule.batch_size=16"), {**two_sites, "UCL": two_sites["HK"]}, tmp_path
     )
-    counters = [value for key, value in weights(done).items() if "last" in key and "num_batches" in key]
-    assert counters and {int(value) for value in counters} == {sum(r.sites["HK"].steps for r in done.results.rounds)}
+    counters = [value for key, value in weights(outcome).items() if "last" in key and "num_batches" in key]
+    assert counters and {int(value) for value in counters} == {sum(r.sites["HK"].steps for r in outcome.results.rounds)}
 
 
 @pytest.mark.slow

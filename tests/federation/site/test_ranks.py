@@ -218,8 +218,8 @@ def test_a_round_whose_rank_is_killed_is_repeated_to_the_same_bits(
     undisturbed = trial("undisturbed", ranks)
     with caplog.at_level(logging.WARNING, logger="fedshift"):
         assert_same(trial("killed", ranks, stop=killing(ranks, times=1)), undisturbed)
-    said = [record.getMessage() for record in caplog.records if "rank 1 (cpu)" in record.getMessage()]
-    assert len(said) == 1 and "-9" in said[0] and "site A, round 1" in said[0]
+    logged = [record.getMessage() for record in caplog.records if "rank 1 (cpu)" in record.getMessage()]
+    assert len(logged) == 1 and "-9" in logged[0] and "site A, round 1" in logged[0]
     with raises("rank-died", naming=("site A, round 1", "rank 1 (cpu)", "-9")):
         trial("twice", ranks, stop=killing(ranks, times=2))
     assert not ranks.members
@@ -273,12 +273,12 @@ def test_a_stopped_round_leaves_no_process(ranks: Ranks, pictures: Path, tmp_pat
 @pytest.mark.slow
 def test_a_rank_ends_with_a_site_that_is_killed() -> None:
     code = f"import os; from {team.__name__} import _started; print(_started(1, 'cpu').process.pid, flush=True); "
-    done = subprocess.run([sys.executable, "-c", f"{code} os.kill(os.getpid(), 9)"], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL
+    result = subprocess.run([sys.executable, "-c", f"{code} os.kill(os.getpid(), 9)"], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 60
-    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < deadline:
+    while psutil.pid_exists(int(result.stdout)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not psutil.pid_exists(int(done.stdout))
+    assert not psutil.pid_exists(int(result.stdout))
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def test_the_gradient_is_over_all_samples_where_each_is_a_chunk() -> None:
     net = nn.Linear(4, 3)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(6, 4, generator=rng), torch.arange(6) % 3
-    found = gradient_over(make_context("m", net).run, OneByOne(x, y), dict(net.named_parameters()), method="m")
+    gradient = gradient_over(make_context("m", net).run, OneByOne(x, y), dict(net.named_parameters()), method="m")
     expected = torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters()))
-    torch.testing.assert_close(tuple(found.values()), expected)
+    torch.testing.assert_close(tuple(gradient.values()), expected)
 
 
 def test_a_last_chunk_of_one_sample_is_left_out_of_the_gradient() -> None:

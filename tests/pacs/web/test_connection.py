@@ -63,8 +63,8 @@ def private(path: Path, text: str, mode: int = 0o600) -> Path:
 
 def test_credentials_come_from_the_environment_or_a_private_file(tmp_path: Path) -> None:
     assert from_environment({TOKEN: "secret"}).token == "secret"
-    made = from_file(private(tmp_path / "file", f"# of the PACS\n{USER}=me\n{PASSWORD}=a = b\n"))
-    assert (made.user, made.password) == ("me", "a = b") and "a = b" not in repr(made)
+    credentials = from_file(private(tmp_path / "file", f"# of the PACS\n{USER}=me\n{PASSWORD}=a = b\n"))
+    assert (credentials.user, credentials.password) == ("me", "a = b") and "a = b" not in repr(credentials)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o604])
@@ -167,8 +167,8 @@ def test_queries_and_credentials_are_in_no_log(
     archive = Archive(connect("http://127.0.0.1:9/dicom-web", Credentials(token="secret")))
     with caplog.at_level("DEBUG"), raises("pacs-unreachable", naming="127.0.0.1:9") as raised:
         archive.studies(parse_query(["PatientName=Doe*"]))
-    said = f"{raised.value} {caplog.text}"
-    assert "secret" not in said and "Doe" not in said
+    logged = f"{raised.value} {caplog.text}"
+    assert "secret" not in logged and "Doe" not in logged
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

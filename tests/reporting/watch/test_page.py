@@ -164,8 +164,8 @@ def test_after_a_thousand_snapshots_the_page_is_no_larger(browser: Any, server: 
 
         def counted() -> tuple[int, float]:
             session.send("HeapProfiler.collectGarbage")
-            found = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
-            return page.evaluate(NODES), found["JSHeapUsedSize"] + 100 * found["Nodes"]
+            metrics = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+            return page.evaluate(NODES), metrics["JSHeapUsedSize"] + 100 * metrics["Nodes"]
 
         session.send("Performance.enable")
         nodes, size = counted()

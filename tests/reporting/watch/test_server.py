@@ -47,8 +47,8 @@ def ask(server: WatchServer, path: str, *, host: str | None = None, method: str 
         connection.putheader("Host", f"127.0.0.1:{port}" if host is None else host)
         connection.endheaders()
         answer = connection.getresponse()
-        found = {name: answer.getheader(name) for name in HEADERS}
-        assert found == HEADERS
+        headers = {name: answer.getheader(name) for name in HEADERS}
+        assert headers == HEADERS
         return answer.status, answer.read()
     finally:
         connection.close()
@@ -155,14 +155,14 @@ def test_a_week_of_looking_costs_no_memory() -> None:
 
         def watch(rounds: range) -> int:
             """The longest answer of a look in each of these rounds; one in ten brings news."""
-            found = 0
+            longest = 0
             for number in rounds:
                 if number % 10 == 0:
                     source.progress = progress_at(number + 1, rounds=5000)
                 raw.request("GET", f"/{server.token}/snapshot.json")
-                found = max(found, len(raw.getresponse().read()))
+                longest = max(longest, len(raw.getresponse().read()))
             gc.collect()
-            return found
+            return longest
 
         tracemalloc.start()
         try:

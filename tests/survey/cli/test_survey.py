@@ -70,9 +70,9 @@ def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureF
     newcomer = str(home / "new" / "organ" / "N")
     assert main(["survey", "organ", "--held-out", "C", "--place", newcomer, "--memory", "2", "--name", "ours"]) == 0
     out = home / "surveys" / "organ"
-    said = capsys.readouterr().out
-    assert "plan: C, N" in said
-    assert str(Path("surveys") / "organ" / "ours.yaml") in said
+    printed = capsys.readouterr().out
+    assert "plan: C, N" in printed
+    assert str(Path("surveys") / "organ" / "ours.yaml") in printed
     task = yaml.safe_load((out / "ours.yaml").read_text(encoding="utf-8"))
     assert (task["name"], task["sites"], task["held_out"]) == ("ours", ["A", "B"], ["C"])
     assert "N" in (out / "shift.html").read_text(encoding="utf-8")
@@ -89,9 +89,13 @@ REGIONS = {"organ": ["core", "rim"], "core": ["core"]}
 
 def write_regions(path: Path, **changed: object) -> Path:
     """A task file with as much as a survey needs: a core in an organ."""
-    said: dict[str, object] = {"dataset": "organ", "sites": ["A", "B", "C"], "classes": ["background", "core", "rim"]}
-    said |= {"regions": REGIONS, "regions_class_order": ["rim", "core"], "ignore": True, **changed}
-    kept = {key: value for key, value in said.items() if value}
+    description: dict[str, object] = {
+        "dataset": "organ",
+        "sites": ["A", "B", "C"],
+        "classes": ["background", "core", "rim"],
+    }
+    description |= {"regions": REGIONS, "regions_class_order": ["rim", "core"], "ignore": True, **changed}
+    kept = {key: value for key, value in description.items() if value}
     path.write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
     return path
 
@@ -143,8 +147,8 @@ def test_regions_that_cannot_be_are_refused_before_a_site_is_asked(
     home: Path, changed: dict[str, object], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["survey", str(write_regions(home / "nested.yaml", **changed)), "--out", "out"]) == 2
-    said = capsys.readouterr().err
-    assert named in said and "nested.yaml" in said and not (home / "out" / "survey.json").exists()
+    printed = capsys.readouterr().err
+    assert named in printed and "nested.yaml" in printed and not (home / "out" / "survey.json").exists()
 
 
 def test_a_plan_that_was_changed_by_hand_is_kept_and_another_is_replaced(
@@ -171,9 +175,9 @@ def test_a_plan_that_was_changed_by_hand_is_kept_and_another_is_replaced(
 def test_answers_and_map_stay_where_nothing_can_be_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["survey", "organ", "--patch", "512,512,512", "--memory", "1"]) == 2
     out = home / "surveys" / "organ"
-    said = capsys.readouterr()
-    assert "[no-memory]" in said.err
-    assert "survey: " + str(Path("surveys") / "organ" / "survey.json") in said.out and "plan:   none" in said.out
+    printed = capsys.readouterr()
+    assert "[no-memory]" in printed.err
+    assert "survey: " + str(Path("surveys") / "organ" / "survey.json") in printed.out and "plan:   none" in printed.out
     assert sorted(path.name for path in out.iterdir()) == ["shift.html", "survey.json"]
     assert main(["survey", str(out / "survey.json")]) == 0
 

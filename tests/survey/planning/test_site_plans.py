@@ -132,8 +132,8 @@ def test_regions_and_voxels_to_ignore_come_into_the_task(tmp_path: Path) -> None
         ),
         where="the plan",
     )
-    made = task.made_regions
-    assert made is not None and made.names == ("whole", "core") and [len(of) for of in made.members] == [2, 1]
+    regions = task.made_regions
+    assert regions is not None and regions.names == ("whole", "core") and [len(of) for of in regions.members] == [2, 1]
     assert task.ignore
     other = read_site_plan("B", site(tmp_path, "B", classes=tuple(one.classes[1:])), "3d_fullres")
     with raises("nnunet-plans-differ", naming="regions"):

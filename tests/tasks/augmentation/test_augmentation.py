@@ -270,14 +270,16 @@ def test_scaling_is_distributed_as_monais(dims: int) -> None:
 
 
 def compare(ours: Tensor, theirs: Tensor, image: Tensor, patch: tuple[int, ...]) -> None:
-    for number, (own, other) in enumerate(
+    for number, (ours_measured, other) in enumerate(
         zip(measures(ours, image, patch).T, measures(theirs, image, patch).T, strict=True)
     ):
-        if np.ptp(own) < 1e-3 and np.ptp(other) < 1e-3:
-            np.testing.assert_allclose(own.mean(), other.mean(), atol=1e-3)  # unchanged by both
+        if np.ptp(ours_measured) < 1e-3 and np.ptp(other) < 1e-3:
+            np.testing.assert_allclose(ours_measured.mean(), other.mean(), atol=1e-3)  # unchanged by both
             continue
-        said = f"measure {number}: {own.mean()} ± {own.std()}, MONAI's {other.mean()} ± {other.std()}"
-        assert ks_2samp(own, other).pvalue > 1e-3, said
+        figures = (
+            f"measure {number}: {ours_measured.mean()} ± {ours_measured.std()}, MONAI's {other.mean()} ± {other.std()}"
+        )
+        assert ks_2samp(ours_measured, other).pvalue > 1e-3, figures
 
 
 def test_chances_are_the_presets() -> None:

@@ -94,19 +94,19 @@ def test_random_networks_keep_the_norm_and_a_share_of_0_is_the_image(patch: tupl
     flat = flat and len(patch) == 3
     rows, points = smooth(4, patch, channels=2) + 1, torch.tensor([[True, False, True, False]]).repeat(4, 1)
     numbers = normals(4, tissue.numbers_of_a_network(len(patch), flat=flat))
-    made = tissue.convolved(rows, numbers, points, torch.tensor([0.0, 0.3, 0.7, 1.0]), flat=flat)
-    norms = [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in (rows, made)]
+    convolved = tissue.convolved(rows, numbers, points, torch.tensor([0.0, 0.3, 0.7, 1.0]), flat=flat)
+    norms = [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in (rows, convolved)]
     torch.testing.assert_close(norms[1], norms[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(made[0], rows[0], rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(made[1:], rows[1:], atol=1e-2)
+    torch.testing.assert_close(convolved[0], rows[0], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(convolved[1:], rows[1:], atol=1e-2)
 
 
 def test_a_network_of_points_maps_equal_intensities_to_equal_ones() -> None:
     """And one of flat kernels does not look at other slices."""
     rows = torch.randint(3, (2, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
     numbers = normals(2, tissue.numbers_of_a_network(2))
-    made = tissue.convolved(rows, numbers, torch.ones(2, 4, dtype=torch.bool), torch.ones(2))
-    for row, image in zip(made, rows, strict=True):
+    convolved = tissue.convolved(rows, numbers, torch.ones(2, 4, dtype=torch.bool), torch.ones(2))
+    for row, image in zip(convolved, rows, strict=True):
         assert all(torch.unique(row[image == value].round(decimals=4)).numel() == 1 for value in range(3))
     rows = torch.arange(4.0)[:, None, None].expand(1, 1, 4, 8, 8).contiguous()
     changed = rows.clone()
@@ -134,11 +134,11 @@ def test_tone_curves_keep_the_order_and_negatives_turn_it() -> None:
 @pytest.mark.parametrize(("patch", "flat"), [((16, 18), False), ((12, 16, 10), False), ((4, 16, 16), True)])
 def test_spectra_change_in_amplitude_and_not_in_phase(patch: tuple[int, ...], flat: bool) -> None:
     rows, axes = smooth(3, patch, channels=2), len(patch) - flat
-    made = tissue.recoloured(rows, normals(3, tissue.LOWEST**axes), torch.tensor([0.0, 0.4, 0.4]), flat=flat)
-    torch.testing.assert_close(made[0], rows[0], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(made[1], rows[1], atol=1e-2)
-    torch.testing.assert_close(moments(made), moments(rows), rtol=1e-4, atol=1e-4)
-    before, after = (torch.fft.fftn(each, dim=tuple(range(-axes, 0))) for each in (rows, made))
+    recoloured = tissue.recoloured(rows, normals(3, tissue.LOWEST**axes), torch.tensor([0.0, 0.4, 0.4]), flat=flat)
+    torch.testing.assert_close(recoloured[0], rows[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(recoloured[1], rows[1], atol=1e-2)
+    torch.testing.assert_close(moments(recoloured), moments(rows), rtol=1e-4, atol=1e-4)
+    before, after = (torch.fft.fftn(each, dim=tuple(range(-axes, 0))) for each in (rows, recoloured))
     before.flatten(-axes)[..., 0] = 0  # a slice's mean is a number that is added
     turned = (after * before.conj())[before.abs() > 1]
     assert turned.angle().abs().max() < 1e-2
@@ -152,10 +152,10 @@ def test_a_field_is_smooth_and_one_of_degree_0_changes_nothing(patch: tuple[int,
     """As the mean and deviation stay, a factor for the whole image is no change."""
     rows = smooth(3, patch, channels=2)
     numbers = normals(3, (acquisition.DEGREE + 1) ** len(patch))
-    made = acquisition.biased(rows, numbers, torch.tensor([0.0, 0.3, 0.3]))
-    torch.testing.assert_close(made[0], rows[0], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(made[1], rows[1], atol=1e-2)
-    torch.testing.assert_close(moments(made), moments(rows), rtol=1e-4, atol=1e-4)
+    biased = acquisition.biased(rows, numbers, torch.tensor([0.0, 0.3, 0.3]))
+    torch.testing.assert_close(biased[0], rows[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(biased[1], rows[1], atol=1e-2)
+    torch.testing.assert_close(moments(biased), moments(rows), rtol=1e-4, atol=1e-4)
     numbers[:, 1:] = 0
     torch.testing.assert_close(acquisition.biased(rows, numbers, torch.full((3,), 0.3)), rows, rtol=1e-4, atol=1e-4)
 
@@ -167,38 +167,38 @@ def test_a_field_of_a_known_polynomial() -> None:
     numbers[0, 1, 1] = 2
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 9), indexing="ij")
     expected = tissue.kept((rows - rows.min()) * torch.exp(0.5 * 2 * y * x), rows)
-    made = acquisition.biased(rows, numbers.flatten(1), torch.tensor([0.5]))
-    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+    biased = acquisition.biased(rows, numbers.flatten(1), torch.tensor([0.5]))
+    torch.testing.assert_close(biased, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_brightest_at_the_coil() -> None:
     rows = torch.ones(1, 1, 11, 11)
     rows[0, 0, 0, 0] = 0
-    made = acquisition.near_a_coil(rows, torch.tensor([4.0]), torch.tensor([[0.3, 0.8]]), torch.tensor([0.2]))
-    assert divmod(int(made.argmax()), 11) == (3, 8)
-    made = acquisition.near_a_coil(rows, torch.zeros(1), torch.tensor([[0.3, 0.8]]), torch.tensor([0.2]))
-    torch.testing.assert_close(made, rows, rtol=1e-4, atol=1e-4)
+    shaded = acquisition.near_a_coil(rows, torch.tensor([4.0]), torch.tensor([[0.3, 0.8]]), torch.tensor([0.2]))
+    assert divmod(int(shaded.argmax()), 11) == (3, 8)
+    shaded = acquisition.near_a_coil(rows, torch.zeros(1), torch.tensor([[0.3, 0.8]]), torch.tensor([0.2]))
+    torch.testing.assert_close(shaded, rows, rtol=1e-4, atol=1e-4)
 
 
 def test_a_ghost_is_a_copy_half_the_field_away() -> None:
     """With every second line damped by a half, a quarter of the image moves by half the axis; the mean stays."""
     rows = torch.zeros(1, 1, 16, 16)
     rows[0, 0, 3, 5] = 1
-    made = acquisition.ghosted(rows, torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.9]))
+    ghosted = acquisition.ghosted(rows, torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.9]))
     expected = rows - 0.25 * (rows + rows.roll(8, 3))
     expected[0, 0, 3] += 0.5 / 16  # the line in the middle is not damped
-    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ghosted, expected, rtol=1e-4, atol=1e-5)
     along_rows = acquisition.ghosted(rows, torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.1]))
-    torch.testing.assert_close(along_rows.mT[0, 0, 5], made[0, 0, 3].roll(-2), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(along_rows.mT[0, 0, 5], ghosted[0, 0, 3].roll(-2), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("patch", "flat"), [((16, 18), False), ((12, 16, 10), False), ((4, 16, 16), True)])
 def test_ringing_leaves_out_high_frequencies_alone(patch: tuple[int, ...], flat: bool) -> None:
     rows = normals(2, 1, *patch)
-    made = acquisition.ringing(rows, torch.tensor([1.0, 0.5]), flat=flat)
-    torch.testing.assert_close(made[0], rows[0], rtol=1e-4, atol=1e-5)
+    rung = acquisition.ringing(rows, torch.tensor([1.0, 0.5]), flat=flat)
+    torch.testing.assert_close(rung[0], rows[0], rtol=1e-4, atol=1e-5)
     axes = len(patch) - flat
-    spectrum = torch.fft.fftn(made[1], dim=tuple(range(-axes, 0))).abs()
+    spectrum = torch.fft.fftn(rung[1], dim=tuple(range(-axes, 0))).abs()
     waves = torch.fft.fftfreq(patch[-1]).abs()
     assert spectrum[..., waves > 0.26].max() < 1e-3 < spectrum[..., waves < 0.24].mean()
 
@@ -207,10 +207,10 @@ def test_rician_noise_is_that_of_a_magnitude() -> None:
     """Where there is no signal it has Rayleigh's mean, and where there is much it is Gaussian."""
     rows = torch.zeros(1, 1, 200, 200)
     rows[..., 100:, :] = 50
-    made = acquisition.noisy(rows, normals(1, 2 * 40000), torch.tensor([1.0]), rician=True)
-    assert made.min() >= 0
-    assert float(made[..., :100, :].mean()) == pytest.approx((torch.pi / 2) ** 0.5, abs=0.02)
-    assert float(made[..., 100:, :].std()) == pytest.approx(1, abs=0.02)
+    noisy = acquisition.noisy(rows, normals(1, 2 * 40000), torch.tensor([1.0]), rician=True)
+    assert noisy.min() >= 0
+    assert float(noisy[..., :100, :].mean()) == pytest.approx((torch.pi / 2) ** 0.5, abs=0.02)
+    assert float(noisy[..., 100:, :].std()) == pytest.approx(1, abs=0.02)
     plain = acquisition.noisy(rows, normals(1, 40000), torch.tensor([0.5]), rician=False)
     assert float((plain - rows).std()) == pytest.approx(0.5, abs=0.01)
 

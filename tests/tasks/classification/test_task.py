@@ -25,9 +25,9 @@ FINDINGS = ("data.multi_label=true",)
 
 
 def task(*options: str) -> Task:
-    made = build_task(small_image_job("fedavg", *options))
-    assert isinstance(made, Task)
-    return made
+    job = build_task(small_image_job("fedavg", *options))
+    assert isinstance(job, Task)
+    return job
 
 
 def of_one(number: int, label: int) -> dict[str, object]:

@@ -116,14 +116,14 @@ def test_a_subject_counts_once_whatever_the_number_of_its_scans() -> None:
 
 def test_every_site_gets_its_own_level_and_a_small_one_more_than_alone() -> None:
     curves = {name: curve(n, RAMP**power, 0.01) for name, n, power in (("A", 100, 2), ("B", 60, 1.9), ("C", 6, 2))}
-    made = guarantee.federated({s: RiskCurves(calibration={"organ": c}) for s, c in curves.items()}, alpha=0.1)
-    levels = {site: made.sites[site]["organ"].outer.level for site in curves}
+    promised = guarantee.federated({s: RiskCurves(calibration={"organ": c}) for s, c in curves.items()}, alpha=0.1)
+    levels = {site: promised.sites[site]["organ"].outer.level for site in curves}
     assert None not in levels.values()
     assert guarantee.own_promise(curves["C"], 0.1).outer.level is None, "six cases are too few alone"
-    small, large = (made.sites[site]["organ"].outer for site in "CA")
+    small, large = (promised.sites[site]["organ"].outer for site in "CA")
     assert 3 < small.others <= 7 and small.at_most is not None and 0.1 <= small.at_most <= 0.2
     assert small.others / 7 > large.others / 101, "the larger site is more of its own"
-    promise = made.sites["A"]["organ"]
+    promise = promised.sites["A"]["organ"]
     assert promise.inner is not None and promise.inner.level is not None and promise.outer.level is not None
     assert promise.inner.level == pytest.approx(1 - promise.outer.level, abs=1e-5), "the mirror image of these curves"
 
@@ -147,9 +147,9 @@ def test_what_came_of_a_promise_is_the_share_at_its_level_with_its_interval() ->
     told = {s: RiskCurves(calibration={"organ": curve(50, RAMP, 0.01)}) for s in ("A", "B")}
     tested = curve(25, RAMP / 2, 0.04)
     told["A"] = RiskCurves(calibration=told["A"].calibration, tested={"organ": tested})
-    made = guarantee.federated(told, alpha=0.1).sites
-    assert made["B"]["organ"].outer.tested is None
-    outer = made["A"]["organ"].outer
+    promised = guarantee.federated(told, alpha=0.1).sites
+    assert promised["B"]["organ"].outer.tested is None
+    outer = promised["A"]["organ"].outer
     assert outer.tested is not None and outer.level is not None
     assert outer.tested.mean == tested.missed[LEVELS.index(outer.level)] and outer.tested.n == 25
     low, high = stats.t.interval(0.95, 24, outer.tested.mean, 0.2 / 5)
@@ -160,10 +160,10 @@ def test_sites_that_are_held_out_set_no_level_and_test_the_newcomers() -> None:
     told = {f"S{k}": RiskCurves(calibration={"organ": curve(50, RAMP**4)}) for k in range(12)}
     without = guarantee.federated(told, alpha=0.1)
     told["out"] = RiskCurves(calibration={"organ": curve(50, np.ones(N))}, tested={"organ": curve(20, RAMP)})
-    made = guarantee.federated(told, alpha=0.1, held_out=["out"])
-    assert made.sites == without.sites and made.newcomer == without.newcomer
-    outer = made.left_out["out"]["organ"].outer
-    assert outer.tested is not None and outer.level == made.newcomer["organ"].outer.level and outer.tested.n == 20
+    promised = guarantee.federated(told, alpha=0.1, held_out=["out"])
+    assert promised.sites == without.sites and promised.newcomer == without.newcomer
+    outer = promised.left_out["out"]["organ"].outer
+    assert outer.tested is not None and outer.level == promised.newcomer["organ"].outer.level and outer.tested.n == 20
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])

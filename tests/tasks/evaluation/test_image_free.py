@@ -54,21 +54,21 @@ def test_masks_that_agree_are_guessed_on_any_grid(shape: tuple[int, int, int]) -
 def test_the_threshold_is_the_best_on_the_training_masks() -> None:
     """Nine masks at one place and one at another: the place of the nine, and not both."""
     common, rare = box((16, 64, 64), (0.25, 0.75), (0.0, 0.5)), box((16, 64, 64), (0.25, 0.75), (0.5, 1.0))
-    found = learned(*[stack(common)] * 9, stack(rare)).classes(heights(16), (64, 64))
-    assert dice(found == 1, common == 1) > 0.95 and not (found[:, 40:, 40:] == 1).any()
+    predicted = learned(*[stack(common)] * 9, stack(rare)).classes(heights(16), (64, 64))
+    assert dice(predicted == 1, common == 1) > 0.95 and not (predicted[:, 40:, 40:] == 1).any()
 
 
 def test_classes_have_thresholds_of_their_own() -> None:
     labels = box((16, 64, 64), (0.0, 1.0), (0.0, 0.25)) + box((16, 64, 64), (0.25, 0.5), (0.5, 1.0), number=2)
-    found = learned(stack(labels, (1, 2)), n_classes=3).classes(heights(16), (64, 64))
-    assert dice(found == 1, labels == 1) > 0.95 and dice(found == 2, labels == 2) > 0.85
+    predicted = learned(stack(labels, (1, 2)), n_classes=3).classes(heights(16), (64, 64))
+    assert dice(predicted == 1, labels == 1) > 0.95 and dice(predicted == 2, labels == 2) > 0.85
 
 
 def test_a_mask_that_does_not_outline_a_class_says_nothing_of_it() -> None:
     both = box((16, 64, 64), (0.0, 1.0), (0.0, 0.25)) + box((16, 64, 64), (0.25, 0.5), (0.5, 1.0), number=2)
     one = np.where(both == 2, 0, both)
-    found = learned(stack(both, (1, 2)), *[stack(one, (1,))] * 5, n_classes=3).classes(heights(16), (64, 64))
-    assert dice(found == 2, both == 2) > 0.85
+    predicted = learned(stack(both, (1, 2)), *[stack(one, (1,))] * 5, n_classes=3).classes(heights(16), (64, 64))
+    assert dice(predicted == 2, both == 2) > 0.85
     assert not (learned(stack(one, (1,)), n_classes=3).classes(heights(16), (64, 64)) == 2).any()
 
 

@@ -29,8 +29,10 @@ def test_a_failed_case_that_turns_the_mean_leaves_it_open() -> None:
     local = [0.7 + 0.01 * number for number in range(12)]
     federated = [value + 0.002 + 0.0001 * number for number, value in enumerate(local)]
     federated[5] = 0.0
-    found = told(federated, local)
-    assert found.p is not None and found.p < 0.05 and found.difference < 0 and found.verdict == "open"
+    comparison = told(federated, local)
+    assert (
+        comparison.p is not None and comparison.p < 0.05 and comparison.difference < 0 and comparison.verdict == "open"
+    )
 
 
 def test_scans_of_one_subject_count_as_one() -> None:
@@ -62,8 +64,8 @@ def test_mcnemar_is_exact() -> None:
     # 8 pairs of which the first model alone is right, 1 of which the second is: p = 2 (1 + 9) / 2^9.
     federated = [1.0] * 8 + [0.0] + [1.0] * 11
     local = [0.0] * 8 + [1.0] + [1.0] * 11
-    found = told(federated, local, is_binary=True)
-    assert found.test == "mcnemar" and found.p == pytest.approx(20 / 512) and found.verdict == "better"
+    comparison = told(federated, local, is_binary=True)
+    assert comparison.test == "mcnemar" and comparison.p == pytest.approx(20 / 512) and comparison.verdict == "better"
     assert paired_p(np.array([1.0, -1.0, 0, 0, 0, 0]), is_binary=True) == 1.0
 
 

@@ -187,8 +187,8 @@ def test_augmentation_begins_from_the_patch_that_is_there_without_it(tmp_path: P
 def test_cut_fills_with_0() -> None:
     volume = np.arange(1, 25).reshape(2, 3, 4)
     np.testing.assert_array_equal(cut(volume, (0, 1, 1), (2, 2, 2)), volume[:, 1:, 1:3])
-    made = cut(volume, (-1, 2, 3), (3, 2, 2))
-    assert made.shape == (3, 2, 2) and made[0].sum() == 0 and made[1, 0, 0] == volume[0, 2, 3] and made.sum() == 36
+    part = cut(volume, (-1, 2, 3), (3, 2, 2))
+    assert part.shape == (3, 2, 2) and part[0].sum() == 0 and part[1, 0, 0] == volume[0, 2, 3] and part.sum() == 36
 
 
 @pytest.mark.parametrize("data", [IN_3D, IN_2D])
@@ -198,18 +198,18 @@ def test_a_perfect_network_scores_perfectly_on_the_scans_own_grid(tmp_path: Path
     opened = built.open(folder, "A")
     index = [np.array([case]) for case in opened.members("train")]
     perfect = [torch.nn.functional.one_hot(opened.labels(one), 3).movedim(-1, 1).float() for one in index]
-    found = built.evaluate(iter(perfect), opened, "train", seed=0, share_cases=True)
+    evaluation = built.evaluate(iter(perfect), opened, "train", seed=0, share_cases=True)
     of_others = {name for name in built.metrics if name.startswith("false_positives")}  # than these, which have all
-    assert set(found.scores) == set(built.metrics) - of_others == set(found.distributions)
-    assert found.scores["dice"] == pytest.approx(1) and found.scores["surface_dice left"] == 1
-    assert found.scores["hd95"] == found.scores["volume_difference right"] == found.empty == 0
-    assert found.distributions["dice left"].n == 3
+    assert set(evaluation.scores) == set(built.metrics) - of_others == set(evaluation.distributions)
+    assert evaluation.scores["dice"] == pytest.approx(1) and evaluation.scores["surface_dice left"] == 1
+    assert evaluation.scores["hd95"] == evaluation.scores["volume_difference right"] == evaluation.empty == 0
+    assert evaluation.distributions["dice left"].n == 3
     scores = built.scores((p.argmax(1).to(torch.uint8) for p in perfect), opened, "train")
     assert scores == {"dice": 1, "dice left": 1, "dice right": 1}
     nothing = [torch.cat([torch.ones_like(p[:, :1]), torch.zeros_like(p[:, 1:])], 1) for p in perfect]
     empty = built.evaluate(iter(nothing), opened, "train", seed=0, share_cases=True)
     assert empty.scores["dice"] == empty.scores["surface_dice"] == 0 and empty.empty == 3
-    assert empty.one_sided == {"left": OneSided(missed=3), "right": OneSided(missed=3)} and found.one_sided == {}
+    assert empty.one_sided == {"left": OneSided(missed=3), "right": OneSided(missed=3)} and evaluation.one_sided == {}
 
 
 def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp_path: Path) -> None:

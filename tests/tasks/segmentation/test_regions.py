@@ -36,9 +36,9 @@ def job_of(folder: Path, more: str, *options: str, methods: str = "fedavg") -> J
 
 
 def task_of(job: JobSpec) -> Task:
-    made = build_task(job)
-    assert isinstance(made, Task)
-    return made
+    task = build_task(job)
+    assert isinstance(task, Task)
+    return task
 
 
 def ignore(folder: Path, *, x_from: int) -> None:
@@ -67,9 +67,13 @@ def test_scores_are_of_regions(tmp_path: Path) -> None:
     assert built.network()(torch.zeros(1, 1, 16, 16)).shape == (1, 2, 16, 16)
     opened = built.open(folder, "A")
     whole = perfect(built, opened, 3)
-    found = built.evaluate(iter([whole]), opened, "test", seed=0, share_cases=True)
-    assert found.scores["dice both"] > 0.9 and found.scores["dice"] > 0.9 and "dice left" not in found.scores
-    assert found.calibration is not None and found.calibration.ece < 1e-6
+    evaluation = built.evaluate(iter([whole]), opened, "test", seed=0, share_cases=True)
+    assert (
+        evaluation.scores["dice both"] > 0.9
+        and evaluation.scores["dice"] > 0.9
+        and "dice left" not in evaluation.scores
+    )
+    assert evaluation.calibration is not None and evaluation.calibration.ece < 1e-6
     predicted = built.predicted(20 * whole - 10)
     assert built.scores(iter([predicted]), opened, "test") == {"dice": 1, "dice both": 1, "dice right": 1}
     lacking = predicted & 1

@@ -232,8 +232,8 @@ def test_a_round_of_all_sites_is_accepted_and_statistics_with_noise_may_go_along
     )
     job = scans("fedrdn", "schedule.local_steps=2")
     with caplog.at_level(logging.INFO, "fedshift"):
-        done = run_in_process(job, three_sites, tmp_path / "run", privacy=dict.fromkeys(three_sites, rules))
-    assert [record.rejected for record in done.results.rounds] == [[], []]
+        outcome = run_in_process(job, three_sites, tmp_path / "run", privacy=dict.fromkeys(three_sites, rules))
+    assert [record.rejected for record in outcome.results.rounds] == [[], []]
     assert "2 steps with clip 0.5" in caplog.text
     account = Ledger(tmp_path / "run" / "site_state" / "HK").trusted()
     assert [one.what for one in account.releases] == ["image statistics", "network", "network"]
@@ -256,9 +256,9 @@ def test_flares_executor_gives_the_bits_of_one_process(
     job = scans("fedavg", "schedule.local_steps=2")
     broadcast, update, _ = answered(job, three_sites["HK"], tmp_path / "a", RULES)
     kit = Kit.make(job, "HK", three_sites["HK"], tmp_path / "kit", sent=write_job(job, tmp_path / "job"))
-    own = tmp_path / "kit" / "local" / "fedshift.yaml"
-    text = f"{own.read_text(encoding='utf-8')}privacy: {RULES.model_dump_json(include={'dp_sgd'})}\n"
-    own.write_text(text, encoding="utf-8")
+    settings_file = tmp_path / "kit" / "local" / "fedshift.yaml"
+    text = f"{settings_file.read_text(encoding='utf-8')}privacy: {RULES.model_dump_json(include={'dp_sgd'})}\n"
+    settings_file.write_text(text, encoding="utf-8")
     asked = codec.encode_task(replace(broadcast, sites=("HK",)))
     (answer,) = codec.decode_answers(FedshiftExecutor().execute(codec.TRAIN, asked, kit, Signal()))  # type: ignore[arg-type]
     assert isinstance(answer.content, Update)

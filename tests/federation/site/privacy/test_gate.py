@@ -222,9 +222,9 @@ def test_a_refusal_leaves_the_site_out_and_the_coordinator_reads_why(
 ) -> None:
     job = small_job("fedmix", "federation.min_sites=2", "fedmix.images=2")
     run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": policy()})
-    said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["statistics"]["rejected"]
-    assert [entry["site"] for entry in said] == ["HK"]
-    assert all(word in said[0]["reason"] for word in ("fedmix", "'images'", "privacy.allow"))
+    rejected = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["statistics"]["rejected"]
+    assert [entry["site"] for entry in rejected] == ["HK"]
+    assert all(word in rejected[0]["reason"] for word in ("fedmix", "'images'", "privacy.allow"))
     strict = small_job("fedmix", "fedmix.images=2", "federation.min_sites=3")
     with raises("too-few-answers", naming="privacy.allow"):
         run_in_process(strict, three_sites, tmp_path / "strict", privacy={"HK": policy()})
@@ -246,8 +246,8 @@ def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
     job = small_job("fedmix", "fedmix.images=2")
     sent = write_job(job, tmp_path / "job")
     kit = Provisioned.make(job, "HK", make_site(tmp_path, "HK"), tmp_path / "kit", sent=sent)
-    own = tmp_path / "kit" / "local" / "fedshift.yaml"
-    own.write_text(own.read_text(encoding="utf-8") + "privacy: {min_cases: 1}\n", encoding="utf-8")
+    settings_file = tmp_path / "kit" / "local" / "fedshift.yaml"
+    settings_file.write_text(settings_file.read_text(encoding="utf-8") + "privacy: {min_cases: 1}\n", encoding="utf-8")
     broadcast = Coordinator(job, tmp_path / "server").open(1)
     asked = codec.encode_task(replace(broadcast, sites=("HK",)))
     shareable = FedshiftExecutor().execute(task, asked, kit, Signal())  # type: ignore[arg-type]
@@ -697,14 +697,14 @@ def test_an_array_that_a_method_does_not_declare_stays_here(
 def test_a_site_that_only_scores_needs_to_allow_nothing(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedmix", "fedmix.images=2", "held_out=[HK]", sites=("BIDMC", "UCL"))
     rules = policy(allow=[], min_cases=1000)
-    done = run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": rules})
-    assert done.results.final is not None and "HK" in done.results.final.last.held_out
+    outcome = run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": rules})
+    assert outcome.results.final is not None and "HK" in outcome.results.final.last.held_out
 
 
 def test_a_site_that_only_evaluates_fine_tunes_nothing(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_image_job("pfedavg", "schedule.rounds=1")
-    done = run_in_process(job, three_image_sites, tmp_path / "run")
-    last = done.open(2)
+    outcome = run_in_process(job, three_image_sites, tmp_path / "run")
+    last = outcome.open(2)
 
     def scores(name: str, rules: Policy | None) -> Scores:
         return Site(job, "B", three_image_sites["B"], SiteOptions(tmp_path / name, policy=rules)).validate(last)

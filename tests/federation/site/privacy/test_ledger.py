@@ -212,8 +212,8 @@ def test_what_leaves_is_on_record_whenever_the_process_is_killed(three_sites: di
     """Killed for real; then the same task comes again to a new process, and is on record once."""
     tests, data = Path(__file__).parents[3], three_sites["HK"]
     code = KILLED.format(tests=str(tests), custom=str(tests.parent / "custom"), data=str(data), folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{when}: {-signal.SIGKILL}" for when in MOMENTS], done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.splitlines() == [f"{when}: {-signal.SIGKILL}" for when in MOMENTS], result.stderr
     for number, recorded in enumerate(MOMENTS.values()):
         folder = tmp_path / str(number)
         ledger = Ledger(folder / "kit")
@@ -342,8 +342,10 @@ def test_at_a_hospital_the_ledger_is_in_the_kit_and_outlives_the_job(
     monkeypatch.setattr("fedshift.flare.executor.require_protection", lambda: None)
     job = small_job("fedrdn")
     kit = Provisioned.make(job, "HK", three_sites["HK"], tmp_path / "kit", sent=write_job(job, tmp_path / "job"))
-    own = tmp_path / "kit" / "local" / "fedshift.yaml"
-    own.write_text(own.read_text(encoding="utf-8") + "privacy: {statistics: {epsilon: 3}}\n", encoding="utf-8")
+    settings_file = tmp_path / "kit" / "local" / "fedshift.yaml"
+    settings_file.write_text(
+        settings_file.read_text(encoding="utf-8") + "privacy: {statistics: {epsilon: 3}}\n", encoding="utf-8"
+    )
     asked = codec.encode_task(replace(Coordinator(job, tmp_path / "server").open(0), sites=("HK",)))
     FedshiftExecutor().execute(codec.STATISTICS, asked, kit, Signal())  # type: ignore[arg-type]
     account = Ledger(tmp_path / "kit" / "local").trusted()
