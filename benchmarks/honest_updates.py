@@ -171,14 +171,14 @@ class Largest:
             more = max(1.0, update.n_steps / steps)
             others = np.sum([vote for other, vote in enumerate(votes) if other != number], axis=0)
             against = -float(update.change @ others) / max(float(np.linalg.norm(others)), 1e-30)
-            found = (
+            largest = (
                 update.norm / (usual[0] * more) if usual[0] else 0.0,
                 against / (usual[0] * more) if usual[0] else 0.0,
                 update.statistics / (usual[1] * more) if usual[1] else 0.0,
                 update.n_samples / statistics.median(samples),
                 update.n_samples / (sum(samples) - update.n_samples),
             )
-            self._worst = {kind: max(self._worst[kind], ratio) for kind, ratio in zip(KINDS, found, strict=True)}
+            self._worst = {kind: max(self._worst[kind], ratio) for kind, ratio in zip(KINDS, largest, strict=True)}
 
 
 def table(content: Mapping[str, Any]) -> str:

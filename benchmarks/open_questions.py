@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if seed not in row.seeds or seed in measured or (args.rows and name not in args.rows):
                 continue
             run = measure(question, row, seed, args.data)
-            runs[name] = sorted([*runs.get(name, []), run], key=lambda one: int(one["seed"]))
+            runs[name] = sorted([*runs.get(name, []), run], key=lambda entry: int(entry["seed"]))
             content["runs"] = {name: runs[name] for name in question.rows if name in runs}
             runs = content["runs"]
             args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ def _every(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 def _help(parser: argparse.ArgumentParser) -> str:
     """What ``--help`` prints; some parsers learn their options only then."""
-    said = io.StringIO()
-    with redirect_stdout(said), suppress(SystemExit):
+    printed = io.StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
         parser.parse_args(["--help"])
-    return said.getvalue()
+    return printed.getvalue()

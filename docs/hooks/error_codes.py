@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def table(root: str = str(ROOT)) -> str:
     """Every code, the parts of the package that raise it, and its sentences with placeholders in capitals."""
     by_code: dict[str, tuple[set[str], set[str]]] = {}
-    for area, code, sentence in found(Path(root)):
+    for area, code, sentence in raised(Path(root)):
         areas, sentences = by_code.setdefault(code, (set(), set()))
         areas.add(area)
         sentences.add(sentence)
@@ -21,8 +21,8 @@ def table(root: str = str(ROOT)) -> str:
         return "No error has a code."
     lines = ["| code | where | what it says |", "|---|---|---|"]
     for code, (areas, sentences) in sorted(by_code.items()):
-        said = "<br>".join(_escaped(sentence) for sentence in sorted(sentences) if sentence)
-        lines.append(f"| `{code}` | {', '.join(sorted(areas))} | {said} |")
+        cell = "<br>".join(_escaped(sentence) for sentence in sorted(sentences) if sentence)
+        lines.append(f"| `{code}` | {', '.join(sorted(areas))} | {cell} |")
     return "\n".join(lines)
 
 
@@ -40,7 +40,7 @@ def _takes_code(method: ast.FunctionDef) -> bool:
     return method.name != "__init__" or [part.arg for part in method.args.args[1:2]] == ["code"]
 
 
-def found(root: Path) -> Iterator[tuple[str, str, str]]:
+def raised(root: Path) -> Iterator[tuple[str, str, str]]:
     """Area, code and sentence of every error and finding that is made with a code in a checkout's packages."""
     files = [path for folder in ("custom", "data_prep") for path in sorted((root / folder).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
@@ -49,21 +49,21 @@ def found(root: Path) -> Iterator[tuple[str, str, str]]:
         assigned = _assigned(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _name(node.func) in {*names, "Finding"}:
-                code, *said = node.args[_name(node.func) == "Finding" :] or [ast.Constant(None)]
-                if said and isinstance(code, ast.Constant) and isinstance(code.value, str):
-                    yield _area(path.relative_to(root)), code.value, _said(said, assigned)
+                code, *parts = node.args[_name(node.func) == "Finding" :] or [ast.Constant(None)]
+                if parts and isinstance(code, ast.Constant) and isinstance(code.value, str):
+                    yield _area(path.relative_to(root)), code.value, _words(parts, assigned)
 
 
 def _assigned(tree: ast.Module) -> dict[str, list[tuple[int, ast.expr]]]:
     """Name -> what it is given in a module, with the lines."""
-    given: dict[str, list[tuple[int, ast.expr]]] = {}
+    values: dict[str, list[tuple[int, ast.expr]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            given.setdefault(node.targets[0].id, []).append((node.lineno, node.value))
-    return given
+            values.setdefault(node.targets[0].id, []).append((node.lineno, node.value))
+    return values
 
 
-def _said(parts: list[ast.expr], assigned: dict[str, list[tuple[int, ast.expr]]]) -> str:
+def _words(parts: list[ast.expr], assigned: dict[str, list[tuple[int, ast.expr]]]) -> str:
     """The sentence; of a file's fault, which are its path, what is wrong, and the mend."""
     sentences = [_sentence(_resolved(part, assigned)) for part in parts]
     if len(parts) < 3:
@@ -73,8 +73,8 @@ def _said(parts: list[ast.expr], assigned: dict[str, list[tuple[int, ast.expr]]]
 
 def _resolved(node: ast.expr, assigned: dict[str, list[tuple[int, ast.expr]]]) -> ast.expr:
     """What a local name was given last above its use."""
-    above = [given for given in assigned.get(_name(node), []) if given[0] < node.lineno]
-    return max(above, key=lambda given: given[0])[1] if isinstance(node, ast.Name) and above else node
+    above = [entry for entry in assigned.get(_name(node), []) if entry[0] < node.lineno]
+    return max(above, key=lambda entry: entry[0])[1] if isinstance(node, ast.Name) and above else node
 
 
 def _area(path: Path) -> str:

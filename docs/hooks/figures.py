@@ -19,15 +19,15 @@ def robust() -> str:
     rows = [
         (
             f"`{rule.partition(',')[0]}`" if "limits" not in rule else rule,
-            *(_points(found, attack) for attack in attacks),
+            *(_points(scores, attack) for attack in attacks),
         )
-        for rule, found in runs.items()
+        for rule, scores in runs.items()
     ]
     return table(["rule", "no attack", "its change turned round, 5 times as long", "noise, 10 times as long"], rows)
 
 
-def _points(found: dict[str, dict[str, float]], attack: str) -> str:
-    return f"{100 * found[attack]['honest']:.0f}" if attack in found else ""
+def _points(scores: dict[str, dict[str, float]], attack: str) -> str:
+    return f"{100 * scores[attack]['honest']:.0f}" if attack in scores else ""
 
 
 def slow_lines() -> str:
@@ -55,10 +55,10 @@ def false_alarms() -> str:
 
 def lets_through() -> str:
     """How much of the outputs' own variation methods change, by recipe."""
-    found = load("perturbations")
-    rows = found["made_up"] | {
-        "prostate, the default recipe (small), four real sites, untrained": found["real"]["untrained"],
-        "the same, trained": found["real"]["trained"],
+    record = load("perturbations")
+    rows = record["made_up"] | {
+        "prostate, the default recipe (small), four real sites, untrained": record["real"]["untrained"],
+        "the same, trained": record["real"]["trained"],
     }
     columns = {
         "FedRDN's pairs": ("fedrdn", "normalised images"),
@@ -66,8 +66,8 @@ def lets_through() -> str:
         "FedFA: deviations": ("fedfa", "scaled deviations of features"),
         "MixStyle": ("mixstyle", "exchanged statistics of features"),
     }
-    made = [(name, *(_effect(row[method][what]) for method, what in columns.values())) for name, row in rows.items()]
-    return table(["task, network, normalisation", *columns], made)
+    cells = [(name, *(_effect(row[method][what]) for method, what in columns.values())) for name, row in rows.items()]
+    return table(["task, network, normalisation", *columns], cells)
 
 
 def _effect(effect: float) -> str:
@@ -101,23 +101,23 @@ def landmarks() -> str:
     ways = load("landmarks")["normalised by"].items()
     return table(
         ["scans normalised by", *columns],
-        [(name, *(f"{found[part][key]:.2f}" for part, key in columns.values())) for name, found in ways],
+        [(name, *(f"{parts[part][key]:.2f}" for part, key in columns.values())) for name, parts in ways],
     )
 
 
 def phantom_shift() -> str:
     """Dice of models that were trained at one site of the phantom, at all of them, and of thresholds."""
-    found = load("phantom_shift")
-    sites = list(found["single"])
-    best = max(sites, key=lambda site: _others(found["threshold"][site], site))
-    named = [(site, row, f"{_others(row, site):.1f}") for site, row in found["single"].items()]
+    record = load("phantom_shift")
+    sites = list(record["single"])
+    best = max(sites, key=lambda site: _others(record["threshold"][site], site))
+    named = [(site, row, f"{_others(row, site):.1f}") for site, row in record["single"].items()]
     named += [
-        ("**all six, pooled**", found["pooled"], f"**{100 * fmean(found['pooled'].values()):.1f}** (all six)"),
-        (f"best threshold (of {best})", found["threshold"][best], f"{_others(found['threshold'][best], best):.1f}"),
+        ("**all six, pooled**", record["pooled"], f"**{100 * fmean(record['pooled'].values()):.1f}** (all six)"),
+        (f"best threshold (of {best})", record["threshold"][best], f"{_others(record['threshold'][best], best):.1f}"),
         (
             "threshold fitted to the tested cases",
-            found["threshold_bound"],
-            f"{100 * fmean(found['threshold_bound'].values()):.1f} (all six)",
+            record["threshold_bound"],
+            f"{100 * fmean(record['threshold_bound'].values()):.1f} (all six)",
         ),
     ]
     rows = [(name, *(f"{100 * row[site]:.1f}" for site in sites), last) for name, row, last in named]

@@ -45,35 +45,35 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill marks, and point links where the files are in the site; a link to a bare folder becomes its words."""
-    here = page.file.src_uri
-    source = f"docs/{here}" if page.file.generated_by is None else here
+    page_path = page.file.src_uri
+    source = f"docs/{page_path}" if page.file.generated_by is None else page_path
     if not (ROOT / source).is_file():  # the text of a file that is no Markdown
         return markdown
     parts = FENCE.split(filled(markdown))
     for number in range(0, len(parts), 2):
-        parts[number] = _rewritten(parts[number], here, source)
+        parts[number] = _rewritten(parts[number], page_path, source)
     return "".join(parts)
 
 
-def _rewritten(text: str, here: str, source: str) -> str:
+def _rewritten(text: str, page_path: str, source: str) -> str:
     for written, target in _links(text, source):
         if target is None:
             text = re.sub(rf"\[([^\]]*)\]\({re.escape(written)}\)", r"\1", text)
         elif not (source.startswith("docs/") and target.startswith("docs/")):
-            moved = posixpath.relpath(_in_site(target), posixpath.dirname(here) or ".")
+            moved = posixpath.relpath(_in_site(target), posixpath.dirname(page_path) or ".")
             text = re.sub(rf"(?<=\]\(){re.escape(written)}(?=[)#])", moved, text)
     return text
 
 
 def _links(text: str, page: str) -> list[tuple[str, str | None]]:
     """What is written in each link out of a page to a file, and the file from the root; None for a bare folder."""
-    found = []
+    links = []
     for written, _ in dict.fromkeys(LINK.findall(FENCE.sub("", text))):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(page), written))
         if (ROOT / target).is_dir():
             target = f"{target}/README.md" if (ROOT / target / "README.md").is_file() else None
-        found.append((written, target))
-    return found
+        links.append((written, target))
+    return links
 
 
 def _in_site(target: str) -> str:

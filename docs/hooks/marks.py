@@ -18,13 +18,13 @@ MARK = re.compile(r"<!-- make: (\w+)\.(\w+)((?: [^\s>]+)*) -->")
 
 def filled(markdown: str) -> str:
     """A page with every mark replaced."""
-    return MARK.sub(lambda mark: _made(mark[1], mark[2], *mark[3].split()), markdown)
+    return MARK.sub(lambda mark: _generated(mark[1], mark[2], *mark[3].split()), markdown)
 
 
 @cache
-def _made(module: str, generator: str, *words: str) -> str:
+def _generated(module: str, generator: str, *words: str) -> str:
     for folder in (str(ROOT), str(Path(__file__).parent)):
         if folder not in sys.path[:2]:  # an installed package `benchmarks` must not come first
             sys.path.insert(0, folder)
-    made: str = getattr(import_module(module), generator)(*words)
-    return made
+    text: str = getattr(import_module(module), generator)(*words)
+    return text

@@ -66,8 +66,8 @@ def _entry(name: str) -> str:
     if rows:
         lines += ["\n| option | values | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"]
     if drawn:
-        said = ", ".join(f"`{option}` {where}" for option, where in drawn.items())
-        lines.append(f"`fedshift compare` draws settings from: {said}.\n")
+        options = ", ".join(f"`{option}` {where}" for option, where in drawn.items())
+        lines.append(f"`fedshift compare` draws settings from: {options}.\n")
     return "\n".join([*lines, f"{_links(name)}\n"])
 
 

@@ -21,12 +21,12 @@ def stages() -> str:
             continue
         with torch.device("meta"):
             net = networks.build(name, {}, in_channels=1, n_classes=2, seed=0, spatial_dims=3, patch=(64, 64, 64))
-        found = trial.find_stages(net, getattr(net, "trial_size", trial.trial_size(3)))
-        said = [
+        places = trial.find_stages(net, getattr(net, "trial_size", trial.trial_size(3)))
+        sentences = [
             f"{'before' if stage.where == 'input' else 'after'} `{stage.name}`: {stage.channels} at 1/{stage.level[0]}"
-            for stage in found
+            for stage in places
         ]
-        lines.append(f"| `{name}` | {'<br>'.join(said) or 'none'} |")
+        lines.append(f"| `{name}` | {'<br>'.join(sentences) or 'none'} |")
     return "\n".join(lines)
 
 

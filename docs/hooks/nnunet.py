@@ -16,15 +16,15 @@ def masks() -> str:
     """How many voxels differ, and with what precision."""
     rows = []
     for name, called in DATA.items():
-        found = load(f"nnunet/masks_{name}")
+        record = load(f"nnunet/masks_{name}")
         rows.append(
-            (called, found["cases"], f"{found['voxels']:,}", found["different"], f"{100 * found['share']:.4f} %")
+            (called, record["cases"], f"{record['voxels']:,}", record["different"], f"{100 * record['share']:.4f} %")
         )
     single = load("nnunet/masks_hippocampus")["in single precision"]
-    said = table(("scans", "cases", "voxels", "other class", "share"), rows)
+    shown = table(("scans", "cases", "voxels", "other class", "share"), rows)
     links = " and ".join(link(f"nnunet/masks_{name}.json", name) for name in DATA)
     return (
-        f"{said}\n\nWith logits assembled in single precision there too, {single['different']} of the hippocampus's "
+        f"{shown}\n\nWith logits assembled in single precision there too, {single['different']} of the hippocampus's "
         f"{single['voxels']:,} voxels differ: rounding is all the difference. Figures and commands: {links}."
     )
 
@@ -33,9 +33,9 @@ def fingerprints() -> str:
     """The plan of each way, by data set."""
     rows = []
     for name in PLANS:
-        found = load(f"pooled_fingerprints/{name}")
+        record = load(f"pooled_fingerprints/{name}")
         for way in WAYS:
-            each = found[way]
+            each = record[way]
             rows.append((name.replace("_", ", "), way, _size(each, "spacing"), _size(each, "patch"), *_inside(each)))
     head = ("sites", "fingerprints", "spacing in mm", "patch", "mean", "standard deviation", "0.5 %", "99.5 %")
     links = " and ".join(link(f"pooled_fingerprints/{name}.json", name.replace("_", ", ")) for name in PLANS)

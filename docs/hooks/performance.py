@@ -14,9 +14,9 @@ def measured(name: str) -> Any:
 
 def idle_round() -> str:
     """A round in which nothing is trained."""
-    found = measured("flare_overhead")
+    record = measured("flare_overhead")
     launch, worker = (
-        found[key] for key in ("seconds_from_launch_to_first_training_task", "megabytes_of_the_largest_worker")
+        record[key] for key in ("seconds_from_launch_to_first_training_task", "megabytes_of_the_largest_worker")
     )
     rows = [
         (
@@ -25,7 +25,7 @@ def idle_round() -> str:
             spread(launch.get(name), 1),
             f"{worker[name]['median']:.0f}" if name in worker else "",
         )
-        for name, seconds in found["seconds_a_round"].items()
+        for name, seconds in record["seconds_a_round"].items()
     ]
     return table(["", "seconds a round", "from launch to the first training task, s", "largest worker, MB"], rows)
 
@@ -42,17 +42,17 @@ def whole_run() -> str:
 
 def peers() -> str:
     """The same training with other frameworks."""
-    found = measured("training_peers")
-    plain = found["seconds_a_round"]["plain loop, one process"]["median"]
+    record = measured("training_peers")
+    plain = record["seconds_a_round"]["plain loop, one process"]["median"]
     rows = [
         (
             name,
             spread(seconds, 2),
             f"{seconds['median'] / plain:.2f}",
-            spread(found["seconds_in_all"][name], 1),
-            f"{found['largest_difference_of_a_weight_from_the_plain_loop'][name]:.0e}",
+            spread(record["seconds_in_all"][name], 1),
+            f"{record['largest_difference_of_a_weight_from_the_plain_loop'][name]:.0e}",
         )
-        for name, seconds in found["seconds_a_round"].items()
+        for name, seconds in record["seconds_a_round"].items()
     ]
     return table(["", "seconds a round", "of the plain loop's", "whole run, s", "farthest weight"], rows)
 
@@ -83,17 +83,17 @@ def _left_out(name: str) -> str:
 
 def step_2d() -> str:
     """A training step in 2D."""
-    found = measured("training_step")
-    faster = found["times_faster_than_papers_loop"]
-    rows = [(name, spread(seconds, 2), f"{faster[name]:.2f}") for name, seconds in found["seconds_a_step"].items()]
+    record = measured("training_step")
+    faster = record["times_faster_than_papers_loop"]
+    rows = [(name, spread(seconds, 2), f"{faster[name]:.2f}") for name, seconds in record["seconds_a_step"].items()]
     return table(["2D", "seconds a step", "times as fast"], rows)
 
 
 def step_3d() -> str:
     """A training step in 3D, with one thread and with two."""
-    found = measured("step_3d")
+    record = measured("step_3d")
     parts = [
-        found[threads][what]
+        record[threads][what]
         for threads in ("1 thread", "2 threads")
         for what in ("seconds_a_step", "times_as_fast_as_the_plain_loop")
     ]
@@ -103,8 +103,8 @@ def step_3d() -> str:
 
 def on_top() -> str:
     """What methods, evaluation and reading cost on top of a step."""
-    found = measured("training_step")
-    shares = found["share_of_a_step"] | {name: v["median"] for name, v in found["share_of_an_epoch"].items()}
+    record = measured("training_step")
+    shares = record["share_of_a_step"] | {name: v["median"] for name, v in record["share_of_an_epoch"].items()}
     return table(["on top, in 2D", "share"], [(name, percent(share)) for name, share in shares.items()])
 
 
@@ -118,8 +118,8 @@ def gpu(file: str) -> str:
 
 def same_scores() -> str:
     """Test Dice with samples drawn by a counter, and as they were drawn at an earlier commit."""
-    found = load("same_scores")
-    dice, gap = found["mean_test_dice"], found["difference"]
+    record = load("same_scores")
+    dice, gap = record["mean_test_dice"], record["difference"]
     pairs = zip(dice["this"], dice["other"], strict=True)
     rows = [(f"seed {seed}", f"{a:.3f}", f"{b:.3f}") for seed, (a, b) in enumerate(pairs)]
     rows.append(("**difference**", f"{gap['mean']:.3f} ± {gap['deviation']:.3f}", ""))
@@ -138,9 +138,9 @@ def checkouts() -> str:
 
 def ranks() -> str:
     """An epoch on two processor ranks beside one."""
-    found = measured("ranks")
-    rows = [(name, spread(seconds, 2)) for name, seconds in found["seconds_of_an_epoch"].items()]
-    return table(["an epoch of the hippocampus", "s"], [*rows, ("ratio", spread(found["two_to_one"], 2))])
+    record = measured("ranks")
+    rows = [(name, spread(seconds, 2)) for name, seconds in record["seconds_of_an_epoch"].items()]
+    return table(["an epoch of the hippocampus", "s"], [*rows, ("ratio", spread(record["two_to_one"], 2))])
 
 
 def step_profile() -> str:
@@ -158,13 +158,13 @@ def step_profile() -> str:
 def augmentation() -> str:
     """The preset ``strong`` beside MONAI's transforms, and the presets for other scanners."""
     rows = []
-    for kind, found in measured("augmentation").items():
+    for kind, record in measured("augmentation").items():
         if kind not in ("2D", "3D"):
             continue
-        seconds, ratios = found["seconds a batch"], found["ratios"]
+        seconds, ratios = record["seconds a batch"], record["ratios"]
         rows.append(
             (
-                f"{kind}, {' x '.join(map(str, found['batch']))}",
+                f"{kind}, {' x '.join(map(str, record['batch']))}",
                 spread(seconds["own"], 3),
                 spread(seconds["monai"], 3),
                 percent(ratios["own of an epoch"]["median"]),
@@ -184,11 +184,11 @@ def layout() -> str:
     rows = [
         (
             name,
-            *(spread(found["seconds_a_step"][way], 2) for way in ("channels last", "contiguous", "fedshift")),
-            spread(found[faster]["fedshift"], 2),
+            *(spread(record["seconds_a_step"][way], 2) for way in ("channels last", "contiguous", "fedshift")),
+            spread(record[faster]["fedshift"], 2),
             spread(epyc[name][faster]["fedshift"], 2) if name in epyc else NONE,
         )
-        for name, found in xeon.items()
+        for name, record in xeon.items()
     ]
     return table(["", "channels last, s", "contiguous, s", "fedshift, s", "times as fast", "on an EPYC"], rows)
 
@@ -198,10 +198,10 @@ def freed() -> str:
     rows = []
     for name, task in measured("freed_memory")["tasks"].items():
         for precision in ("fp32", "bf16"):
-            found = task[precision]
-            ways = list(found["seconds_a_step"])
-            faster = (spread(found["times_as_fast"][way], 2) for way in ways[1:])
-            rows.append((f"{name}, {precision}", *faster, *(found["peak_megabytes"][way] for way in ways)))
+            record = task[precision]
+            ways = list(record["seconds_a_step"])
+            faster = (spread(record["times_as_fast"][way], 2) for way in ways[1:])
+            rows.append((f"{name}, {precision}", *faster, *(record["peak_megabytes"][way] for way in ways)))
     head = ["", "kept, times as fast", "in huge pages, times as fast"]
     return table([*head, "returned, MB", "kept, MB", "in huge pages, MB"], rows)
 
@@ -218,37 +218,37 @@ def sgd() -> str:
 
 def prediction() -> str:
     """``fedshift predict`` beside the exported bundle."""
-    found = measured("prediction")["prediction"]
+    record = measured("prediction")["prediction"]
     rows = [
-        (name, spread(speed, 1), spread(found["seconds_to_the_first"][name], 1))
-        for name, speed in found["volumes_a_minute"].items()
+        (name, spread(speed, 1), spread(record["seconds_to_the_first"][name], 1))
+        for name, speed in record["volumes_a_minute"].items()
     ]
     return table(["", "volumes a minute", "seconds to the first"], rows)
 
 
 def preparation() -> str:
     """Preparing volumes, beside a plain loop."""
-    found = measured("preparation")
-    rows = [(name, spread(seconds, 1)) for name, seconds in found["cpu_seconds"].items()]
+    record = measured("preparation")
+    rows = [(name, spread(seconds, 1)) for name, seconds in record["cpu_seconds"].items()]
     return table(["", "CPU seconds"], rows)
 
 
 def pictures() -> str:
     """Preparing and training pictures, beside plain loops, and the memory that preparing takes."""
-    found = measured("pictures")
-    rows = [(f"{name}, {found['pictures']:,} pictures", spread(ratio, 2)) for name, ratio in found["ratios"].items()]
-    rows += [(f"an epoch of {name}", spread(measures["ratio"], 2)) for name, measures in found["epochs"].items()]
-    memory = [(f"{int(n):,} pictures", f"{peak:.0f}") for n, peak in found["peak_mb_of_preparing_and_opening"].items()]
+    record = measured("pictures")
+    rows = [(f"{name}, {record['pictures']:,} pictures", spread(ratio, 2)) for name, ratio in record["ratios"].items()]
+    rows += [(f"an epoch of {name}", spread(measures["ratio"], 2)) for name, measures in record["epochs"].items()]
+    memory = [(f"{int(n):,} pictures", f"{peak:.0f}") for n, peak in record["peak_mb_of_preparing_and_opening"].items()]
     ratios = table(["", "processor time, plain loop = 1"], rows)
     return f"{ratios}\n\n{table(['preparing and opening', 'memory, MB'], memory)}"
 
 
 def cold_start() -> str:
     """A command from its start to its end, beside another build."""
-    found = measured("cold_start")
+    record = measured("cold_start")
     rows = [
-        (name, *(spread(builds[build], 2) for build in found["commits"]), spread(found["ratio"][name], 2))
-        for name, builds in found["processor_seconds"].items()
+        (name, *(spread(builds[build], 2) for build in record["commits"]), spread(record["ratio"][name], 2))
+        for name, builds in record["processor_seconds"].items()
     ]
     return table(["", "processor seconds", "of the build before", "ratio"], rows)
 
@@ -348,33 +348,33 @@ def precision() -> str:
     scores = ("test_dice_best", "test_dice_last", "val_dice_last_rounds")
     summary = measured("precision")["summary"]
     rows = []
-    for arm, found in summary.items():
-        cells = (f"{found[score]['mean']:.2f} ± {found[score]['sd']:.2f}" for score in scores)
-        rows.append((arm, *cells, f"{found['processor_seconds_a_round']:.2f}"))
-    for arm, found in summary.items():
+    for arm, record in summary.items():
+        cells = (f"{record[score]['mean']:.2f} ± {record[score]['sd']:.2f}" for score in scores)
+        rows.append((arm, *cells, f"{record['processor_seconds_a_round']:.2f}"))
+    for arm, record in summary.items():
         if arm != "fp32":
-            apart = (", ".join(f"{value:+.2f}" for value in found[score]["difference"]) for score in scores)
-            rows.append((f"{arm} less {found['test_dice_best']['less']}", *apart, ""))
+            apart = (", ".join(f"{value:+.2f}" for value in record[score]["difference"]) for score in scores)
+            rows.append((f"{arm} less {record['test_dice_best']['less']}", *apart, ""))
     head = ["", "test, best model", "test, last model", "validation, last 5 rounds", "processor's seconds a round"]
     return table(head, rows)
 
 
 def mailbox() -> str:
     """A round by mailbox in which nobody trains."""
-    found = measured("mailbox")
-    seconds, demo = (part["seconds_a_round"] for part in (found, found["demo"]))
-    many = found["many_rounds"]
+    record = measured("mailbox")
+    seconds, demo = (part["seconds_a_round"] for part in (record, record["demo"]))
+    many = record["many_rounds"]
     (early, late), (files, later_files) = many["seconds_a_round"].items(), many["files"].values()
     megabytes, later_megabytes = many["megabytes"].values()
-    ends = found["peak_of_a_large_model_in_models"]
+    ends = record["peak_of_a_large_model_in_models"]
     rows = [
         *((f"a round without training, {name}, s", spread(value, 2)) for name, value in seconds.items()),
-        ("the second as a multiple of the first", spread(found["mailbox_to_one_process"], 1)),
+        ("the second as a multiple of the first", spread(record["mailbox_to_one_process"], 1)),
         *((f"a round of the demo, which trains, {name}, s", spread(value, 2)) for name, value in demo.items()),
-        ("the second as a multiple of the first", spread(found["demo"]["mailbox_to_one_process"], 2)),
+        ("the second as a multiple of the first", spread(record["demo"]["mailbox_to_one_process"], 2)),
         (
             "a step of a process of its own that finds nothing to do, s",
-            spread(found["seconds_of_a_process_that_waits"], 1),
+            spread(record["seconds_of_a_process_that_waits"], 1),
         ),
         (f"a round of a small model, rounds {early[0]} and {late[0]}, s", f"{early[1]:.2f} and {late[1]:.2f}"),
         (

@@ -69,14 +69,14 @@ def _listed(values: Sequence[float | None], digits: int) -> str:
 def _vm(named: tuple[str, dict[str, Any]]) -> tuple[object, ...]:
     name, run = named
     rounds = run["rounds"] if len(run["rounds"]) <= 4 else run["rounds"][9::10]
-    scores = _listed([None if found["val"] is None else 100 * found["val"] for found in rounds], 1)
-    weights = [found["weights"] for found in rounds if "weights" in found]
+    scores = _listed([None if round_["val"] is None else 100 * round_["val"] for round_ in rounds], 1)
+    weights = [round_["weights"] for round_ in rounds if "weights" in round_]
     ends = (_listed([end(values) for values in weights], 2) or NONE for end in (min, max))
     return (name, run["seed"], scores, f"{100 * run['last']['held_out']:.1f}" if "last" in run else NONE, *ends)
 
 
 def _fraug(name: str, run: dict[str, Any]) -> tuple[object, ...]:
-    rounds = {found["round"]: found for found in run["rounds"]}
+    rounds = {round_["round"]: round_ for round_ in run["rounds"]}
     off = [rounds[number].get("class_means_off") for number in SHOWN_ROUNDS]
     val = _listed([100 * rounds[number]["val"] for number in SHOWN_ROUNDS], 1)
     return (name, _listed(off, 2) if "ramp" in name or "0.3" in name else NONE, val, f"{100 * run['best']['test']:.1f}")

@@ -36,14 +36,14 @@ def claims() -> str:
 
 def _judged(folder: str) -> Iterator[tuple[str, ...]]:
     text = (RESULTS / "claims" / folder / "table.md").read_text(encoding="utf-8")
-    said = re.search(r"^\*\*What the paper claims, [^:]*: (.*)\.\*\*$", text, flags=re.MULTILINE)
-    for part in said[1].split("; ") if said else ():
+    sentence = re.search(r"^\*\*What the paper claims, [^:]*: (.*)\.\*\*$", text, flags=re.MULTILINE)
+    for part in sentence[1].split("; ") if sentence else ():
         verdict, _, claims_ = part.partition(": ")
         verdict = f"**{verdict}**" if verdict in ("confirmed", "refuted") else verdict
-        found = list(CLAIM.finditer(claims_))
-        for claim in found:
+        claims = list(CLAIM.finditer(claims_))
+        for claim in claims:
             yield claim[1].removeprefix(", ").strip(" ,"), verdict, claim["difference"], claim["p"], claim["holm"]
-        if not found:
+        if not claims:
             yield from ((claim, verdict, "", "", "") for claim in claims_.split(", "))
 
 

@@ -25,7 +25,7 @@ def test_a_mark_becomes_what_its_generator_makes() -> None:
 
 
 def test_error_codes_are_found_with_their_sentences_and_areas(tmp_path: Path) -> None:
-    from error_codes import found, table  # type: ignore[import-not-found]
+    from error_codes import raised, table  # type: ignore[import-not-found]
 
     (tmp_path / "custom" / "fedshift" / "data").mkdir(parents=True)
     (tmp_path / "custom" / "fedshift" / "data" / "scans.py").write_text(
@@ -41,7 +41,7 @@ def test_error_codes_are_found_with_their_sentences_and_areas(tmp_path: Path) ->
         encoding="utf-8",
     )
     (tmp_path / "data_prep").mkdir()
-    assert set(found(tmp_path)) == {
+    assert set(raised(tmp_path)) == {
         ("data", "mask-grid", "NAME: has VOXELS voxels: resample it"),
         ("data", "axes", "PATH has N axes: save it anew"),
         ("data", "axes", "PATH has no axes: save it anew"),

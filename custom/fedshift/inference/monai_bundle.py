@@ -189,8 +189,8 @@ class Bundle:
             error = error.__cause__
         size = " x ".join(map(str, scan.voxels.shape[::-1]))
         spacing = " x ".join(f"{mm:.3g}" for mm in scan.spacing)
-        said = f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)})"
-        return DataError("bundle-step", f"{said}: check the scan, or take another bundle")
+        fault = f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)})"
+        return DataError("bundle-step", f"{fault}: check the scan, or take another bundle")
 
 
 def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:

@@ -42,7 +42,7 @@ class Allowed:
     ``multiple`` is then what each side must be a multiple of. ``main_last``: the best of several outputs is the last.
     """
 
-    defaults: Defaults = lambda dims, given: {}
+    defaults: Defaults = lambda dims, options: {}
     withheld: frozenset[str] = frozenset()
     patch: str | None = None
     multiple: int = 1
@@ -70,15 +70,15 @@ ALLOWED: Mapping[str, Allowed] = {
     "BasicUNet": Allowed(),
     "BasicUNetPlusPlus": Allowed(main_last=True),
     "DynUNet": Allowed(_dynunet),
-    "FlexibleUNet": Allowed(lambda dims, given: {"backbone": "efficientnet-b0"}, withheld=frozenset({"pretrained"})),
+    "FlexibleUNet": Allowed(lambda dims, options: {"backbone": "efficientnet-b0"}, withheld=frozenset({"pretrained"})),
     "HighResNet": Allowed(),
     "MedNeXt": Allowed(since="1.5"),
     "SegResNet": Allowed(),
     "SegResNetDS": Allowed(withheld=frozenset({"preprocess"})),
     "SwinUNETR": Allowed(withheld=frozenset({"norm_layer", "img_size"})),
     "UNETR": Allowed(patch="img_size", multiple=16),
-    "UNet": Allowed(lambda dims, given: {**_halving(dims, given), "num_res_units": 2}),
-    "VNet": Allowed(lambda dims, given: {"dropout_dim": dims}),
+    "UNet": Allowed(lambda dims, options: {**_halving(dims, options), "num_res_units": 2}),
+    "VNet": Allowed(lambda dims, options: {"dropout_dim": dims}),
 }
 """Left out: networks for other ends (registration, generation, detection), and those whose constructor or output is
 not plain (AHNet, DiNTS, SegResNetVAE, SegResNetDS2, VISTA3D, HoverNet)."""

@@ -228,7 +228,10 @@ def _range(site: SitePlan) -> str:
 _SAME: tuple[tuple[str, Callable[[SitePlan], object]], ...] = (
     ("dimensions", lambda site: site.configuration.dims),
     ("classes", lambda site: ", ".join(site.classes)),
-    ("regions", lambda site: ", ".join(f"{name} of {' + '.join(of)}" for name, of in site.members.items()) or "none"),
+    (
+        "regions",
+        lambda site: ", ".join(f"{name} of {' + '.join(members)}" for name, members in site.members.items()) or "none",
+    ),
     ("voxels to ignore", lambda site: "yes" if site.ignore else "no"),
     ("sequences", lambda site: ", ".join(sorted(site.sequences)) or "one"),  # a task takes them by name
     ("normalisation", lambda site: site.configuration.data()["normalise"]),

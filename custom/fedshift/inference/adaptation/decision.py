@@ -84,7 +84,7 @@ def with_masks(
         labelled,
         trials,
         seed=seed,
-        progress=lambda done, total: progress(f"cross-validation: training {done + 1} of {total}"),
+        progress=lambda number, total: progress(f"cross-validation: training {number + 1} of {total}"),
     )
     if len(before) < 2:
         reason = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"
