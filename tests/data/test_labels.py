@@ -93,7 +93,7 @@ def test_a_label_of_another_form_is_refused(texts: list[str], words: str) -> Non
     ("options", "words"),
     [
         ({"described": Labels.named({"PZ": [1], "TZ": [2]})}, r"the masks has 'PZ'.*--label prostate=1,2"),
-        ({"given": {"prostate": ("Whole gland",)}}, "these masks have values: give whole numbers"),
+        ({"label_values": {"prostate": ("Whole gland",)}}, "these masks have values: give whole numbers"),
     ],
     ids=["zones of one class", "names for values"],
 )
