@@ -75,6 +75,44 @@ def test_what_cannot_be_meant_is_an_error(text: str, findings: bool, code: str, 
     assert error.code == code and naming in error.sentence()
 
 
+def test_the_rows_of_an_error_are_counted_and_the_first_are_named_with_their_cells(tmp_path: Path) -> None:
+    rows = "".join(f"q{k},a\n" for k in range(5000))
+    (error,) = table(tmp_path, f"id,label\n{rows}").errors
+    assert "4999 more row(s), line 3 (q1), line 4 (q2)" in error.message and "4993 more" in error.message
+    same = table(tmp_path, "id,label\np0,x\np1,x\np2,x\n", classes=CLASSES, findings=False).errors
+    assert [error.message.rpartition("; ")[2] for error in same] == ["the same in 2 more row(s), line 3, line 4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "namings"),
+    [
+        (
+            "id,effusion\n" + "".join(f"p0,{cell}\n" for cell in ("yes", "no", *["yes"] * 5000)),
+            {"classes": CLASSES, "findings": True},
+            ["line 2, column Effusion: 'yes'", "line 3, column Effusion: 'no'", "line 3: p0 is in line 2"],
+        ),
+        (
+            "id,effusion\n" + "".join(f"p{k},0.{k:04}\n" for k in range(5000)),
+            {"classes": CLASSES, "findings": True},
+            [*(f"line {k + 2}, column Effusion: '0.{k:04}'" for k in range(12)), "line 14, column", "line 6: p4"],
+        ),
+        ("id,label\n" + "".join(f"q{k},a\n" for k in range(5000)), {}, ["line 2: q0"]),
+        ("file,label\n" + "".join(f"q{k}.png,a\n" for k in range(5000)), {}, ["line 2, column file: q0.png"]),
+        ("file,label\n" + ",a\n" * 5000, {}, ["line 2, column file", "line 3:"]),
+        ("file,label\n" + "p0.png,a,b\n" * 5000, {}, ["line 2 has 3 cells"]),
+    ],
+)
+def test_an_error_of_many_rows_is_said_once_with_the_rows(
+    text: str, options: dict[str, object], namings: list[str], tmp_path: Path
+) -> None:
+    errors = table(tmp_path, text, **options).errors
+    assert len(errors) == len(namings)
+    for naming in namings:
+        assert any(naming in error.sentence() for error in errors), naming
+    several = [error.sentence() for error in errors if "more row(s)" in error.message]
+    assert several and all(len(sentence) < 1000 and "line " in sentence for sentence in several)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "code", "naming"),
     [
