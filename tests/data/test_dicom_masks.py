@@ -197,6 +197,25 @@ def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
             read_mask(path, scan, wanted)
 
 
+@pytest.mark.reads("DICOM mask: structures of one name that --label gives to a class")
+def test_structures_of_one_name_are_warned_of_where_a_person_has_named_it(tmp_path: Path) -> None:
+    image, mask = volume()
+    series = write_slices(tmp_path / "s", image)
+    scan, inside = read_scan(series), drawn(mask)
+    half = inside.copy()
+    half[:, :, :12] = False
+    readers = draw_segmentation(tmp_path / "readers.dcm", series, {"GTV": half, "gtv": inside})
+    both, remarks = read_mask(readers, scan, labels(prostate=("gtv",)))
+    np.testing.assert_array_equal(both.voxels, in_ras(mask))
+    (warning,) = remarks
+    assert "2 structures of one name, 'GTV', 'gtv'" in warning.what and f"{half.sum()} voxel(s)" in warning.what
+    parts = draw_segmentation(tmp_path / "parts.dcm", series, {"GTV": half, "gtv": inside & ~half})
+    assert "more than one" not in "".join(said(read_mask(parts, scan, labels(prostate=("gtv",)))[1]))
+    named = draw_segmentation(tmp_path / "named.dcm", series, {"PZ": half, "TZ": inside})
+    merged, remarks = read_mask(named, scan, labels(prostate=("PZ", "TZ")))
+    assert not remarks and merged.reading.structures == "'PZ' is prostate, 'TZ' is prostate"
+
+
 @pytest.mark.reads("DICOM mask: a mask of another series than its image")
 def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(tmp_path: Path) -> None:
     image, mask = volume()

@@ -67,6 +67,24 @@ def test_a_structure_that_lacks_for_one_picture_is_told_and_so_are_overlaps(tmp_
     assert {finding.code for finding in check(source, classes=CLASSES)} == {"mask-overlap"}
 
 
+@pytest.mark.reads("picture to segment: two files of one structure, or two categories of one name")
+@pytest.mark.parametrize("layout", ["folders", "suffixes", "coco"])
+def test_a_structure_that_is_there_twice_is_refused(tmp_path: Path, layout: str) -> None:
+    source = write_discs(tmp_path / "raw")
+    if layout == "coco":
+        file = write_coco(source, "run lengths") / "annotations.json"
+        content = json.loads(file.read_text())
+        content["categories"][2]["name"] = "upper"
+        file.write_text(json.dumps(content))
+        assert {finding.code for finding in check(source, classes=CLASSES)} == {"mask-unreadable"}
+        return
+    write_apart(source, layout)
+    first = source / "masks" / ("upper/p0.png" if layout == "folders" else "p0_upper.png")
+    first.with_suffix(".tif").write_bytes(first.read_bytes())
+    errors = [finding for finding in check(source, classes=CLASSES) if finding.level == "error"]
+    assert errors and all("p0" in finding.sentence() for finding in errors)
+
+
 # --- COCO -------------------------------------------------------------------------------------------------------------
 
 

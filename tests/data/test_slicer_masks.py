@@ -81,6 +81,14 @@ def test_a_class_is_the_segment_of_its_name(values: tuple[int, int], case: Case)
     assert both.reading.structures == ", ".join(["'Prostate' is prostate", "'bladder' is bladder"])
 
 
+@pytest.mark.reads(".seg.nrrd: segments of one name that --label gives to a class")
+def test_segments_of_one_name_are_warned_of_where_a_person_has_named_it(case: Case) -> None:
+    path = case.write([case.ball + 2 * case.box], [segment("Lesion", 1), segment("Lesion", 2)])
+    mask, (warning,) = read_mask(path, case.scan, wanted(prostate=("lesion",)))
+    np.testing.assert_array_equal(mask.voxels, case.in_ras(case.ball | case.box))
+    assert "2 structures of one name, 'Lesion', 'Lesion', which are all taken as prostate" in warning.what
+
+
 @pytest.mark.reads(".seg.nrrd: segments with a code")
 @pytest.mark.parametrize("tags", [PROSTATE, PROSTATE.replace("SCT^41216001", "SRT^T-92000")], ids=["SCT", "SRT"])
 def test_a_class_is_the_segment_of_its_code(tags: str, case: Case) -> None:

@@ -449,7 +449,7 @@ class _Reader:
     def _row_fault(
         self, line: int, code: str, what: str, remedy: str, case: str = "", *, kind: Sequence[str] = (), cell: str = ""
     ) -> None:
-        """Add the error of a row, once for all rows of one ``code`` and ``kind``; ``cell`` is shown where it differs."""
+        """Add the error of a row, once for all rows of one ``code`` and ``kind``; ``cell``: shown where it differs."""
         first = self.repeated.get((code, *kind))
         if first is None:
             self.repeated[code, *kind] = _Repeated(len(self.faults), cell)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,14 +93,25 @@ def _files(path: Path) -> dict[str, Path]:
     if path.parent.name == EACH:
         stem, above = path.name.removesuffix(f".{EACH}"), path.parent.parent
         folders = sorted(entry for entry in above.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        return {folder.name: file for folder in folders for file in _pictures(folder) if stem_of(file) == stem}
+        named = [(folder.name, file) for folder in folders for file in _pictures(folder) if stem_of(file) == stem]
+        return _once_each(named)
     begin, _, end = path.name.partition(EACH)
-    return {
-        stem[len(begin) : len(stem) - len(end)]: file
+    return _once_each(
+        (stem[len(begin) : len(stem) - len(end)], file)
         for file in _pictures(path.parent) or scan_files(path.parent)
         for stem in (stem_of(file),)
         if stem.startswith(begin) and stem.endswith(end) and len(stem) > len(begin) + len(end)
-    }
+    )
+
+
+def _once_each(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Structure -> its file; refused if it has two, as ``P1.png`` and ``P1.tif`` (`ScanError`)."""
+    files: dict[str, Path] = {}
+    for name, file in named:
+        first = files.setdefault(name, file)
+        if first != file:
+            raise ScanError("structure-twice", file, f"is a mask of {name}, as {first.name} is", "keep one of the two")
+    return files
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -237,6 +248,7 @@ def _refuse_twice(content: Mapping[str, Any], file: Path) -> None:
         ("picture", names),
         ("id of an image", [each["id"] for each in content["images"]]),
         ("id of a category", [each["id"] for each in content["categories"]]),
+        ("category", [one_line(str(each["name"])) for each in content["categories"]]),
     ):
         twice = next((each for each, times in Counter(entries).items() if times > 1), None)
         if twice is not None:

@@ -79,6 +79,7 @@ a structure by its name, then by its code | read | whatever its case and signs; 
     refused
 structures that are no class | warned of | left out; --label 'prostate=PZ,TZ' says what they are, and merges several
 two structures of one class | refused | keep one, or say which with --label
+structures of one name that --label gives to a class | warned of | taken together, and how many voxels are in several
 two classes in one voxel | refused | give each voxel one class; regions of a task and structures that are no class may
     overlap
 a mask of another series than its image | warned of | by the UIDs of series, images and frame of reference
@@ -129,6 +130,7 @@ a name that is no class, and a value that is said to be one | refused | --label 
     name stands for
 values that no segment has | refused | save it from 3D Slicer again
 two segments with one value, or one name | refused | keep one of them
+segments of one name that --label gives to a class | warned of | taken together, and how many voxels are in several
 layers of segments that overlap | read | regions of the task may overlap; two classes in one voxel are refused
 layers without names | refused | save it from 3D Slicer again, or as a mask of one value for each class
 voxels cut to the segments' extent | read | placed on the image's voxels
@@ -300,6 +302,7 @@ a mask in grey of 2 or 4 bits, or as a PGM or BMP of other than 8 or 16 | refuse
 a mask as a TIFF in which 0 is white, as ImageJ writes it | refused | save it as PNG
 a mask in colours that are named as classes | read | a colour that no class has is refused, with the nearest
 a file for each structure, or COCO's polygons and run lengths | read | by name
+two files of one structure, or two categories of one name | refused | keep one of them
 """),
 }
 

@@ -18,6 +18,7 @@ from fedshift.data.labels import BACKGROUND, IGNORE, Labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.schema.codes import plain_name
+from fedshift.schema.names import few_names
 from fedshift.schema.reading import Reading
 from fedshift.schema.regions import Regions
 
@@ -218,11 +219,30 @@ def _wanted(structures: Sequence[Structure], labels: Labels, path: Path) -> tupl
         first = repr(structures[0].name) if structures else "NAME"
         remedy = f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}"
         raise ScanError("structure-missing", path, f"has {named}, none of which is {' or '.join(wanted)}", remedy)
+    remarks += _of_one_name(chosen)
     unwanted = [structure.name for structure, name in zip(structures, classes, strict=True) if name is None]
     if unwanted:
         shown = ", ".join(map(repr, unwanted[:8]))
         remarks.append(Remark(f"has structures that are no class of the data set and are left out: {shown}"))
     return chosen, remarks
+
+
+def _of_one_name(chosen: Sequence[_Chosen]) -> Iterable[Remark]:
+    """Warn of structures of one name that a person has given to a class: nothing says whether all of them are meant."""
+    of_name: dict[str, list[_Chosen]] = {}
+    for each in chosen:
+        of_name.setdefault(plain_name(each.structure.name), []).append(each)
+    for same in of_name.values():
+        if len(same) < 2 or same[0].name == BACKGROUND:
+            continue
+        once, twice = np.zeros((2, *same[0].drawing.voxels.shape), bool)
+        for each in same:
+            twice |= once & each.drawing.voxels
+            once |= each.drawing.voxels
+        names = few_names([repr(each.structure.name) for each in same])
+        what = f"has {len(same)} structures of one name, {names}, which are all taken as {same[0].name}"
+        what += f", and {np.count_nonzero(twice)} voxel(s) are in more than one of them" if twice.any() else ""
+        yield Remark(what, "look whether they are its parts, and keep one of them if they are of several readers")
 
 
 def _classes_of(
