@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.cli.display import Lines, describe
+from fedshift.cli.display import Lines, describe, steps_shown
 from fedshift.reporting.progress import Progress, duration
 from fedshift.reporting.table import PHANTOM_NOTE
 
@@ -33,6 +33,22 @@ def moment(**changes: Any) -> Progress:
         seconds_left=95.0,
     )
     return fields.model_copy(update=changes)
+
+
+def test_work_in_steps_has_a_line_for_each_part_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter(range(0, 1000, 10))
+    with steps_shown(lambda: float(next(seconds))) as show:
+        show("scoring", 0, 0)
+        for done in range(6):
+            show(f"training {1 + done // 3} of 2", done, 6)
+        show("training on all", 1, 9)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" left")[0] for line in lines] == [
+        "scoring",
+        "training 1 of 2",
+        "training 2 of 2, 40 s",
+        "training on all",
+    ]
 
 
 def test_a_moment_in_one_line() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own_scans
 from fedshift.cli.arguments import add_shared, check_new_model
-from fedshift.cli.display import console
+from fedshift.cli.display import steps_shown
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import printable
@@ -127,10 +127,8 @@ def _with_masks(args: argparse.Namespace, model: Model) -> Outcome:
         subjects = scoring.subjects_of(sets)
         labelled = fine_tuning.open_cases(model, cases, subjects, Path(root), true_spacing=args.true_spacing)
         part: Part = args.part or "all"
-        with console.status("") as status:
-            return decision.with_masks(
-                ready, labelled, part=part, anyway=args.anyway, seed=args.seed, progress=status.update
-            )
+        with steps_shown() as show:
+            return decision.with_masks(ready, labelled, part=part, anyway=args.anyway, seed=args.seed, progress=show)
 
 
 def _without_masks(args: argparse.Namespace, model: Model) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,31 @@ def shown(folder: Path, job: JobSpec, *, phantom: bool) -> Iterator[Callable[[Co
     finally:
         events.close()
         recent.close()
+
+
+@contextmanager
+def steps_shown(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str, int, int], None]]:
+    """Show work in steps: a line when something else begins, and a bar with the time left where there is a terminal.
+
+    Yields a function to call with what is done, and how many steps of how many it has made; 0 if it has none.
+    """
+    columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
+    last, timed = ("", 0), (0, clock())
+    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal last, timed
+            if total != last[1]:  # other work, of which nothing is known yet
+                timed = done, clock()
+            taken, seconds = done - timed[0], clock() - timed[1]
+            text = f"{what}, {duration(seconds / taken * (total - done))} left" if taken and done < total else what
+            bar.update(task, description=text, completed=done, total=total or None)
+            if what != last[0]:
+                print(text, flush=True)  # while a bar is shown, rich puts it above
+            last = what, total
+
+        yield show
 
 
 @contextmanager

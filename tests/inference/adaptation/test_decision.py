@@ -37,7 +37,7 @@ def scans_of(ready: ReadyModel, folder: Path) -> list[torch.Tensor]:
     return unlabelled.windows_of(ready.model, cases, true_spacing=False)
 
 
-def quiet(line: str) -> None:
+def quiet(*_: object) -> None:
     """Instead of printing progress."""
 
 
@@ -154,7 +154,12 @@ def test_cross_validation_scores_the_model_that_went_part_of_the_way(
     monkeypatch.setattr(fine_tuning, "SHARE", 0.0)
     ready, given = opened(hospital.model, hospital.labelled, tmp_path / "given")
     trials = [fine_tuning.Setting("norm", 0.01, steps) for steps in (1, 2)]
-    before, after = fine_tuning.cross_validate(ready, given, trials, seed=0)
+    told: list[tuple[str, int, int]] = []
+    before, after = fine_tuning.cross_validate(
+        ready, given, trials, seed=0, progress=lambda what, done, total: told.append((what, done, total))
+    )
+    assert [done for _, done, total in told if total == 8] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8]
+    assert told[1][0] == "cross-validation, training 1 of 4" and told[-1][0] == "cross-validation, training 4 of 4"
     np.testing.assert_array_equal(after, [before, before])
     assert all(torch.equal(ready.predictor.net.state_dict()[key], value) for key, value in ready.model.weights.items())
 

@@ -54,7 +54,7 @@ def with_masks(
     part: Part = "all",
     anyway: bool = False,
     seed: int = 0,
-    progress: Progress = print,
+    progress: fine_tuning.Progress = lambda what, done, total: None,
 ) -> Outcome:
     """Fine-tune on labelled cases if cross-validation says that it helps.
 
@@ -64,7 +64,7 @@ def with_masks(
         part: what is trained.
         anyway: adapt it whatever the evidence says.
         seed: of all random numbers.
-        progress: called with a line now and then.
+        progress: see `fedshift.inference.adaptation.fine_tuning.Progress`.
 
     Raises:
         ConfigError: the network has no such part.
@@ -78,23 +78,17 @@ def with_masks(
         reason = (
             "a single labelled patient cannot be cross-validated, so nothing says whether fine-tuning helps or harms"
         )
-        return _fine_tuned(ready, labelled, trials[0], None, reason, helps=False, anyway=anyway, seed=seed)
-    before, after = fine_tuning.cross_validate(
-        ready,
-        labelled,
-        trials,
-        seed=seed,
-        progress=lambda number, total: progress(f"cross-validation: training {number + 1} of {total}"),
-    )
+        return _fine_tuned(ready, labelled, trials[0], None, reason, progress, helps=False, anyway=anyway, seed=seed)
+    before, after = fine_tuning.cross_validate(ready, labelled, trials, seed=seed, progress=progress)
     if len(before) < 2:
         reason = "fewer than two of the labelled patients have the structure, so nothing says whether fine-tuning helps"
-        return _fine_tuned(ready, labelled, trials[0], None, reason, helps=False, anyway=anyway, seed=seed)
+        return _fine_tuned(ready, labelled, trials[0], None, reason, progress, helps=False, anyway=anyway, seed=seed)
     gains = np.nan_to_num(after) - before
     chosen = trials[best_setting(gains)]
     evidence = _evidence("dice", before, gains_of_choice(gains))
     helps = evidence.gain >= LEAST_DICE and (evidence.confidence or 0.0) >= LEAST_CONFIDENCE
     reason = f"Dice of patients that training had not seen {_change(evidence)}"
-    return _fine_tuned(ready, labelled, chosen, evidence, reason, helps=helps, anyway=anyway, seed=seed)
+    return _fine_tuned(ready, labelled, chosen, evidence, reason, progress, helps=helps, anyway=anyway, seed=seed)
 
 
 def _fine_tuned(
@@ -103,13 +97,14 @@ def _fine_tuned(
     setting: Setting,
     evidence: Evidence | None,
     reason: str,
+    progress: fine_tuning.Progress,
     *,
     helps: bool,
     anyway: bool,
     seed: int,
 ) -> Outcome:
     if helps or anyway:
-        fine_tuning.fine_tune_on_all(ready, labelled, setting, seed=seed)
+        fine_tuning.fine_tune_on_all(ready, labelled, setting, seed=seed, progress=progress)
     how = {"part": setting.part, "rate": setting.rate, "steps": setting.steps}
     how |= {"anchor": fine_tuning.ANCHOR, "share": fine_tuning.SHARE}
     counts = {"labelled": len(labelled.cases), "unlabelled": 0}

@@ -61,6 +61,8 @@ ANCHOR = 0.01
 with the gradient, that holds weights harder."""
 CLIP = 1.0
 """Largest L2 norm of a step's gradient."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, and how many steps of how many it has made; of how many is 0 where it has no steps."""
 SPLITS = ("split", "fraction", "fold", "seed")
 """Keys of ``data`` that leave cases or slices out of training; here all of them are trained on."""
 
@@ -185,7 +187,7 @@ def cross_validate(
     trials: Sequence[Setting],
     *,
     seed: int,
-    progress: Callable[[int, int], None] = lambda step, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice of subjects before (subjects,), and after each setting by models that have not seen them.
 
@@ -197,17 +199,23 @@ def cross_validate(
     """
     net = ready.predictor.net
     start = copied_weights(net)
+    progress("scoring the model as it is", 0, 0)
     before = labelled.dice(ready, set(labelled.subjects))
     names = sorted(before)
     after = np.full((len(trials), len(names)), np.nan)
     folds, stops = folds_of(names, seed=seed) if len(names) > 1 else [], [setting.steps for setting in trials]
     for number, fold in enumerate(folds):
-        progress(number, len(folds))
         samples = labelled.samples(set(labelled.subjects) - fold)
         if not samples.n_train:
             fault = f"without {', '.join(sorted(fold))} the labelled cases have nothing to train on"
             raise DataError("no-images", f"{fault}: give masks of more patients")
-        for steps in fine_tune(ready, labelled.task, samples, trials[0], stops=stops, seed=_seed(seed, number)):
+        seeded, what = _seed(seed, number), f"cross-validation, training {number + 1} of {len(folds)}"
+        steps_before, total = number * max(stops), len(folds) * max(stops)
+        progress(what, steps_before, total)
+        for steps in fine_tune(ready, labelled.task, samples, trials[0], stops=range(1, max(stops) + 1), seed=seeded):
+            progress(what, steps_before + steps, total)
+            if steps not in stops:
+                continue
             trained_weights = copied_weights(net)
             net.load_state_dict(_part_way(start, trained_weights))
             for name, value in labelled.dice(ready, fold).items():
@@ -284,10 +292,17 @@ def batches(samples: Samples, *, batch_size: int, seed: int) -> Iterator[tuple[T
             first += len(index)
 
 
-def fine_tune_on_all(ready: ReadyModel, labelled: LabelledCases, setting: Setting, *, seed: int) -> None:
+def fine_tune_on_all(
+    ready: ReadyModel,
+    labelled: LabelledCases,
+    setting: Setting,
+    *,
+    seed: int,
+    progress: Progress = lambda what, done, total: None,
+) -> None:
     """Fine-tune the model on all cases, in place, and go `SHARE` of the way."""
-    net, samples, stops = ready.predictor.net, labelled.samples(set(labelled.subjects)), [setting.steps]
+    net, samples, stops = ready.predictor.net, labelled.samples(set(labelled.subjects)), range(1, setting.steps + 1)
     start = copied_weights(net)
-    for _ in fine_tune(ready, labelled.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
-        pass
+    for steps in fine_tune(ready, labelled.task, samples, setting, stops=stops, seed=_seed(seed, LEAVE_ONE_OUT)):
+        progress("training on all cases", steps, setting.steps)
     net.load_state_dict(_part_way(start, copied_weights(net)))
