@@ -23,7 +23,7 @@ from fedshift.federation.model_files import add_guarantee, header_of, read_model
 from fedshift.inference.model import open_model
 from fedshift.inference.promise import Outlines
 from fedshift.inference.ready import Choice, make_ready
-from fedshift.schema.guarantee import LEVELS, Guarantee, Level, Promise
+from fedshift.schema.guarantee import LEVELS, Guarantee, Level, Promise, Reason
 from fedshift.schema.results import BEST
 
 ALPHA = 0.3
@@ -136,6 +136,27 @@ def test_a_site_gets_its_own_outlines_and_a_new_hospital_is_told_that_it_is_not_
     personal = guarantee.model_copy(update={"newcomer": {}})
     add_guarantee(model, personal)
     refused(*asked, ALPHA, "--site", "HK", "--force", code="not-covered", naming="--site-state")
+
+
+@pytest.mark.parametrize(
+    ("reason", "naming"),
+    [
+        ("absent", "did not score this model"),
+        ("policy", "policy lets no risk curve leave"),
+        ("few-cases", "too few validation cases"),
+        ("held-out", "held out of training"),
+    ],
+)
+def test_a_site_without_a_curve_is_told_why(reason: Reason, naming: str, tmp_path: Path, refused: Refused) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    write_scan(tmp_path / "scan.nii.gz", 1)
+    levels = {"prostate": Promise(n=20, outer=Level(level=LEVELS[10]))}
+    guarantee = Guarantee(alpha=ALPHA, sites={"HK": levels}, newcomer=levels, without_curve={"UCL": reason})
+    add_guarantee(model, guarantee)
+    asked = ("predict", model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--guarantee", ALPHA)
+    refused(*asked, "--site", "UCL", code="site-unknown", naming=("'UCL'", naming, "fedshift evaluate"))
+    add_guarantee(model, Guarantee(alpha=ALPHA, without_curve={"UCL": "policy", "HK": "few-cases"}))
+    refused(*asked, code="no-guarantee", naming=("UCL: by its policy", "HK: too few cases"))
 
 
 @pytest.mark.parametrize("site", [(), ("--site", "HK")])

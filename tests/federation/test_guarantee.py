@@ -82,19 +82,20 @@ def test_patches_get_levels_at_each_site_and_the_same_over_flare(blobs: dict[str
 
 
 @pytest.mark.parametrize(
-    ("policy", "why"),
+    ("policy", "why", "reason"),
     [
-        (Policy(allow=("loss",)), "does not allow statistics"),
-        (Policy(survey_cases=6), "fewer than 6 subjects"),
-        (Policy(min_cases=6), "fewer than 6 subjects"),
+        (Policy(allow=("loss",)), "does not allow statistics", "policy"),
+        (Policy(survey_cases=6), "fewer than 6 subjects", "few-cases"),
+        (Policy(min_cases=6), "fewer than 6 subjects", "few-cases"),
     ],
 )
 def test_a_policy_keeps_the_curves_at_the_site(
-    policy: Policy, why: str, blobs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    policy: Policy, why: str, reason: str, blobs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fedshift")
     run(blob_job(tmp_path, ASKED, "schedule.rounds=1", "schedule.local_steps=2"), blobs, tmp_path / "run", A=policy)
-    assert promised(tmp_path / "run").sites.keys() == {"B"}
+    guarantee = promised(tmp_path / "run")
+    assert guarantee.sites.keys() == {"B"} and guarantee.without_curve == {"A": reason}
     assert any("site A" in line and why in line for line in caplog.messages)
 
 

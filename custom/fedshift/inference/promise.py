@@ -116,8 +116,8 @@ def promised(model: Model, choice: Choice, alpha: float) -> Promised:
         train = (
             f"train with --set evaluation.guarantee={alpha:g}"
             if guarantee is None
-            else "no site sent a risk curve, for too few validation cases or by its policy (min_cases, survey_cases): "
-            "train it with more"
+            else f"no site sent a risk curve{_reasons(guarantee)}, for too few validation cases or by its policy "
+            "(min_cases, survey_cases): train it with more"
         )
         raise ConfigError(
             "no-guarantee",
@@ -135,6 +135,18 @@ def promised(model: Model, choice: Choice, alpha: float) -> Promised:
     return promise
 
 
+def _reasons(guarantee: Guarantee) -> str:
+    """Of a model without any curve why each site has none, in brackets; empty where that is not known."""
+    words = {
+        "absent": "did not score it",
+        "policy": "by its policy",
+        "few-cases": "too few cases",
+        "held-out": "held out",
+    }
+    sites = [f"{site}: {words[reason]}" for site, reason in guarantee.without_curve.items()]
+    return f" ({few_names(sites)})" if sites else ""
+
+
 def _for_whom(model: Model, guarantee: Guarantee, choice: Choice) -> Promised:
     site = choice.site or ("" if choice.state is None else choice.state.resolve().name)
     if guarantee.calibrated:
@@ -150,8 +162,7 @@ def _for_whom(model: Model, guarantee: Guarantee, choice: Choice) -> Promised:
         if site not in guarantee.sites:
             raise ConfigError(
                 "site-unknown",
-                f"{model.path} promises nothing to patients of site {site!r}, which has sent no risk curve"
-                f"{nearest(site, guarantee.sites)}",
+                f"{model.path} promises nothing to patients of site {site!r}, {_why_not(guarantee, site)}",
             )
         of_site = guarantee.sites[site]
         n = _counted(of_site)
@@ -164,6 +175,24 @@ def _for_whom(model: Model, guarantee: Guarantee, choice: Choice) -> Promised:
         f"patients of hospitals like the {sites} sites, on average over hospitals: at a single one it may be more"
     )
     return Promised(guarantee.alpha, population, guarantee.newcomer)
+
+
+def _why_not(guarantee: Guarantee, site: str) -> str:
+    """Why nothing is promised to a site's patients, as the rest of a sentence."""
+    reason = guarantee.without_curve.get(site)
+    if reason is None:
+        known = [*guarantee.sites, *guarantee.without_curve]
+        return f"which has sent no risk curve{nearest(site, known)}"
+    calibrate = f"'fedshift evaluate --guarantee {guarantee.alpha:g} --calibrated FILE' on labelled cases of it"
+    mend = f"{calibrate} promises something to them"
+    return {
+        "absent": f"which did not score this model in the last evaluation: {mend}",
+        "policy": f"whose policy lets no risk curve leave (the site's log says why): {mend}",
+        "few-cases": "which has too few validation cases of each structure or class (privacy.survey_cases, min_cases): "
+        f"train it with more; or {mend}",
+        "held-out": "which was held out of training, so that its cases set no level: leave out --site for what is "
+        f"promised to a new hospital; or {mend}",
+    }[reason]
 
 
 def _counted(promises: Mapping[str, Promise]) -> str:

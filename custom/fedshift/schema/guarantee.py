@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import exp
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -94,12 +94,18 @@ class Promise(Strict):
     inner: Level | None = None
 
 
+Reason = Literal["absent", "policy", "few-cases", "held-out"]
+"""Why a site has no curve in a model: it did not score it, its policy keeps the curve, it has too few validation cases
+of each structure or class, or it took no part in training, so that its cases set no level."""
+
+
 class Guarantee(Strict):
     """What a model file promises: shares of at most ``alpha`` on average.
 
     ``sites``: site -> structure -> its promise, to new patients of that site. ``newcomer``: structure -> the promise on
     average over hospitals like the sites; empty where sites keep personal parts, which a new hospital has not.
     ``left_out``: the same promise with what came of it at each site that was held out.
+    ``without_curve``: the other sites of the job, and why nothing is promised to their patients.
     ``calibrated``: after a calibration at one hospital (``fedshift evaluate --guarantee``) the promise to its
     patients, which takes the place of all others. ``statistics``: whose statistics the model had there.
     """
@@ -108,6 +114,7 @@ class Guarantee(Strict):
     sites: dict[Name, dict[ClassName, Promise]] = {}
     newcomer: dict[ClassName, Promise] = {}
     left_out: dict[Name, dict[ClassName, Promise]] = {}
+    without_curve: dict[Name, Reason] = {}
     calibrated: dict[ClassName, Promise] = {}
     statistics: Line = ""
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.evaluation import ClassScores
 from fedshift.schema.fingerprint import Reference
-from fedshift.schema.guarantee import Guarantee
+from fedshift.schema.guarantee import Guarantee, Reason
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.names import one_line
@@ -255,15 +255,27 @@ class RunRecord:
         return {site: scores.reference for site, scores in self._answers_of(round_).items() if scores.reference}
 
     def guarantee(self, round_: int, *, own_models: bool) -> Guarantee | None:
-        """What a round's model promises, from the risk curves that sites have sent; None if none has.
+        """What a round's model promises, from the risk curves that sites have sent; None if no site has scored it.
 
         ``own_models``: whether each site's curves are of a model of its own, which a new hospital has not.
         """
-        alpha = self._job.evaluation.guarantee
-        curves = {site: scores.risks for site, scores in self._answers_of(round_).items() if scores.risks}
-        if alpha is None or not curves:
+        alpha, answers, held_out = self._job.evaluation.guarantee, self._answers_of(round_), self._job.task.held_out
+        if alpha is None or not answers:
             return None
-        return federated(curves, alpha=alpha, held_out=self._job.task.held_out, newcomers=not own_models)
+        curves = {site: scores.risks for site, scores in answers.items() if scores.risks}
+        made = federated(curves, alpha=alpha, held_out=held_out, newcomers=not own_models)
+        without: dict[str, Reason] = {
+            site: "held-out"
+            if site in held_out
+            else "absent"
+            if site not in answers
+            else "few-cases"
+            if site in curves
+            else "policy"
+            for site in self._job.task.everyone
+            if site not in made.sites
+        }
+        return made.model_copy(update={"without_curve": without})
 
     def thresholds(self, round_: int) -> dict[str, dict[str, float]]:
         """Site -> class -> the threshold that its validation part has chosen for a round's model."""
