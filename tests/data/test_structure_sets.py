@@ -237,6 +237,19 @@ def test_several_contours_of_a_slice(
     assert np.count_nonzero(mask.voxels) == pixels
 
 
+@pytest.mark.reads("DICOM mask: contours with an offset vector that moves them")
+def test_contours_that_a_vector_moves_are_refused(series: Path, scan: Scan, tmp_path: Path) -> None:
+    path = structures(tmp_path / "rs.dcm", series, [square(9, 4.5, 14.5), square(12, 4.5, 14.5)])
+    for offset in ([0, 0, 0], [0, 0, 3]):
+        made = pydicom.dcmread(path)
+        made.ROIContourSequence[0].ContourSequence[1].ContourOffsetVector = offset
+        made.save_as(path)
+        if not any(offset):
+            assert slices(read_mask(path, scan, wanted())[0]) == [3, 4]
+    with raises("contours-moved", naming=("rs.dcm", "'prostate'", r"0\0\3")):
+        read_mask(path, scan, wanted())
+
+
 @pytest.mark.reads("DICOM mask: contours of one structure in several items")
 def test_contours_of_a_structure_in_two_items_are_its_own(series: Path, scan: Scan, tmp_path: Path) -> None:
     path = structures(tmp_path / "rs.dcm", series, [square(9, 4.5, 14.5)])

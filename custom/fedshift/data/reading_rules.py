@@ -112,6 +112,7 @@ holes, by contours within contours or by keyholes | read | a contour wholly with
 contours of one structure in several items | read | as one structure's
 contours of a slice that overlap or repeat each other | read | united; a copy counts once
 contours that say XOR | read | what lies in an even number of them is outside
+contours with an offset vector that moves them | refused | it is retired, and readers differ; one of 0 is read
 slices without a contour within a structure | warned of | by structure and slice; --interpolate fills them by the
     shapes next to them
 contours between slices, no further apart than these | converted | a slice takes the nearest, within half of a slice;

@@ -32,6 +32,8 @@ from fedshift.schema.names import one_line
 from fedshift.schema.reading import Reading
 
 CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
+OFFSET = 0.01
+"""Millimetres up to which an offset vector moves nothing."""
 
 
 def reading_of(content: Any) -> Reading:
@@ -127,6 +129,11 @@ def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _O
         if kind not in CLOSED:
             what = f"outlines {name!r} with something else than closed contours"
             raise ScanError("contours-not-closed", path, what, "export it as closed contours")
+        offset = np.array(contour.get("ContourOffsetVector") or [0.0], float)
+        if not np.abs(offset).max() <= OFFSET:  # also where it is NaN
+            moved = "\\".join(f"{length:g}" for length in offset)
+            what = f"moves a contour of {name!r} by a Contour Offset Vector ({moved} mm), of which readers differ"
+            raise ScanError("contours-moved", path, what, "export it with the contours where they belong")
         points = np.array(contour.ContourData, float).reshape(-1, 3)
         if not np.isfinite(points).all():
             raise ScanError("contours-not-closed", path, f"has a contour of {name!r} that is not in numbers", AGAIN)
