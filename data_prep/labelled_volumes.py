@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.dealing import BY_SUBJECT, deal_by_subject, warn_of_moved
 from data_prep.pictures import Hashed, Source
 from data_prep.replace_folder import replace_folder
-from fedshift.data.case_check import readings_of
+from fedshift.data.case_check import readings_of, remarks_of
 from fedshift.data.cases import name_fault
 from fedshift.data.prepared import FOLDER, sequence_files
 from fedshift.data.scan_file import ScanError, as_compared
@@ -209,6 +209,8 @@ def _read(source: VolumeSource, volume: int | None) -> Iterator[Scan]:
     first: Scan | None = None
     scans = source.read() if source.read else (read_scan(file, volume=volume) for file in source.files)
     for file, scan in zip(source.files, scans, strict=True):
+        for remark in remarks_of(file, scan):
+            log.warning("%s", remark.sentence())
         if scan.voxels.min() == scan.voxels.max():
             raise ScanError("scan-empty", file, "has the same value everywhere", "export the scan again")
         if first is not None and not same_grid(first, scan):

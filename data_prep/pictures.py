@@ -27,9 +27,11 @@ from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import class_labels
 from fedshift.data.blocks import write_hashes
 from fedshift.data.decode import cached_picture, picture_sha256
-from fedshift.data.depth import DeepPicture, Depth
+from fedshift.data.depth import DeepPicture, Depth, warnings_of
+from fedshift.data.scan_file import LOOK_AT_SCAN
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import DEPTH, FILE_NAME, Manifest, Picture, Split, classes_of, count
+from fedshift.schema.names import few_names
 
 log = logging.getLogger(__name__)
 
@@ -363,6 +365,7 @@ def _cache(
         }
         kept: list[tuple[Source, str]] = []
         unreadable, mode = 0, "RGB" if picture_set.channels == 3 else "L"
+        remarks: dict[str, list[str]] = {}
         for source in sources:
             if announce:
                 announce(source.id)
@@ -379,8 +382,13 @@ def _cache(
             if sha in others:
                 continue
             kept.append((source, sha))
+            for remark in warnings_of(stored):
+                remarks.setdefault(remark, []).append(source.id)
             for size, pixels in cached.items():
                 images[size].append(pixels)
+    for remark, ids in remarks.items():
+        more = f"; the same in {len(ids) - 1} more picture(s), {few_names(ids[1:])}" if len(ids) > 1 else ""
+        log.warning("%s %s%s: %s", ids[0], remark, more, LOOK_AT_SCAN)
     return kept, unreadable
 
 

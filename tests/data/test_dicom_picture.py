@@ -15,7 +15,7 @@ from pydicom.pixels.processing import apply_windowing
 from pydicom.uid import DigitalMammographyXRayImageStorageForProcessing, EnhancedXAImageStorage
 
 from fedshift.data.decode import cached_picture, picture_sha256, read_picture
-from fedshift.data.depth import WHITE, DeepPicture, Depth
+from fedshift.data.depth import WHITE, DeepPicture, Depth, warnings_of
 
 
 @pytest.fixture
@@ -115,6 +115,42 @@ def test_where_zero_is_white_it_is_turned_once(said: dict[str, str], ramp: np.nd
     arrays = [cached_picture(read_picture(file), Depth([]), size=32, channels=1) for file in (plain, turned)]
     assert arrays[0].dtype == np.uint16 and np.array_equal(arrays[0], WHITE - arrays[1])
     assert "turned" in str(deep(turned).reading(12).photometric)
+
+
+@pytest.mark.reads("picture: pixel padding of a grey DICOM")
+@pytest.mark.parametrize("window", [{"WindowCenter": 2048, "WindowWidth": 2000}, {}, {"BitsStored": 16}])
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize(("first", "last"), [(0, None), (4095, None), (0, 400), (1500, 1700)])
+def test_padding_is_as_dark_as_the_image_gets(
+    first: int, last: int | None, photometric: str, window: dict[str, int], ramp: np.ndarray, tmp_path: Path
+) -> None:
+    padding = {"PixelPaddingValue": first} | ({} if last is None else {"PixelPaddingRangeLimit": last})
+    stored = np.clip(ramp, 401, 4000)
+    stored[:8] = first
+    picture = deep(write_dicom(tmp_path / "a.dcm", stored, PhotometricInterpretation=photometric, **window, **padding))
+    bits = Depth([lambda: picture]).bits_of(picture)
+    shown = np.asarray(picture.shown(bits))[..., 0]
+    outside = (stored >= first) & (stored <= (last or first))
+    assert shown[outside].max() <= shown[~outside].min() < shown[~outside].max()
+    if (photometric, first) in (("MONOCHROME1", 0), ("MONOCHROME2", 4095)):
+        (warning,) = warnings_of(picture)
+        assert "pixel padding" in warning
+
+
+@pytest.mark.reads("picture: a DICOM whose pixels are not square, by their spacing or aspect ratio")
+def test_pixels_that_are_not_square_are_warned_of(ramp: np.ndarray, tmp_path: Path) -> None:
+    colour = np.zeros((8, 9, 3), np.uint8)
+    for tags, words in (
+        ({"PixelAspectRatio": [4, 3]}, "1.33 times as high as wide (PixelAspectRatio)"),
+        ({"PixelAspectRatio": [1, 1]}, ""),
+        ({"PixelAspectRatio": ["0", "1"]}, ""),
+        ({"PixelSpacing": [0.2, 0.1], "PixelAspectRatio": [1, 1]}, "2 times as high as wide (PixelSpacing)"),
+        ({"ImagerPixelSpacing": [0.1, 0.2]}, "0.5 times as high as wide (ImagerPixelSpacing)"),
+        ({"PixelSpacing": [0.2, 0.2001]}, ""),
+    ):
+        for pixels in (ramp, colour):
+            said = warnings_of(read_picture(write_dicom(tmp_path / "a.dcm", pixels, **tags)))
+            assert [words in each for each in said] == [True] * bool(words)
 
 
 @pytest.mark.reads("picture: DICOM in colour, also YBR and palettes, of 8 bits")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from dicompictures import write_dicom
 from errors import raises
 from picturefiles import write_picture
 from PIL import Image
@@ -173,6 +175,18 @@ def test_a_picture_of_one_colour_is_warned_of(tmp_path: Path) -> None:
     assert [(each.code, each.file.name) for each in warnings if each.code != "image-unlabelled"] == [
         ("scan-empty", "p1.png")
     ]
+
+
+def test_remarks_of_readers_are_said_once_for_all_pictures(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for k in range(9):
+        pixels = np.random.default_rng(k).integers(1, 4000, (16, 16)).astype(np.uint16)
+        write_dicom(tmp_path / "images" / f"p{k}.dcm", pixels, **({"PixelAspectRatio": [4, 3]} if k else {}))
+    (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"p{k},{'ab'[k % 2]}\n" for k in range(9)))
+    (warning,) = check_table(tmp_path / "labels.csv", tmp_path / "images")
+    assert warning.level == "warning" and warning.code == "scan-remark" and warning.file.name == "p1.dcm"
+    assert "PixelAspectRatio" in warning.message
+    assert "the same in 7 more file(s), p2.dcm, p3.dcm" in warning.message and "and 1 more" in warning.message
 
 
 def test_both_eyes_of_a_person_without_a_subject_are_warned_of(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dicompictures import write_dicom
 from errors import raises
 from PIL import Image
+from pydicom.uid import SecondaryCaptureImageStorage
 from segmentpictures import disc, prepare_discs, write_discs
 
 from data_prep.own_scans import prepare_own
@@ -89,6 +90,21 @@ def test_grey_of_sixteen_bits_among_colours_is_refused_or_in_eight_where_its_ran
     assert codes(source) == {"picture-form"}
     read = read_volumes(write_dicom(tmp_path / "a.dcm", grey), (0, 1, 2))
     assert all(np.array_equal(as_picture(colour.voxels), grey) for colour in read) and read[0].voxels.dtype == np.uint8
+
+
+@pytest.mark.reads("picture to segment: a DICOM whose pixels are not square, and of no known size")
+def test_pixels_that_are_not_square_are_warned_of_unless_their_size_is_known(tmp_path: Path) -> None:
+    source = write_discs(tmp_path / "raw", grey=True)
+    for file in sorted((source / "images").iterdir()):
+        grey = np.asarray(Image.open(file).convert("L"))
+        write_dicom(file.with_suffix(".dcm"), grey, PixelAspectRatio=[4, 3])
+        file.unlink()
+    found = check(source, classes=CLASSES)
+    assert [finding.code for finding in found] == ["scan-remark"] * 6 and "4, 3" not in found[0].message
+    assert "1.33 times as high as wide" in found[0].message and found[0].file.name == "p0.dcm"
+    kind = {"SOPClassUID": SecondaryCaptureImageStorage, "PixelSpacing": [0.4, 0.3]}
+    (scan,) = read_volumes(write_dicom(tmp_path / "a.dcm", grey, **kind), (None,))
+    assert scan.spacing[:2] == (0.3, 0.4) and not scan.warnings
 
 
 def test_masks_in_which_black_and_white_are_exchanged_are_warned_of(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dicompictures import write_dicom
 from errors import raises
 from picturefiles import write_picture
 
@@ -85,6 +86,19 @@ def test_pictures_that_a_later_table_moves_to_another_split_are_warned_of(
 def test_subjects_that_have_a_picture_each_are_dealt_as_contents_are() -> None:
     pictures = [(Source(f"{k}", "ab"[k % 2], lambda: None), f"{(7 * k) % 31:02d}") for k in range(31)]  # type: ignore[arg-type,return-value]
     assert deal_by_subject("", pictures) == deal_by_content("", pictures)
+
+
+def test_what_readers_remark_on_is_said_once_for_all_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "images").mkdir()
+    for k in range(6):
+        pixels = np.random.default_rng(k).integers(1, 4000, (16, 16)).astype(np.uint16)
+        write_dicom(tmp_path / "images" / f"p{k}.dcm", pixels, PixelAspectRatio=[4, 3])
+    (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"p{k},{'ab'[k % 2]}\n" for k in range(6)))
+    prepare_labelled(
+        tmp_path / "labels.csv", "A", tmp_path / "out", dataset="d", images=tmp_path / "images", sizes=(16,)
+    )
+    (warning,) = [record.getMessage() for record in caplog.records if "PixelAspectRatio" in record.getMessage()]
+    assert warning.startswith("p0 ") and "the same in 5 more picture(s), p1, p2" in warning
 
 
 def test_a_faulty_table_writes_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedshift.data.labels import Labels
 from fedshift.data.named_masks import frame_of, names_structures, read_mask, wrong_image
 from fedshift.data.picture_files import is_picture
 from fedshift.data.picture_scan import as_voxels, read_picture_mask
-from fedshift.data.scan_file import Finding, ScanError, SeveralVolumes
+from fedshift.data.scan_file import LOOK_AT_SCAN, Finding, ScanError, SeveralVolumes
 from fedshift.data.scans import (
     ORIGIN_TOLERANCE,
     Scan,
@@ -243,11 +243,7 @@ def _image_findings(case: CaseFiles, number: int, images: Sequence[Scan | None])
     assert image is not None
     path, named, voxels = case.images[number], case.named(number), image.voxels
     if path not in case.images[:number]:  # a 4D file is looked at once
-        for unclear in image.unclear:
-            yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.remedy)
-        for remark in image.reading.remarks if is_dicom(path) else ():
-            what = f"{named}{remark}"
-            yield Finding("warning", "scan-remark", path, what, "look whether that is right for this scan")
+        yield from remarks_of(path, image, named)
     if image.is_picture:
         if number == 0 and all(each.voxels.min() == each.voxels.max() for each in images if each is not None):
             yield Finding("error", "scan-empty", path, "has the same colour everywhere", "save the picture again")
@@ -267,6 +263,14 @@ def _image_findings(case: CaseFiles, number: int, images: Sequence[Scan | None])
             "which looks like a sagittal or coronal series",
             "give the axial series, because slices are cut axially",
         )
+
+
+def remarks_of(path: Path, scan: Scan, named: str = "") -> Iterator[Finding]:
+    """What is to be said of how a scan was read; ``named``: its sequence, before what is said of DICOM."""
+    for unclear in scan.unclear:
+        yield Finding("warning", unclear.code, path, f"{unclear.what}, {unclear.used}", unclear.remedy)
+    for remark in scan.reading.remarks if is_dicom(path) else scan.warnings:
+        yield Finding("warning", "scan-remark", path, f"{named}{remark}", LOOK_AT_SCAN)
 
 
 def _same_sequences(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:

@@ -23,6 +23,8 @@ WHITE = 0xFFFF
 """The largest value of 16 bits."""
 DICOM = "dicom"
 """Key in ``info`` of a colour picture that comes from DICOM: its file."""
+WARNINGS = "warnings"
+"""Key in ``info`` of such a picture: see `warnings_of`."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class DeepPicture:
     ``name`` is for errors. ``values``: uint16 (rows, columns). ``stored``: bits that the file has for each.
     ``turned``: whether 0 is white in the file. ``known``: how the file says which value is white, in words, and
     ``values`` are then from 0 to `WHITE`; "" if it does not say it. ``how``: what was decided in reading it, if more
-    than this.
+    than this. ``warnings``: see `warnings_of`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class DeepPicture:
     turned: bool = False
     known: str = ""
     how: Reading | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def bits(self) -> int:
@@ -83,6 +86,11 @@ class DeepPicture:
                 "picture-range", f"{self.name} holds {most}, and {bits} bits at most {white}: give more with --bits"
             )
         return white
+
+
+def warnings_of(picture: Image.Image | DeepPicture) -> tuple[str, ...]:
+    """What a person should look at in a picture of DICOM, each as the rest of a sentence about its file."""
+    return picture.warnings if isinstance(picture, DeepPicture) else tuple(picture.info.get(WARNINGS, ()))
 
 
 class Depth:

@@ -8,6 +8,7 @@ whole range of the bits that it stores; one that stores 16 is treated as any gre
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedshift.data.depth import DICOM, WHITE, DeepPicture
+from fedshift.data.depth import DICOM, WARNINGS, WHITE, DeepPicture
 from fedshift.data.dicom import DicomFault
 from fedshift.data.dicom_objects import FOR_PROCESSING, NO_SCANS, UNREADABLE, quiet
 from fedshift.data.dicom_pixels import (
@@ -23,6 +24,7 @@ from fedshift.data.dicom_pixels import (
     PIXELS,
     VOI_LUT,
     Values,
+    compression,
     intensities,
     read_table,
     stored_frames,
@@ -34,10 +36,16 @@ from fedshift.schema.reading import Reading
 
 AGAIN = "export it again, or as PNG"
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "PALETTE COLOR")
+SIZES = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
+"""What says how high and how wide pixels are, the first of them before the others (PS3.3, C.7.6.3.1.7)."""
+SQUARE = 0.01
+"""How much longer one side of a pixel may be than the other, relatively."""
 
 
-def read_dicom_picture(path: Path) -> Image.Image | DeepPicture:
+def read_dicom_picture(path: Path, *, sized: bool = False) -> Image.Image | DeepPicture:
     """Read a DICOM file as upright 8-bit RGB if it is in colour, otherwise as a grey picture of its bits.
+
+    ``sized``: whether the size of its pixels is used, so that they need not be square.
 
     Raises:
         DataError: it has no pixels or several frames, cannot be decoded, or nothing says which value is white.
@@ -51,7 +59,8 @@ def read_dicom_picture(path: Path) -> Image.Image | DeepPicture:
             _refuse_raw(header)
             _take_from_frame(header)
             photometric = str(header.get("PhotometricInterpretation", "")).strip()
-            return _grey(path, header) if photometric in GREY else _colour(path, header, photometric)
+            shape = [] if sized else list(_not_square(header))
+            return _grey(path, header, shape) if photometric in GREY else _colour(path, header, photometric, shape)
     except DicomFault as fault:
         raise DataError(fault.code, f"{path} {fault}: {AGAIN}") from None
     except UNREADABLE as error:
@@ -77,17 +86,42 @@ def _take_from_frame(header: Any) -> None:
     """Take what an enhanced image says of its one frame as a classic image says it of itself (PS3.3, C.7.6.16)."""
     for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         for group in header.get(name) or []:
-            for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence", "PixelMeasuresSequence"):
                 for item in group.get(transform) or []:
                     header.update(item)
 
 
-def _grey(path: Path, header: Any) -> DeepPicture:
+def _not_square(header: Any) -> Iterator[str]:
+    """Say that pixels are not square, by the first of `SIZES` that is there."""
+    for name in SIZES:
+        try:
+            high, wide = (float(length) for length in header.get(name) or ())
+        except (TypeError, ValueError):
+            continue
+        if not (high > 0 and wide > 0):
+            continue
+        if not 1 / (1 + SQUARE) <= high / wide <= 1 + SQUARE:
+            yield f"has pixels {high / wide:.3g} times as high as wide ({name}), which are taken for square"
+        return
+
+
+def _grey(path: Path, header: Any, warnings: Sequence[str]) -> DeepPicture:
     values = values_of(header)
     (stored,) = stored_frames(path, [0], [values])
     turned = values.photometric != "MONOCHROME2"
     with_units = intensities(stored, replace(values, turned=False))
     shown, how = _shown(with_units, header, values)
+    warnings = [*values.remarks, *warnings]
+    outside = np.zeros(shown.shape, bool)
+    if values.padding is not None:
+        outside = (stored >= values.padding[0]) & (stored <= values.padding[1])
+    if outside.any() and not outside.all():
+        inside = shown[~outside]
+        darkest = inside.max() if turned else inside.min()
+        if (shown[outside] != darkest).any():
+            shown = np.where(outside, darkest, shown)
+            warnings.append("pixels outside the image (pixel padding) were given its darkest shade")
+        with_units = with_units[~outside]
     if with_units.min() < with_units.max() and shown.min() == shown.max():
         raise DicomFault("picture-range", f"has the same colour everywhere where it is shown {how}")
     reading = Reading(
@@ -96,9 +130,10 @@ def _grey(path: Path, header: Any) -> DeepPicture:
         bits=f"{values.bits_stored} of {values.bits_allocated} bits, {'signed' if values.signed else 'unsigned'}",
         rescale=None if not values.scaled else f"x {values.slope:g} + {values.intercept:g}",
         photometric=f"{values.photometric}, turned" if turned else None,
-        remarks=(f"shown {how or 'over the range of its site'}", *values.remarks),
+        remarks=(f"shown {how or 'over the range of its site'}", *warnings),
     )
-    return DeepPicture(str(path), shown, stored=values.bits_stored, turned=turned, known=how, how=reading)
+    bits = values.bits_stored
+    return DeepPicture(str(path), shown, stored=bits, turned=turned, known=how, how=reading, warnings=tuple(warnings))
 
 
 def _shown(array: np.ndarray, header: Any, values: Values) -> tuple[np.ndarray, str]:
@@ -139,7 +174,7 @@ def _scaled(array: np.ndarray, black: float, white: float) -> np.ndarray:
     return np.rint(np.clip((array - black) / (white - black), 0, 1) * WHITE).astype(np.uint16)
 
 
-def _colour(path: Path, header: Any, photometric: str) -> Image.Image:
+def _colour(path: Path, header: Any, photometric: str, warnings: Sequence[str]) -> Image.Image:
     from pydicom.pixels.processing import apply_color_lut
     from pydicom.pixels.utils import pixel_array
 
@@ -157,5 +192,5 @@ def _colour(path: Path, header: Any, photometric: str) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise DicomFault("picture-form", f"is in colour with {header.BitsAllocated} bits, and 8 are read")
     picture = Image.fromarray(np.ascontiguousarray(pixels))
-    picture.info[DICOM] = str(path)
+    picture.info[DICOM], picture.info[WARNINGS] = str(path), (*compression(header), *warnings)
     return picture

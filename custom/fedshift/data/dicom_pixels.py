@@ -22,7 +22,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import DicomFault
-from fedshift.data.dicom_objects import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES
+from fedshift.data.dicom_objects import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES, PICTURES
 
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 TAGS = (
@@ -207,8 +207,7 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         remarks.append(
             "has real world values beside its rescale slope and intercept, of which only the latter are used"
         )
-    if header.file_meta.TransferSyntaxUID in LOSSY or header.get("LossyImageCompression") == "01":
-        remarks.append("was compressed with loss: its intensities are not those of the scanner")
+    remarks += compression(header)
     table = read_table(header, MODALITY_LUT, signed=signed) if header.get(MODALITY_LUT) else None
     if table is not None and scaled:
         raise DicomFault("rescale", "has a modality LUT and a rescale slope, of which a file has one")
@@ -221,7 +220,8 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
             remarks.append(f"is CT in {units or 'values without a unit'} and not in Hounsfield units")
     turned = inverted and not units and not floats
     padding = _padding(header, stored=stored, signed=signed)
-    if padding == (0, 0) and of_class not in CT_IMAGES and not (intercept or table or turned):
+    upside_down = turned or (inverted and of_class in PICTURES)  # pictures are turned whatever their units
+    if padding == (0, 0) and of_class not in CT_IMAGES and not (intercept or table or upside_down):
         padding = None  # 0 already, as the air of MRI and PET
     return Values(
         photometric=photometric if photometric == "MONOCHROME1" or not inverted else f"{photometric}, INVERSE",
@@ -238,6 +238,12 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         padding=padding,
         remarks=tuple(remarks),
     )
+
+
+def compression(header: Any) -> list[str]:
+    """Say that an image was compressed with loss, if it says so."""
+    lossy = header.file_meta.TransferSyntaxUID in LOSSY or header.get("LossyImageCompression") == "01"
+    return ["was compressed with loss: its intensities are not those of the scanner"] if lossy else []
 
 
 def _rescale(source: Any) -> tuple[float, float, bool]:

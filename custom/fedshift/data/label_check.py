@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedshift.data.case_notes import Counts
 from fedshift.data.decode import cached_picture, picture_sha256, read_picture
-from fedshift.data.depth import Depth
+from fedshift.data.depth import Depth, warnings_of
 from fedshift.data.label_table import Labelled, LabelTable, read_labels
-from fedshift.data.scan_file import Finding, ScanError, suffix_of
+from fedshift.data.scan_file import LOOK_AT_SCAN, Finding, ScanError, suffix_of
 from fedshift.data.series import is_series
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import few_names
 
 SIDE = 8
 """To which a picture is made smaller, to find what cannot be."""
+REMARKS = ("scan-remark", "unit-unknown", "orientation-missing", "origin-missing", "forms-differ")
+"""Codes of what readers remark on, which is often the same in many files of a scanner."""
 
 
 def check_table(
@@ -58,7 +62,24 @@ def check_table(
         volumes = suffix_of(first) is not None or is_series(first) or bool(read.sequences)
     counts.sites, counts.samples, counts.pictures = 1, len(read.rows), not volumes
     look = _volumes(read, volume, progress) if volumes else _pictures(read, channels, progress)
-    return [*read.faults, *look]
+    return [*read.faults, *_remarks_once(look)]
+
+
+def _remarks_once(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, in which what a reader remarks on several files is said once, with the others' names."""
+    kept: list[Finding] = []
+    first: dict[tuple[str, str], int] = {}
+    others: dict[int, list[str]] = {}
+    for finding in findings:
+        number = first.setdefault((finding.code, finding.message), len(kept))
+        if finding.code not in REMARKS or number == len(kept):
+            kept.append(finding)
+        else:
+            others.setdefault(number, []).append(finding.file.name)
+    for number, names in others.items():
+        more = f"the same in {len(names)} more file(s), {few_names(names)}"
+        kept[number] = replace(kept[number], message=f"{kept[number].message}; {more}")
+    return kept
 
 
 def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] | None) -> Iterator[Finding]:
@@ -72,6 +93,8 @@ def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] 
             what, _, remedy = str(error).removeprefix(str(file)).strip().partition(": ")
             yield Finding("error", error.code, file, what, remedy or "export it again", row.id)
             continue
+        for remark in warnings_of(picture):
+            yield Finding("warning", "scan-remark", file, remark, LOOK_AT_SCAN, row.id)
         if (small == small[:, :1, :1]).all():
             what = "has the same colour everywhere"
             yield Finding("warning", "scan-empty", file, what, "look whether it is the right picture", row.id)
@@ -82,14 +105,17 @@ def _pictures(table: LabelTable, channels: int, progress: Callable[[str], None] 
 
 
 def _volumes(table: LabelTable, volume: int | None, progress: Callable[[str], None] | None) -> Iterator[Finding]:
+    from fedshift.data.case_check import remarks_of
     from fedshift.data.scans import read_scan
 
     for row in _rows_with_files(table, progress):
         for file in row.files:
             try:
-                read_scan(file, volume=volume)
+                scan = read_scan(file, volume=volume)
             except ScanError as error:
                 yield Finding.from_error(error)
+                continue
+            yield from remarks_of(file, scan)
 
 
 def _rows_with_files(table: LabelTable, progress: Callable[[str], None] | None) -> Iterator[Labelled]:

@@ -27,7 +27,7 @@ from fedshift.data.decode import (
     tiff_tags,
     turned_by_tag,
 )
-from fedshift.data.depth import WHITE, DeepPicture
+from fedshift.data.depth import WHITE, DeepPicture, warnings_of
 from fedshift.data.dicom import LARGEST, SMALLEST
 from fedshift.data.dicom_objects import RADIOGRAPHS, quiet
 from fedshift.data.dicom_objects import UNREADABLE as DICOM_UNREADABLE
@@ -55,6 +55,7 @@ class PictureSlice(NamedTuple):
     """``voxels``: a colour's (1, rows, columns) each, uint8 or uint16. ``turned``: whether by an EXIF tag.
 
     ``stored``: columns and rows in the file. ``spacing``: mm from column to column and from row to row, where known.
+    ``warnings``: as of `fedshift.data.depth.warnings_of`.
     """
 
     voxels: list[np.ndarray]
@@ -62,6 +63,7 @@ class PictureSlice(NamedTuple):
     turned: bool
     stored: tuple[int, int]
     spacing: tuple[float, float] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def in_colour(path: Path) -> bool:
@@ -93,9 +95,9 @@ def read_picture_slice(path: Path, colours: Sequence[int | None]) -> PictureSlic
     remarks: tuple[str, ...] = ()
     try:
         if of_dicom:
-            picture, form, turned = read_dicom_picture(path), "DICOM", False
             spacing, how = _pixel_spacing(path)
-            stored = (0, 0)
+            picture, form, turned = read_dicom_picture(path, sized=spacing is not None), "DICOM", False
+            stored, remarks = (0, 0), warnings_of(picture) if isinstance(picture, Image.Image) else ()
         else:
             with open_file(path) as stream:
                 picture, form, stored, turned, remarks = decode_file(stream, "")
@@ -130,7 +132,8 @@ def read_picture_slice(path: Path, colours: Sequence[int | None]) -> PictureSlic
     record = Reading(format=f"{form} picture", bits=bits, photometric=photometric, remarks=tuple(notes))
     if not isinstance(picture, Image.Image) and picture.how is not None:
         record = picture.how.model_copy(update={"remarks": (*picture.how.remarks, *notes)})
-    return PictureSlice([as_voxels(plane) for plane in planes], record, turned, stored, spacing)
+    voxels = [as_voxels(plane) for plane in planes]
+    return PictureSlice(voxels, record, turned, stored, spacing, warnings_of(picture) if of_dicom else ())
 
 
 def _in_eight_bits(path: Path, values: np.ndarray, *, known: bool) -> np.ndarray:

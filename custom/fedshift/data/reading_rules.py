@@ -263,6 +263,9 @@ grey DICOM of one frame with neither | read | over the bits that it stores; one 
     of 16 bits
 grey DICOM with neither, of 16 signed bits or 16 with a rescale slope | refused | nothing says which value is white
 grey DICOM that is MONOCHROME1 or has an inverse presentation LUT | converted | turned, so that white is high
+pixel padding of a grey DICOM | converted | pixels outside the image get its darkest shade, also where it is turned;
+    with a warning
+a DICOM whose pixels are not square, by their spacing or aspect ratio | warned of | taken for square
 DICOM in colour, also YBR and palettes, of 8 bits | converted | to RGB
 DICOM in colour or with colours burnt in, for a task of grey pictures | refused | export it in grey
 DICOM of several frames, or without pixels | refused | by name
@@ -292,6 +295,7 @@ several pages, files cut short | refused | by name
 radiographs, ultrasound and secondary captures in DICOM | read | as a viewer shows them
 Pixel Spacing of DICOM | read | as the size of a pixel in the patient, unless it is that of the detector or a film, or a
     radiograph does not say so
+a DICOM whose pixels are not square, and of no known size | warned of | taken for square
 several frames in DICOM | refused | export the one that is meant
 a mask of another size | refused | with both sizes
 a mask that was not turned with its picture by an EXIF tag | refused | or warned of where the size does not tell

@@ -19,6 +19,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".ppm")
 """Suffixes of pictures, which are scans of one slice (`fedshift.data.picture_scan`)."""
 DATA_SUFFIXES = (".raw", ".zraw")  # of the files with the voxels that a MetaImage header names
 ALLOW = "allow whoever runs this command to read it, or copy it again"
+LOOK_AT_SCAN = "look whether that is right for this scan"
 FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"  # how a link to nowhere is mended
 
 

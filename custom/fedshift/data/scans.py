@@ -63,6 +63,8 @@ class Scan:
     """What its file leaves unclear of where voxels lie; nothing of DICOM."""
     as_stored: tuple[int, int] | None = None
     """Columns and rows of a picture before its EXIF tag turned it; None if nothing was turned."""
+    warnings: tuple[str, ...] = ()
+    """Of a picture, see `fedshift.data.depth.warnings_of`."""
 
     @property
     def is_picture(self) -> bool:
@@ -161,7 +163,8 @@ def _pictures(path: Path, channels: Sequence[int | None]) -> list[Scan]:
     picture = read_picture_slice(path, channels)
     stored = picture.stored if picture.turned else None
     spacing = (*(picture.spacing or (1.0, 1.0)), 1.0)
-    return [slice_scan(voxels, picture.reading, spacing=spacing, as_stored=stored) for voxels in picture.voxels]
+    scans = [slice_scan(voxels, picture.reading, spacing=spacing, as_stored=stored) for voxels in picture.voxels]
+    return [replace(scan, warnings=picture.warnings) for scan in scans]
 
 
 def slice_scan(
