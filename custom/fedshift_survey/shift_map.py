@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fedshift.data.shift import ASPECTS, Pair, ShiftMap
+from fedshift.data.shift import Pair, ShiftMap
 from fedshift.data.tallies import MIDDLES, normalised, of_pictures, row_of_site, worded
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
@@ -106,10 +106,10 @@ def _map(shift: ShiftMap) -> Section:
         blocks.append(Tables(_by_aspect(shift)))
     else:
         blocks.append(_farthest_pairs(shift))
-    unknown = [aspect.title.lower() for aspect in ASPECTS if shift.largest(aspect) is None]
+    unknown = [aspect.title.lower() for aspect in shift.aspects if shift.largest(aspect) is None]
     if unknown:
         blocks.append(Text(f"Not known: {', '.join(unknown)}."))
-    blocks.append(_legend())
+    blocks.append(_legend(shift))
     return Section(
         "map",
         "How far the sites are from each other",
@@ -120,7 +120,7 @@ def _map(shift: ShiftMap) -> Section:
     )
 
 
-def _legend() -> Table:
+def _legend(shift: ShiftMap) -> Table:
     """What each aspect's number is."""
     columns = [
         Column("aspect", numeric=False),
@@ -130,7 +130,7 @@ def _legend() -> Table:
     ]
     rows: list[Row] = [
         [f"{aspect.title} ({aspect.unit})", aspect.means, f"{aspect.worth:g}", f"{aspect.large:g}"]
-        for aspect in ASPECTS
+        for aspect in shift.aspects
     ]
     return Table(columns, rows, caption="What the numbers are")
 
@@ -142,7 +142,7 @@ def _overall(shift: ShiftMap) -> Table:
 def _by_aspect(shift: ShiftMap) -> list[Table]:
     return [
         _square(shift, f"{aspect.title} ({aspect.unit})", partial(shift.between, aspect), large=aspect.large)
-        for aspect in ASPECTS
+        for aspect in shift.aspects
         if shift.largest(aspect) is not None
     ]
 
@@ -171,11 +171,15 @@ def _farthest_pairs(shift: ShiftMap) -> Table:
         [
             " and ".join(pair),
             Cell(f"{known[pair]:.2f}", shade=min(known[pair], 1.0)),
-            *(number(shift.between(aspect, *pair), aspect) for aspect in ASPECTS),
+            *(number(shift.between(aspect, *pair), aspect) for aspect in shift.aspects),
         ]
         for pair in farthest
     ]
-    columns = [Column("sites", numeric=False), Column("all aspects"), *(Column(aspect.title) for aspect in ASPECTS)]
+    columns = [
+        Column("sites", numeric=False),
+        Column("all aspects"),
+        *(Column(aspect.title) for aspect in shift.aspects),
+    ]
     return Table(columns, rows, caption=f"The {len(rows)} pairs that differ most of {len(shift.pairs)}")
 
 
@@ -205,7 +209,7 @@ def _pair(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
                 shade=None if distance is None else min(distance / aspect.large, 1.0),
             ),
         ]
-        for aspect in ASPECTS
+        for aspect in shift.aspects
         if (distance := shift.between(aspect, *pair)) is not None
     ]
     drawn = [

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedshift.data.shift import ASPECTS, MOST_TIMES, Aspect, Level, Pair, ShiftMap
+from fedshift.data.shift import MOST_TIMES, Aspect, Level, Pair, ShiftMap
 from fedshift.data.tallies import of_pictures, plain, row_of_site, spread, worded
 from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.fingerprint import Fingerprint
@@ -79,7 +79,7 @@ def _by_aspect(shift: ShiftMap) -> Table:
     table = Table(title="By aspect, the two sites that differ most", title_justify="left", caption_justify="left")
     for heading, justify in (("aspect", "left"), ("distance", "right"), ("", "left"), ("between", "left")):
         table.add_column(heading, justify=justify)
-    for aspect in ASPECTS:
+    for aspect in shift.aspects:
         largest = shift.largest(aspect)
         if largest is None:
             table.add_row(aspect.title, "–", Text("not known", style="dim"), "")
@@ -113,7 +113,7 @@ def pair_table(shift: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint])
     for (sequence, place), values in intensity_rows(first, other).items():
         table.add_row(escape(worded(f"{sequence}, {place}", pictures=pictures)), *values, "")
     table.add_section()
-    for aspect in ASPECTS:
+    for aspect in shift.aspects:
         distance = shift.between(aspect, *pair)
         level = aspect.level(distance)
         table.add_row(aspect.title, "", "", Text(number(distance, aspect), style=STYLE[level]))

@@ -12,11 +12,14 @@ from volumesites import make_volume_site
 
 from fedshift import cli
 from fedshift.data.fingerprint import fingerprint
+from fedshift.data.shift import shift_map
 from fedshift.data.tallies import merge, row_of_site
 from fedshift.federation.resolve import resolve
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.tasks.kinds import build_task
 from fedshift_survey.planning.plan import make_plan
+from fedshift_survey.shift_map import _legend as legend_of
+from fedshift_survey.shift_table import map_tables
 
 
 @pytest.fixture
@@ -44,6 +47,25 @@ def test_the_plan_is_a_task_for_pictures(
 def test_sizes_are_rows_and_columns_without_millilitres(sites: list[Fingerprint]) -> None:
     assert row_of_site(sites[0]) == ("24 x 32", "not known", "disc")
     assert merge(sites).of_pictures
+
+
+def test_the_map_of_pictures_has_pixels_and_no_sizes_that_nobody_knows(sites: list[Fingerprint]) -> None:
+    shift = shift_map(sites)
+    titles = [aspect.title for aspect in shift.aspects]
+    assert titles == ["Intensity", "Normalised", "Contrast", "Label presence"]
+    assert not any("volume" in aspect.means or "voxel" in aspect.means for aspect in shift.aspects)
+    (_, by_aspect) = map_tables(shift)
+    assert by_aspect.row_count == len(titles)
+    legend = {str(row[0]).partition(" (")[0] for row in legend_of(shift).rows}
+    assert legend == set(titles)
+    sizes = (((0.2, 4),),) * 3
+    known = [
+        site.model_copy(
+            update={"geometry": site.geometry.model_copy(update={"cases": 4, "spacing": sizes, "extent": sizes})}
+        )  # type: ignore[union-attr]
+        for site in sites
+    ]
+    assert "Pixel size" in [aspect.title for aspect in shift_map(known).aspects]
 
 
 def test_pictures_and_volumes_are_not_planned_together(sites: list[Fingerprint], tmp_path: Path) -> None:

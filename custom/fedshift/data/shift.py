@@ -8,13 +8,13 @@ cases differ by chance.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
-from fedshift.data.tallies import merge, normalised, spread
+from fedshift.data.tallies import merge, normalised, of_pictures, spread, worded
 from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally, Volumes
 
 Level = Literal["similar", "differs", "differs much", "unknown"]
@@ -69,6 +69,8 @@ ASPECTS = tuple(_aspect(line) for line in _ASPECTS.replace("\n    ", " ").strip(
 INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME, PREVALENCE = ASPECTS
 OF_A_SCAN = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME)
 """Aspects in which a single scan can be compared with a site."""
+OF_SIZE = (SPACING, EXTENT, VOLUME)
+"""Aspects in mm or ml, of which pictures have some only where their files say the size of a pixel."""
 MOST_TIMES = 2.0
 """A distance counts for at most so many times what is large: one extreme aspect alone should not decide."""
 
@@ -77,13 +79,24 @@ MOST_TIMES = 2.0
 class ShiftMap:
     """Distances between sites: aspect → pair of sites → distance, or None where a site does not tell enough.
 
-    ``placed``: sites that are on the map and not in the plan. ``silent``: sites that gave counts only.
+    ``placed``: sites that are on the map and not in the plan. ``silent``: sites that gave counts only. ``pictures``:
+    whether the sites have pictures.
     """
 
     sites: tuple[str, ...]
     placed: tuple[str, ...]
     silent: tuple[str, ...]
     distances: Mapping[str, Mapping[Pair, float | None]]
+    pictures: bool = False
+
+    @property
+    def aspects(self) -> tuple[Aspect, ...]:
+        """Those to be shown, in words on pictures where these are compared: of sizes in mm only what is known."""
+        if not self.pictures:
+            return ASPECTS
+        known = [each for each in ASPECTS if each not in OF_SIZE or self.largest(each) is not None]
+        words = [(worded(each.title, pictures=True), worded(each.means, pictures=True)) for each in known]
+        return tuple(replace(each, title=title, means=means) for each, (title, means) in zip(known, words, strict=True))
 
     def between(self, aspect: Aspect, first: str, second: str) -> float | None:
         """The distance of two sites; 0 of a site from itself."""
@@ -137,6 +150,7 @@ def shift_map(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()
         sites=tuple(site.site for site in answered),
         placed=tuple(name for name in placed if any(site.site == name for site in answered)),
         silent=tuple(site.site for site in fingerprints if site.withheld),
+        pictures=of_pictures(fingerprints),
         distances={
             aspect.key: {(a.site, b.site): measures[aspect.key](a, b) for a, b in combinations(answered, 2)}
             for aspect in ASPECTS

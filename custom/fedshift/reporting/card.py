@@ -360,7 +360,7 @@ def _shift(described: Described) -> Section:
     blocks: list[Block] = []
     if shift is not None:
         rows: list[Row] = []
-        for aspect in ASPECTS:
+        for aspect in shift.aspects:
             largest = shift.largest(aspect)
             if largest is not None:
                 (first, second), distance = largest
