@@ -203,6 +203,17 @@ def test_a_mask_of_another_place_is_refused(series: Path, scan: Scan, tmp_path: 
         read_mask(path, scan, wanted())
 
 
+@pytest.mark.reads("DICOM mask: a SEG with several frames of a segment at one place, as of several times")
+def test_frames_of_several_times_are_refused_and_copies_read(series: Path, scan: Scan, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"spacing": (1, 1), "thickness": 3, "between": 3}
+    copies = write_frames(tmp_path / "copies.dcm", series, [*at(6, 9), *at(9, 12)], **sizes)
+    assert slices(read_mask(copies, scan, wanted())[0]) == [2, 3, 4]
+    later = np.roll(FILLED, 2, 1)
+    both = write_frames(tmp_path / "both.dcm", series, [*at(6, 9), *at(6, 9, pixels=later)], **sizes)
+    with raises("mask-frames", naming=("both.dcm", "'prostate'")):
+        read_mask(both, scan, wanted())
+
+
 @pytest.mark.reads("DICOM mask: a SEG off its image's voxels and of another frame of reference")
 def test_nothing_is_resampled_from_another_frame_of_reference(series: Path, tmp_path: Path) -> None:
     def elsewhere(made: pydicom.Dataset) -> None:

@@ -101,6 +101,7 @@ a structure of a set in several frames of reference, of another than its image's
     the image's
 a SEG of slides, in tiles | refused | it has no place in a scan
 a SEG whose frames lack their place | refused | export it again
+a SEG with several frames of a segment at one place, as of several times | refused | unless they are the same
 a label map whose background is another number than 0 | read | by its pixel padding value; without one, 0 is a
     structure unless it is called background
 a deflated SEG or structure set | read | up to 4 GiB

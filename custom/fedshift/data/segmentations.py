@@ -62,11 +62,23 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
                     pixels = frame.pixels == number if labelled else frame.pixels >= half
                     fractions = fractions or (half > 1 and bool(((frame.pixels > 0) & (frame.pixels < 2 * half)).any()))
                     slabs.append(Slab(pixels, frame.position, frame.steps, frame.below, frame.above))
+            _refuse_several_at_one_place(slabs, path, name)
             return drawing(slabs, image, path, name, _fractions(content) if fractions else None)
 
         code, meaning = code_of(segment.get("SegmentedPropertyTypeCodeSequence"))
         structures.append(Structure(name, code, meaning, draw_it))
     return structures
+
+
+def _refuse_several_at_one_place(slabs: Sequence[Slab], path: Path, name: str) -> None:
+    """Refuse frames of one segment at one place that differ, as of a scan of several times; copies count once."""
+    first: dict[tuple[float, ...], Slab] = {}
+    for slab in slabs:
+        place = (*np.round(slab.position / SAME).tolist(), *np.round(slab.steps, 3).ravel().tolist())
+        other = first.setdefault(place, slab)
+        if not np.array_equal(other.pixels, slab.pixels):
+            what = f"has several frames of {name!r} at one place that differ, as of several times or readers"
+            raise ScanError("mask-frames", path, what, "export the one that is meant by itself")
 
 
 def is_background(segment: Any, content: Any) -> bool:
