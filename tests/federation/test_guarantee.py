@@ -156,7 +156,7 @@ def test_a_held_out_site_sets_no_level_and_tests_that_of_new_hospitals(tmp_path:
     job = resolve(str(SHAPES), "fedavg", held_out=("C",), options=("evaluation.guarantee=0.6",))
     run(job, sites, tmp_path / "run")
     guarantee = promised(tmp_path / "run")
-    assert guarantee.sites.keys() == {"A", "B"} and guarantee.left_out.keys() == {"C"}
+    assert guarantee.sites.keys() == {"A", "B"} and guarantee.left_out.keys() == guarantee.without_curve.keys() == {"C"}
     for name, promise in guarantee.left_out["C"].items():
         assert promise.n == 2 and promise.outer.level == guarantee.newcomer[name].outer.level
         if promise.outer.level is not None:
