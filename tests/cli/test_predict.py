@@ -342,5 +342,5 @@ def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:
     job = small_image_job("fedavg", "data.channels=1", sites=("A", "B"))
     model = open_model(save_model(tmp_path / "model.pt", job))
     Image.new("RGB", (40, 30), (100, 100, 100)).save(tmp_path / "grey.jpg")
-    x, _ = read_input(tmp_path / "grey.jpg", model, depth_of([]))
+    x = read_input(tmp_path / "grey.jpg", model, depth_of([])).x
     assert x.shape == (1, 16, 16) and float(x.mean()) == pytest.approx(100 / 255, abs=0.01)

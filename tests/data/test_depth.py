@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_image_job
+from dicompictures import write_dicom
 from errors import raises
 from inference.conftest import save_model
 from picturefiles import TREE, pixels, write_tree
@@ -117,7 +119,20 @@ def test_a_prediction_takes_the_range_of_all_pictures_that_are_given(
     assert images[0]["probability"] == images[2]["probability"], "a fifth of white both"
     opened = open_model(model)
     for bits, level in ((None, 819 / 1023), (12, 0.2), (16, 819 / 65535)):
-        x, _ = read_input(dark, opened, depth_of([dark], bits))
+        x = read_input(dark, opened, depth_of([dark], bits)).x
         assert float(x.mean()) == pytest.approx(level, abs=0.5 / 255)
     scan = ["predict", str(model), str(dark), "--out", str(tmp_path / "few"), "--bits", "9"]
     assert main(scan) == 1 and "511" in capsys.readouterr().err
+
+
+def test_a_prediction_says_what_to_look_at_in_a_radiograph(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model.pt", small_image_job("fedavg", "data.channels=1", sites=("A", "B")))
+    stored = grey(1, top=4000).astype(np.uint16)
+    plain = write_dicom(tmp_path / "plain.dcm", stored, WindowCenter=2048, WindowWidth=4096)
+    oblong = write_dicom(tmp_path / "oblong.dcm", stored, WindowCenter=2048, WindowWidth=4096, PixelAspectRatio=[2, 1])
+    out = tmp_path / "out"
+    assert main(["predict", str(model), str(plain), str(oblong), "--out", str(out)]) == 0
+    first, second = json.loads((out / "predictions.json").read_text(encoding="utf-8"))["images"]
+    assert not first["warnings"] and "PixelAspectRatio" in second["warnings"][0]
+    with (out / "predictions.csv").open(newline="", encoding="utf-8") as table:
+        assert [row["warnings"] for row in csv.DictReader(table)] == ["", *second["warnings"]]

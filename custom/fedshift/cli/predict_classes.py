@@ -121,6 +121,9 @@ def _classify(
             entry["set"] = None if classified.error else label_set
             if classified.error is None:
                 print(printable(f"  in the set: {', '.join(label_set) or 'none of them'}"))
+        for warning in classified.warnings:
+            print(f"  warning: {warning}")
+        entry["warnings"] = list(classified.warnings)
         written: dict[str, Path] = {}
         if classified.saliency is not None:
             written["saliency"] = args.out / _unused(f"{classified.name}_saliency", ".png", names)
@@ -136,7 +139,8 @@ def _classify(
         if classified.reading is not None:
             entry["reading"] = classified.reading.model_dump(exclude_defaults=True)
         entry |= {"statistics": ready.statistics, "error": error}
-        yield row | {"statistics": ready.statistics, "error": error or ""}, entry
+        warnings = " | ".join(classified.warnings)
+        yield row | {"statistics": ready.statistics, "warnings": warnings, "error": error or ""}, entry
     if depth is not None and depth.description is not None:  # known when all are read
         print(f"pictures: {depth.description}{' (--bits says otherwise)' if depth.settled_together else ''}")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift.data.case_check import known_spacing
 from fedshift.data.decode import cached_picture, read_picture
-from fedshift.data.depth import DeepPicture, Depth
+from fedshift.data.depth import DeepPicture, Depth, warnings_of
 from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.scan_file import suffix_of
 from fedshift.data.scans import stem_of
@@ -110,7 +110,18 @@ class Classified:
     saliency: Saliency | None = None
     reading: Reading | None = None
     """Of a grey image with more than 8 bits, or of a volume's first sequence."""
+    warnings: tuple[str, ...] = ()
+    """What a person should look at in how a DICOM image was read."""
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class ImageRead:
+    """An image as the network's normalised input ``x``, (C, *spatial) float32; the others as in `Classified`."""
+
+    x: Tensor
+    reading: Reading | None
+    warnings: tuple[str, ...]
 
 
 def depth_of(images: Sequence[Path], bits: int | None = None) -> Depth:
@@ -118,8 +129,8 @@ def depth_of(images: Sequence[Path], bits: int | None = None) -> Depth:
     return Depth([partial(read_picture, image) for image in images], bits=bits)
 
 
-def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading | None]:
-    """Read an image as the network's normalised input, (C, S, S) float32, with what was decided if it is deep.
+def read_input(path: Path, model: Model, depth: Depth) -> ImageRead:
+    """Read a picture as the network's input, (C, S, S).
 
     Raises:
         DataError: the file is a scan or cannot be read.
@@ -131,17 +142,18 @@ def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading 
     pixels = torch.from_numpy(np.array(cached_picture(stored, depth, size=data["size"], channels=data["channels"])))
     mean, std = (torch.tensor(data[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
     x = pixels.float().div_(65535 if pixels.dtype == torch.uint16 else 255).sub_(mean).div_(std)
-    return x, stored.reading(depth.bits_of(stored)) if isinstance(stored, DeepPicture) else None
+    reading = stored.reading(depth.bits_of(stored)) if isinstance(stored, DeepPicture) else None
+    return ImageRead(x, reading, warnings_of(stored))
 
 
 @dataclass(frozen=True)
 class Input:
-    """An image, and how it is read as the network's input, (C, *spatial) float32, with what was decided of it."""
+    """An image, and how it is read as the network's input."""
 
     image: Path
     name: str
     """Of files that are written of it."""
-    read: Callable[[], tuple[Tensor, Reading | None]]
+    read: Callable[[], ImageRead]
     source: Callable[[], Source] | None = None
     """Its DICOM objects, if it is DICOM."""
 
@@ -164,7 +176,7 @@ def of_volumes(model: Model, cases: Sequence[ScanCase], *, true_spacing: bool) -
     spec = cast(Task, model.task).spec
     assert isinstance(spec, VolumeSpec)
 
-    def read(case: ScanCase) -> tuple[Tensor, Reading | None]:
+    def read(case: ScanCase) -> ImageRead:
         scans = case.read()
         if scans[0].is_picture:
             message = f"{case.image} is a picture, and {model.path.name} classifies volumes: name scans"
@@ -174,7 +186,8 @@ def of_volumes(model: Model, cases: Sequence[ScanCase], *, true_spacing: bool) -
             x = spec.image(voxels, known_spacing(scans[0], true=true_spacing))
         except ValueError as error:
             raise DataError("intensities", f"{case.image} {error}") from None
-        return x, scans[0].reading
+        remarks = (remark for scan in scans for remark in scan.reading.remarks) if case.is_dicom else ()
+        return ImageRead(x, scans[0].reading, tuple(dict.fromkeys(remarks)))
 
     return [
         Input(
@@ -197,7 +210,7 @@ def ready_for(model: Model, inputs: Sequence[Input], choice: Choice, *, device: 
     size = batch_size(model)
 
     def batches() -> Images:
-        images = [x for x, _ in readable(each.read for each in inputs)]
+        images = [image.x for image in readable(each.read for each in inputs)]
         return Images([torch.stack(images[start : start + size]) for start in range(0, len(images), size)])
 
     return make_ready(model, choice, images=batches, device=device)
@@ -219,7 +232,7 @@ def classify(ready: ReadyModel, inputs: Sequence[Input], *, saliency: bool = Fal
     model = ready.model
     classes, size = model.header.job.task.classes, batch_size(model)
     for start in range(0, len(inputs), size):
-        read: dict[Path, tuple[Tensor, Reading | None] | str] = {}
+        read: dict[Path, ImageRead | str] = {}
         names: dict[Path, str] = {}
         for each in inputs[start : start + size]:
             names[each.image] = each.name
@@ -227,7 +240,7 @@ def classify(ready: ReadyModel, inputs: Sequence[Input], *, saliency: bool = Fal
                 read[each.image] = each.read()
             except DataError as error:
                 read[each.image] = str(error)
-        images = [content[0] for content in read.values() if not isinstance(content, str)]
+        images = [content.x for content in read.values() if not isinstance(content, str)]
         predicted = iter(_probabilities(ready, torch.stack(images)) if images else ())
         for image, content in read.items():
             if isinstance(content, str):
@@ -236,9 +249,9 @@ def classify(ready: ReadyModel, inputs: Sequence[Input], *, saliency: bool = Fal
             probabilities = next(predicted)
             best = int(probabilities.argmax())
             every = dict(zip(classes, probabilities.tolist(), strict=True))
-            shown = _saliency(ready, content[0], best) if saliency else None
+            shown = _saliency(ready, content.x, best) if saliency else None
             label = classes[best], float(probabilities[best])
-            yield Classified(image, names[image], *label, every, shown, reading=content[1])
+            yield Classified(image, names[image], *label, every, shown, content.reading, content.warnings)
 
 
 @torch.inference_mode()
