@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+from fedshift.cli.memory import check_memory
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
@@ -42,7 +43,6 @@ def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
         ConfigError: not one round fits, or the command line also says how long the run is.
         DataError: a site has no data here.
     """
-    from fedshift.cli.run import check_memory
     from fedshift.data.locate import find_sites
     from fedshift.data.splits import about_counts
     from fedshift.federation.run_time import MAX_TRIAL_SECONDS, measure_step, one_round_of, run_trial, seconds_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from fedshift.cli import run_validation
 from fedshift.cli.arguments import add_parallel, add_resume_or_force, add_shared
 from fedshift.cli.display import Lines, console, make_display, shown
 from fedshift.cli.job import add_job_arguments, resolve_job
+from fedshift.cli.memory import check_memory
 from fedshift.schema.components import admit
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, FILE_NAME, LAST, read_results
@@ -201,16 +202,3 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
-    """Check that a run in this process will fit into memory; print a note if it will be tight."""
-    from fedshift.federation.footprint import measure
-    from fedshift.federation.memory import choose_workers, needs_in_process
-    from fedshift.methods import method_set
-
-    pooled = method_set.pooled_reference(job.methods) is not None
-    needs = needs_in_process(job, data, measure(job), together=len(job.task.sites) if pooled else 1)
-    note = choose_workers(needs, wanted=1, asked=False)[1]
-    if note:
-        print(note, flush=True)

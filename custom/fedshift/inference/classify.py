@@ -120,8 +120,8 @@ class ImageRead:
     """An image as the network's normalised input ``x``, (C, *spatial) float32; the others as in `Classified`."""
 
     x: Tensor
-    reading: Reading | None
-    warnings: tuple[str, ...]
+    reading: Reading | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def depth_of(images: Sequence[Path], bits: int | None = None) -> Depth:

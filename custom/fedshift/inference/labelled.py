@@ -15,12 +15,11 @@ from torch import Tensor
 
 from data_prep.own_labels import prepare_labelled
 from fedshift.inference import classify
-from fedshift.inference.classify import Input, Thresholds
+from fedshift.inference.classify import ImageRead, Input, Thresholds
 from fedshift.inference.model import Model
 from fedshift.inference.ready import Choice, ReadyModel
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.reading import Reading
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import Subset
 from fedshift.tasks.classification.pictures import Images
@@ -162,8 +161,8 @@ def scores_at_site(
 
 
 def _inputs(data: Images) -> list[Input]:
-    def read(number: int) -> tuple[Tensor, Reading | None]:
-        return data.images(np.array([number]))[0], None
+    def read(number: int) -> ImageRead:
+        return ImageRead(data.images(np.array([number]))[0])
 
     return [Input(Path(name), name, partial(read, k)) for k, name in enumerate(_ids(data))]
 

@@ -263,19 +263,17 @@ class RunRecord:
         if alpha is None or not answers:
             return None
         curves = {site: scores.risks for site, scores in answers.items() if scores.risks}
-        made = federated(curves, alpha=alpha, held_out=held_out, newcomers=not own_models)
-        without: dict[str, Reason] = {
-            site: "held-out"
-            if site in held_out
-            else "absent"
-            if site not in answers
-            else "few-cases"
-            if site in curves
-            else "policy"
-            for site in self._job.task.everyone
-            if site not in made.sites
-        }
-        return made.model_copy(update={"without_curve": without})
+        promise = federated(curves, alpha=alpha, held_out=held_out, newcomers=not own_models)
+
+        def reason(site: str) -> Reason:
+            if site in held_out:
+                return "held-out"
+            if site not in answers:
+                return "absent"
+            return "few-cases" if site in curves else "policy"
+
+        without = {site: reason(site) for site in self._job.task.everyone if site not in promise.sites}
+        return promise.model_copy(update={"without_curve": without})
 
     def thresholds(self, round_: int) -> dict[str, dict[str, float]]:
         """Site -> class -> the threshold that its validation part has chosen for a round's model."""

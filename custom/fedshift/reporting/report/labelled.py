@@ -61,7 +61,7 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
     for name, sides in record.one_sided.items():
         yield finding("caution", "labelled_class_in_one_mask", name=name, sides=sides, cases=n)
     for sentence in false_positives.sentences(_evaluation(record)):
-        yield finding("note", "labelled_cases_without", said=sentence)
+        yield finding("note", "labelled_cases_without", sentence=sentence)
     if record.without_spacing:
         yield finding("caution", "labelled_without_spacing", cases=record.without_spacing)
     if n and record.not_scored:

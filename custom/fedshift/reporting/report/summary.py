@@ -214,7 +214,7 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
     yield from _classes_in_one_mask(at_sites)
     for site, result in at_sites.items():
         for sentence in false_positives.sentences(result):
-            yield finding("note", "cases_without", site=site, said=sentence)
+            yield finding("note", "cases_without", site=site, sentence=sentence)
     if run.results.job.metric in OF_CLASSES and len(run.trained) > 1:
         selected = [metric(run.results.job.metric).word]
         yield finding("note", "classes_average", scores=selected, sites=scored_classes(run))
