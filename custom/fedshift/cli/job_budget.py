@@ -46,6 +46,7 @@ def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
     from fedshift.data.locate import find_sites
     from fedshift.data.splits import about_counts
     from fedshift.federation.run_time import MAX_TRIAL_SECONDS, measure_step, one_round_of, run_trial, seconds_of
+    from fedshift.flare.simulate import balanced, work_of
     from fedshift.reporting.progress import duration
     from fedshift.schema.manifest import read_manifest
     from fedshift.tasks.device import own_device
@@ -65,8 +66,11 @@ def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
     step, trial_job = measure_step(job, device), one_round_of(job)
     is_short = sum(seconds_of(trial_job, counts, step, None)) <= max(MAX_TRIAL_SECONDS, TRIAL_SHARE * budget)
     trial = run_trial(trial_job, data, device=device) if is_short else None
-    on_cores = side_by_side if device == "cpu" else 1  # all sites share a GPU
-    in_rounds, outside = (seconds / on_cores for seconds in seconds_of(job, counts, step, trial))
+    share = 1.0  # all sites share a GPU
+    if device == "cpu":  # a round lasts as long as the worker with most to do
+        work = work_of(job, data)
+        share = max(sum(work[site] for site in sites) for sites in balanced(work, side_by_side)) / sum(work.values())
+    in_rounds, outside = (share * seconds for seconds in seconds_of(job, counts, step, trial))
     one_round = in_rounds / job.task.schedule.rounds
     rounds = int((budget - outside) / one_round)
     if rounds < 1:
