@@ -31,7 +31,7 @@ from fedshift.data.depth import DeepPicture, Depth, warnings_of
 from fedshift.data.scan_file import LOOK_AT_SCAN
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import DEPTH, FILE_NAME, Manifest, Picture, Split, classes_of, count
-from fedshift.schema.names import few_names
+from fedshift.schema.names import also_in
 
 log = logging.getLogger(__name__)
 
@@ -387,8 +387,7 @@ def _cache(
             for size, pixels in cached.items():
                 images[size].append(pixels)
     for remark, ids in remarks.items():
-        more = f"; the same in {len(ids) - 1} more picture(s), {few_names(ids[1:])}" if len(ids) > 1 else ""
-        log.warning("%s %s%s: %s", ids[0], remark, more, LOOK_AT_SCAN)
+        log.warning("%s %s%s: %s", ids[0], remark, also_in("picture(s)", ids[1:]), LOOK_AT_SCAN)
     return kept, unreadable
 
 

@@ -14,6 +14,7 @@ from fedshift.federation import run_time
 from fedshift.federation.run_time import Step, Trial
 from fedshift.flare.export import read_job_folder
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import FILE_NAME
 from fedshift_testing.jobs import SHAPES
 
 
@@ -63,6 +64,15 @@ def test_what_a_budget_cannot_do_is_refused(
 ) -> None:
     refused(*words, *more, code=code, naming=naming)
     assert not (tmp_path / "timed").exists()
+
+
+def test_a_run_in_the_way_is_refused_before_anything_is_measured(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    monkeypatch.setattr(run_time, "measure_step", lambda job, device: pytest.fail("it was measured"))
+    (tmp_path / "timed" / "run").mkdir(parents=True)
+    (tmp_path / "timed" / "run" / FILE_NAME).touch()
+    refused(*words, "--budget", "1h", code="run-exists", naming="timed")
 
 
 def test_a_site_without_data_here_cannot_be_measured(

@@ -222,20 +222,22 @@ def write(args: argparse.Namespace) -> int:
         return 0
     if args.practical:
         _choose(args)
-    if args.budget is not None:
-        job_budget.set_rounds(args, resolve_job(args, quiet=True))
     job = resolve_job(args, quiet=args.show)
-    if args.show:
-        print(commented(job), end="")
-        return 0
     folder = args.out / job.name
-    inside = min(folder.rglob(FILE_NAME), default=None)
-    if inside is not None and not args.force:
+    inside = None if args.show or args.force else min(folder.rglob(FILE_NAME), default=None)
+    if inside is not None:
         raise ConfigError(
             "run-exists",
             f"{folder} holds a run ({inside.parent}): move that away, give another --name or --out, or use --force "
             "to replace both",
         )
+    if args.budget is not None:
+        fitting = job_budget.fitting_rounds(args.budget, job, args.options)
+        args.options = [*args.options, f"{job_budget.ROUNDS}={fitting}"]
+        job = resolve_job(args, quiet=True)
+    if args.show:
+        print(commented(job), end="")
+        return 0
     write_job(job, folder, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
     for departure in job.task.departures:

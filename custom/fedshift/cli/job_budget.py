@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from fedshift.cli.memory import check_memory
@@ -36,11 +36,16 @@ def add_option(job: Any) -> None:
     )
 
 
-def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
-    """Measure the job, add the number of rounds that fit to the command line's ``--set``, and print what was measured.
+def fitting_rounds(text: str, job: JobSpec, options: Sequence[str]) -> int:
+    """Measure a job, print what was measured, and return how many rounds fit.
+
+    Args:
+        text: the time, as typed.
+        job: the job with its own number of rounds.
+        options: those of ``--set``.
 
     Raises:
-        ConfigError: not one round fits, or the command line also says how long the run is.
+        ConfigError: not one round fits, or something else also says how long the run is.
         DataError: a site has no data here.
     """
     from fedshift.data.locate import find_sites
@@ -51,16 +56,14 @@ def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
     from fedshift.schema.manifest import read_manifest
     from fedshift.tasks.device import own_device
 
-    budget = parse_time(args.budget)
-    for option in args.options:
-        key = option.partition("=")[0]
-        if key == ROUNDS:
-            raise ConfigError("options-clash", f"--budget decides how many rounds there are: leave out it or {ROUNDS}")
+    budget = parse_time(text)
+    if any(option.partition("=")[0].strip() == ROUNDS for option in options):
+        raise ConfigError("options-clash", f"--budget decides how many rounds there are: leave out it or {ROUNDS}")
     if job.task.schedule.minutes is not None:
         raise ConfigError("options-clash", f"--budget is for rounds whose steps are set: leave out it or {MINUTES}")
     data, device = find_sites(job), own_device()
     check_memory(job, data)
-    print(f"budget {args.budget}: measuring on this machine", flush=True)
+    print(f"budget {text}: measuring on this machine", flush=True)
     counts = {site: about_counts(read_manifest(folder), job.task.data) for site, folder in data.items()}
     side_by_side, job = _as_it_runs(job)
     step, trial_job = measure_step(job, device), one_round_of(job)
@@ -76,22 +79,22 @@ def set_rounds(args: argparse.Namespace, job: JobSpec) -> None:
     if rounds < 1:
         raise ConfigError(
             "budget-too-small",
-            f"--budget {args.budget}: a round takes about {duration(one_round)} here, and all else "
+            f"--budget {text}: a round takes about {duration(one_round)} here, and all else "
             f"{duration(outside)}: give more time, or shorten rounds with --set schedule.local_steps=N",
         )
     print(
-        f"budget {args.budget}: {rounds} rounds of about {duration(one_round)}, and about {duration(outside)} for all "
+        f"budget {text}: {rounds} rounds of about {duration(one_round)}, and about {duration(outside)} for all "
         f"else; without a budget there are {job.task.schedule.rounds}"
     )
-    args.options = [*args.options, f"{ROUNDS}={rounds}"]
+    return rounds
 
 
 def _as_it_runs(job: JobSpec) -> tuple[int, JobSpec]:
     """How many sites `fedshift run` has train side by side, and the job with the threads that each of them then has."""
     from fedshift.flare.simulate import sites_at_a_time
-    from fedshift.tasks.machine import cores
+    from fedshift.tasks.machine import own_cores
 
     side_by_side, schedule = sites_at_a_time(job, None), job.task.schedule
     if schedule.threads == "auto":
-        schedule = schedule.model_copy(update={"threads": max(1, cores() // side_by_side)})
+        schedule = schedule.model_copy(update={"threads": own_cores(side_by_side)})
     return side_by_side, job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})

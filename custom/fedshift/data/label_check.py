@@ -13,7 +13,7 @@ from fedshift.data.label_table import Labelled, LabelTable, read_labels
 from fedshift.data.scan_file import LOOK_AT_SCAN, Finding, ScanError, suffix_of
 from fedshift.data.series import is_series
 from fedshift.schema.errors import DataError
-from fedshift.schema.names import few_names
+from fedshift.schema.names import also_in
 
 SIDE = 8
 """To which a picture is made smaller, to find what cannot be."""
@@ -77,8 +77,7 @@ def _remarks_once(findings: Iterable[Finding]) -> list[Finding]:
         else:
             others.setdefault(number, []).append(finding.file.name)
     for number, names in others.items():
-        more = f"the same in {len(names)} more file(s), {few_names(names)}"
-        kept[number] = replace(kept[number], message=f"{kept[number].message}; {more}")
+        kept[number] = replace(kept[number], message=f"{kept[number].message}{also_in('file(s)', names)}")
     return kept
 
 

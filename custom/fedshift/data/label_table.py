@@ -21,13 +21,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from fedshift.data.cases import sides_of
 from fedshift.data.cases_csv import SPLITS, read_lines
 from fedshift.data.class_folders import class_rows, images_in, stem
+from fedshift.data.row_faults import RowFaults
 from fedshift.data.scan_file import Finding, as_compared, is_broken_link, same_form
 from fedshift.data.series import folder_and_uid, is_series
 from fedshift.data.strata import REMEDY, STRATUM, check_column, is_stratum, refuse_many, strata_of
@@ -63,8 +64,6 @@ _WRITTEN = re.compile(r"^0+(?=\d)|\.0+$")
 """What spreadsheets and programs leave out of the numbers of people, or add: 007 and 7, 7 and 7.0."""
 ALIKE = 0.8
 """From how alike on a column that is not used is a finding that was misspelt."""
-MOST_CELLS = 12
-"""Different cells of a column that have a fault each; those beyond share one."""
 
 
 @dataclass(frozen=True)
@@ -174,15 +173,6 @@ def _of_folders(
 
 
 @dataclass
-class _Repeated:
-    """An error of several rows: its ``number`` among the faults, the cell of the first row, and the other rows."""
-
-    number: int
-    cell: str
-    rows: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Reader:
     path: Path
     images: Path | None
@@ -192,11 +182,9 @@ class _Reader:
     faults: list[Finding] = field(default_factory=list)
     uncertain: int = 0
     spelling: dict[str, str] = field(default_factory=dict)
-    repeated: dict[tuple[str, ...], _Repeated] = field(default_factory=dict)
-    cells: dict[str, set[str]] = field(default_factory=dict)
-    """Column -> its cells that have a fault each."""
 
     def __post_init__(self) -> None:
+        self.row_faults = RowFaults(self.path, self.faults)
         self.columns = [self._column(cell) for cell in self.header]
         twice = next((name for name, times in Counter(self.columns).items() if name and times > 1), None)
         if twice is not None:
@@ -260,7 +248,7 @@ class _Reader:
             if any(cell.strip() for cell in cells[len(self.columns) :]):
                 what = f"line {number} has {len(cells)} cells, and there are {len(self.columns)} columns"
                 remedy = "put cells that hold the separator into quotes, or give each column a name"
-                self._row_fault(number, "table-cell", what, remedy, f"line {number}", kind=(str(len(cells)),))
+                self.row_faults.add(number, "table-cell", what, remedy, f"line {number}", kind=(str(len(cells)),))
                 continue
             of_site = cell_of.get(SITE, "")
             sites.add(of_site)
@@ -269,12 +257,12 @@ class _Reader:
             row = self._row(number, cell_of)
             if (same := by_files.setdefault(row.files, number)) != number and as_compared(row.id) not in first:
                 what = f"line {number}: {row.id} is the same file as in line {same}"
-                self._row_fault(
+                self.row_faults.add(
                     number, "case-twice", what, "remove one of the two", row.id, kind=("file",), cell=row.id
                 )
             if (other := first.setdefault(as_compared(row.id), number)) != number:
                 what = f"line {number}: {row.id} is in line {other} too"
-                self._row_fault(number, "case-twice", what, "remove one of the two", row.id, cell=row.id)
+                self.row_faults.add(number, "case-twice", what, "remove one of the two", row.id, cell=row.id)
             if row.label or row.findings:
                 rows.append(row)
             elif self.wants_findings:
@@ -297,7 +285,7 @@ class _Reader:
         refuse_many(self.path, [row.strata for row in rows])
         self._spelled_alike(rows)
         self.faults += self._without_row(rows)
-        self._name_rows()
+        self.row_faults.name_rows()
         sequences = tuple(name.partition(" ")[2] for name in self.files) if len(self.files) > 1 else ()
         return LabelTable(
             self.path,
@@ -319,11 +307,11 @@ class _Reader:
         if split and split not in SPLITS:
             what = f"line {line}, column {SPLIT}: {split!r} is no split"
             mend = "write train, val or test, or leave it empty"
-            self._row_fault(line, "table-cell", what, mend, case, kind=self._of_cell(SPLIT, split), cell=split)
+            self.row_faults.add(line, "table-cell", what, mend, case, column=SPLIT, cell=split)
         strata, faults = strata_of(cell_of)
         for column, what in faults:
-            kind, what = self._of_cell(column, what), f"line {line}, column {column}: {what}"
-            self._row_fault(line, "table-cell", what, REMEDY, case, kind=kind)
+            kind, what = self.row_faults.of_cell(column, what), f"line {line}, column {column}: {what}"
+            self.row_faults.add(line, "table-cell", what, REMEDY, case, kind=kind)
         return Labelled(
             case,
             files,
@@ -343,12 +331,12 @@ class _Reader:
                     f"line {line}, column {LABEL}: {fault}" if line else f"has a folder {text!r}, which names no class"
                 )
                 mend = f"write the class, or remove the {'row' if line else 'folder'}"
-                self._row_fault(line, "cell-missing", what, mend, case, kind=self._of_cell(LABEL, text), cell=text)
+                self.row_faults.add(line, "cell-missing", what, mend, case, column=LABEL, cell=text)
             return self.spelling.setdefault(_compared(text), text)
         known = {_compared(name): name for name in self.named_classes}
         if _compared(text) not in known:
             what = f"line {line}, column {LABEL}: {text!r} is no class{nearest(text, self.named_classes)}"
-            self._row_fault(line, "table-cell", what, "correct it", case, kind=self._of_cell(LABEL, text), cell=text)
+            self.row_faults.add(line, "table-cell", what, "correct it", case, column=LABEL, cell=text)
         return known.get(_compared(text), "")
 
     def _known(self, line: int, cell_of: Mapping[str, str], case: str) -> Iterator[tuple[str, bool]]:
@@ -357,7 +345,7 @@ class _Reader:
             if text not in VALUES:
                 what = f"line {line}, column {name}: {cell_of[name]!r} says nothing of a finding"
                 mend = "write 1, 0, or nothing or -1 where it is unknown"
-                self._row_fault(line, "table-cell", what, mend, case, kind=self._of_cell(name, text), cell=text)
+                self.row_faults.add(line, "table-cell", what, mend, case, column=name, cell=text)
                 continue
             self.uncertain += text in UNCERTAIN
             value = VALUES[text]
@@ -369,13 +357,13 @@ class _Reader:
         file = Path(os.path.normpath(self.base / named))
         if not cell_of.get(column):
             what = f"line {line}, column {column}: the cell is empty"
-            self._row_fault(line, "cell-missing", what, "name the file, or remove the row", kind=(column,))
+            self.row_faults.add(line, "cell-missing", what, "name the file, or remove the row", kind=(column,))
         elif not (file.exists() or is_broken_link(file) or is_series(file)):
             what = f"line {line}, column {column}: {named} is not in {self.base}"
             alike = self._files_of.get(as_compared(stem(file)), [])
             mend = f"write {alike[0]}" if len(alike) == 1 else "correct the path"
             kind, mend = (column, "" if alike else "path"), f"{mend}, or remove the row"
-            self._row_fault(line, "file-missing", what, mend, str(named), kind=kind, cell=str(named))
+            self.row_faults.add(line, "file-missing", what, mend, str(named), kind=kind, cell=str(named))
         return file
 
     def _by_id(self, line: int, cell_of: Mapping[str, str]) -> Path:
@@ -383,13 +371,13 @@ class _Reader:
         files = self._files_of.get(as_compared(case), [])
         if not case:
             what = f"line {line}, column {ID}: the cell is empty"
-            self._row_fault(line, "cell-missing", what, "remove the row", kind=(ID,))
+            self.row_faults.add(line, "cell-missing", what, "remove the row", kind=(ID,))
         elif len(files) != 1:
             what = f"is the name of {len(files)} files" if files else "is the name of no image"
             remedy = f"name files in a column {FILE!r}" if files else "correct it, or remove the row"
             what = f"line {line}: {case} {what} in {self.base}"
             kind = (ID, "several" if files else "none")
-            self._row_fault(line, "file-missing", what, remedy, case, kind=kind, cell=case)
+            self.row_faults.add(line, "file-missing", what, remedy, case, kind=kind, cell=case)
         return files[0] if files else self.base / case
 
     @cached_property
@@ -407,7 +395,7 @@ class _Reader:
                 if other.split != row.split:
                     what = f"{row.beginning}{row.subject} is in {row.split}, and in {other.split}{other.place}"
                     mend = "keep all of a person in one split"
-                    self._row_fault(row.line, "subject-divided", what, mend, row.id, cell=row.subject)
+                    self.row_faults.add(row.line, "subject-divided", what, mend, row.id, cell=row.subject)
 
     def _spelled_alike(self, rows: Sequence[Labelled]) -> None:
         """Warn of subjects and images that may be of one person, and of rows without one beside others."""
@@ -438,33 +426,6 @@ class _Reader:
             shown = few_names([str(file.relative_to(self.images)) for file in others])
             what = f"has no row with a label of {len(others)} image(s) in {self.images}: {shown}"
             yield Finding("warning", "image-unlabelled", self.path, what, "they are not used")
-
-    def _of_cell(self, column: str, cell: str) -> tuple[str, ...]:
-        """What errors of a column have in common: the cell, or, beyond `MOST_CELLS` different ones, the column only."""
-        cells = self.cells.setdefault(column, set())
-        if len(cells) < MOST_CELLS:
-            cells.add(cell)
-        return (column, cell) if cell in cells else (column,)
-
-    def _row_fault(
-        self, line: int, code: str, what: str, remedy: str, case: str = "", *, kind: Sequence[str] = (), cell: str = ""
-    ) -> None:
-        """Add the error of a row, once for all rows of one ``code`` and ``kind``; ``cell``: shown where it differs."""
-        first = self.repeated.get((code, *kind))
-        if first is None:
-            self.repeated[code, *kind] = _Repeated(len(self.faults), cell)
-            self.fault("error", code, what, remedy, case)
-            return
-        row = f"line {line}" if line else case
-        first.rows.append(row if cell in ("", first.cell, row) else f"{row} ({cell})")
-
-    def _name_rows(self) -> None:
-        """Say in each error of several rows which others have it."""
-        for error in self.repeated.values():
-            if error.rows:
-                fault = self.faults[error.number]
-                others = f"the same in {len(error.rows)} more row(s), {few_names(error.rows)}"
-                self.faults[error.number] = replace(fault, message=f"{fault.message}; {others}")
 
     def fault(self, level: str, code: str, what: str, remedy: str, case: str = "") -> None:
         self.faults.append(Finding("error" if level == "error" else "warning", code, self.path, what, remedy, case))

@@ -44,6 +44,11 @@ def few_names(names: Sequence[str], *, most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def also_in(what: str, names: Sequence[str]) -> str:
+    """The end of a sentence that holds of others too: ``; the same in 2 more file(s), a, b``; nothing without any."""
+    return f"; the same in {len(names)} more {what}, {few_names(names)}" if names else ""
+
+
 def printable(text: str) -> str:
     """Text with its control and format characters written out as escapes; tabs and new lines stay."""
     if text.isprintable():
